@@ -14,7 +14,7 @@ import time
 import warnings
 from asyncio import get_running_loop
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -37,20 +37,26 @@ _LONGEST_TIMER_S = 1e6  # a longer wait has no timer
 
 
 _DONE: Any = object()
+END: Any = object()
 # Greenlets kept for the next calls: a new one's first frame takes a new piece of memory from the system, 15 µs.
 _MOST_IDLE = 200
 
 
-class Call(greenlet):  # type: ignore[misc] # it has no types
-    """A greenlet that runs blocking calls, one after the other. Its parent is the greenlet of the event loop.
+class LoopGreenlet(greenlet):  # type: ignore[misc] # it has no types
+    """A greenlet that runs blocking code. Its parent is the greenlet of the event loop.
 
-    An error ends it, and is raised in its parent. Otherwise it has the ``result``, and passes `_DONE`.
+    It passes its parent what it waits for; or `_DONE`, when it has a ``result``. An error ends it, and is raised in
+    its parent.
     """
 
     def __init__(self, waits: LoopWaits) -> None:
         super().__init__(parent=waits.parent)
         self.waits = waits
         self.result: Any = None
+
+
+class Call(LoopGreenlet):
+    """Runs blocking calls, one after the other."""
 
     def run(self, function: Callable[..., Any], args: Any, named: Any) -> None:
         while True:
@@ -59,12 +65,28 @@ class Call(greenlet):  # type: ignore[misc] # it has no types
             function, args, named = self.parent.switch(_DONE)
 
 
+class Items(LoopGreenlet):
+    """Iterates. Each item is a result, and at last `END`."""
+
+    def __init__(self, waits: LoopWaits, items: Iterator[Any]) -> None:
+        super().__init__(waits)
+        self._items = items
+
+    def run(self) -> Any:
+        items, self._items = self._items, iter(())  # it is freed at its end
+        for item in items:
+            self.result = item
+            self.parent.switch(_DONE)
+        self.result = END
+        return _DONE
+
+
 _pooled = threading.local()
 
 
 def _find() -> Waits:
     current = getcurrent()
-    if isinstance(current, Call):
+    if isinstance(current, LoopGreenlet):
         return current.waits
     return getattr(_pooled, "waits", THREADS)
 
@@ -78,7 +100,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def park(awaited: Awaitable[T]) -> T:
-    """Wait for an awaitable. The caller runs in a `Call`."""
+    """Wait for an awaitable. The caller runs in a greenlet."""
     parent = getcurrent().parent
     if parent is None:
         raise IllegalState("only a greenlet of an event loop can be parked")
@@ -134,14 +156,33 @@ class LoopWaits:
 
     async def call(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
         """Run a blocking function in a greenlet."""
-        if get_running_loop() is not self._loop:
-            raise IllegalState(
-                "this client was made in another event loop: each loop needs a client of its own"
-            )
+        self._check()
         idle = self._idle
         worker = idle.pop() if idle else Call(self)
         worker.gr_context = self.parent.gr_context
         awaited = worker.switch(function, args, named)
+        if awaited is not _DONE:
+            await self._until_done(worker, awaited)
+        result: T = worker.result
+        worker.result = worker.gr_context = None
+        if len(idle) < _MOST_IDLE:
+            idle.append(worker)
+        return result
+
+    async def next(self, items: Items) -> Any:
+        """The next item, or `END`."""
+        self._check()
+        if items.dead:
+            return END
+        items.gr_context = self.parent.gr_context
+        awaited = items.switch()
+        if awaited is not _DONE:
+            await self._until_done(items, awaited)
+        result, items.result = items.result, None
+        return result
+
+    async def _until_done(self, worker: LoopGreenlet, awaited: Any) -> None:
+        """Await what the greenlet waits for, and resume it, until it has its result. Raises: as the greenlet."""
         while awaited is not _DONE:
             try:
                 found = await awaited
@@ -153,11 +194,12 @@ class LoopWaits:
                 awaited = worker.throw(error)
             else:
                 awaited = worker.switch(found)
-        result: T = worker.result
-        worker.result = worker.gr_context = None
-        if len(idle) < _MOST_IDLE:
-            idle.append(worker)
-        return result
+
+    def _check(self) -> None:
+        if get_running_loop() is not self._loop:
+            raise IllegalState(
+                "this client was made in another event loop: each loop needs a client of its own"
+            )
 
     def wake(self, future: asyncio.Future[None]) -> None:
         """Resolve a future, from any thread. All that come before the loop runs take one call of the loop."""
@@ -280,7 +322,7 @@ def _dropped(drop: Callable[[T], object], future: Future[T]) -> None:
 
 def parks() -> bool:
     """Whether the caller runs in a greenlet that can be parked."""
-    return isinstance(getcurrent(), Call)
+    return isinstance(getcurrent(), LoopGreenlet)
 
 
 class LoopSignal:
@@ -375,7 +417,7 @@ class LoopLock:
         while not self._taken.acquire(False):
             if not blocking or (left := until - time.monotonic()) <= 0:
                 return False
-            if isinstance(self._holder, Call) and not self._waits.may_wait():
+            if isinstance(self._holder, LoopGreenlet) and not self._waits.may_wait():
                 raise IllegalState(
                     "a call of this client is under way in its event loop: await it first"
                 )

@@ -81,7 +81,14 @@ class Driven:
     def __iter__(self) -> Iterator[Any]:
         if not isinstance(self._handle, Rows):
             raise TypeError(f"{self._handle!r} is no iterator")
-        return Driven(self._thread, self._handle.__aiter__())
+        rows = [self._handle.__aiter__()]
+        try:
+            while True:
+                yield self._thread.run(rows[0].__anext__())
+        except StopAsyncIteration:
+            return
+        finally:
+            self._thread.loop.call_soon_threadsafe(rows.clear)  # a greenlet ends in its own thread
 
     def __next__(self) -> Any:
         if not isinstance(self._handle, Rows):

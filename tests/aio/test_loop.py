@@ -8,13 +8,14 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from queue import Empty
 from typing import Any
 
 import pytest
 
+from anabranch.aio.handles import Rows
 from anabranch.aio.loop import LoopLock, LoopWaits
 from anabranch.errors import IllegalState
 from anabranch.waits import THREADS, here
@@ -258,6 +259,43 @@ def test_a_dropped_task_ends_its_greenlet() -> None:
 
     run(main)
     gc.collect()
+
+
+def test_iterating() -> None:
+    async def main(waits: LoopWaits) -> None:
+        ended: list[str] = []
+
+        def rows(name: str) -> Iterator[int]:
+            try:
+                for number in range(3):
+                    here().sleep(0.001)
+                    yield number
+                if name == "fails":
+                    raise ZeroDivisionError
+                here().sleep(LONG_S if name == "long" else 0)
+            finally:
+                ended.append(name)
+
+        assert [row async for row in Rows(waits, rows("all"))] == [0, 1, 2]
+        with pytest.raises(ZeroDivisionError):
+            _ = [row async for row in Rows(waits, rows("fails"))]
+        async for _ in Rows(waits, rows("left")):
+            break
+        gc.collect()
+        assert ended == ["all", "fails", "left"]
+
+        long = aiter(Rows(waits, rows("long")))
+        assert [await anext(long) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(long), SOON_S)
+        assert ended[3:] == ["long"]
+        with pytest.raises(StopAsyncIteration):
+            await anext(long)
+
+        single = Rows(waits, rows("single"))
+        assert [await anext(single), await anext(single)] == [0, 1]
+
+    run(main)
 
 
 def test_sockets() -> None:
