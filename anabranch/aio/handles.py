@@ -52,6 +52,9 @@ class Rows(Handle, AsyncIterator[T]):
 
     __slots__ = ()
 
+    def __init__(self, waits: LoopWaits, blocking: Iterator[T]) -> None:
+        super().__init__(waits, blocking)
+
     def __aiter__(self) -> AsyncIterator[T]:
         # A reader's `iter` is not itself: see `reading.iteration.Iteration`.
         return Iterating(self._waits, iter(self._blocking))
