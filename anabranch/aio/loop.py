@@ -34,8 +34,6 @@ _FIRST_NAP_S = 0.0005
 _LONGEST_NAP_S = 0.01
 _NAP_S = 0.05
 _LONGEST_TIMER_S = 1e6  # a longer wait has no timer
-
-
 _DONE: Any = object()
 END: Any = object()
 # Greenlets kept for the next calls: a new one's first frame takes a new piece of memory from the system, 15 µs.
@@ -154,7 +152,7 @@ class LoopWaits:
         """Whether the caller may wait for a greenlet: on the loop's thread only another greenlet may."""
         return parks() or not self.is_thread()
 
-    async def call(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
+    async def call(self, function: Callable[..., T], /, *args: Any, **named: Any) -> T:
         """Run a blocking function in a greenlet."""
         self._check()
         idle = self._idle
