@@ -9,17 +9,19 @@ import asyncio
 import random
 import threading
 import time
+from _thread import allocate_lock
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from greenlet import getcurrent  # type: ignore[import-untyped]
 
 import anabranch
 import anabranch.aio
 from anabranch import errors
-from anabranch.aio import AsyncClient, AsyncTableTransaction, AsyncTransaction
+from anabranch.aio import AsyncClient, AsyncTableTransaction, AsyncTransaction, loop
 from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker
@@ -176,34 +178,83 @@ def slow_steps(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         yield found
 
 
+async def bit_of_everything(client: AsyncClient, scope: str, stream: str) -> None:
+    """Commits in one command and by journals, both kinds of readers, a table."""
+
+    async def one(number: int) -> None:
+        async with client.begin(scope) as txn:
+            await txn.write(stream, b"%d" % number, key=b"%d" % number)
+            if number % 50 == 0:
+                await txn.flush()
+            await txn.commit()
+
+    await asyncio.gather(*map(one, range(100)))
+    assert len(set(await values(client, stream))) == 100
+    group = f"g{time.monotonic_ns()}"
+    assert len([1 async for _ in client.read(stream, group, timeout=2)]) >= 100
+    await client.create_table(f"{scope}/table")
+    async with client.replica(f"{scope}/table") as replica:
+        await replica.transact(lambda txn: txn.put(f"{scope}/table", b"k", b"v"))
+
+
 def test_nothing_blocks_the_loop(
     run: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What blocks does so each time; other threads that have the interpreter lock do it now and then."""
-
-    async def scenario(client: AsyncClient, scope: str, stream: str) -> None:
-        async def one(number: int) -> None:
-            async with client.begin(scope) as txn:
-                await txn.write(stream, b"%d" % number, key=b"%d" % number)
-                if number % 50 == 0:
-                    await txn.flush()
-                await txn.commit()
-
-        await asyncio.gather(*map(one, range(100)))
-        assert len(set(await values(client, stream))) == 100
-        group = f"g{time.monotonic_ns()}"
-        assert len([1 async for _ in client.read(stream, group, timeout=2)]) >= 100
-        await client.create_table(f"{scope}/table")
-        async with client.replica(f"{scope}/table") as replica:
-            await replica.transact(lambda txn: txn.put(f"{scope}/table", b"k", b"v"))
-
     with slow_steps(monkeypatch) as slow:
         for _ in range(3):
             slow.clear()
-            run(scenario)
+            run(bit_of_everything)
             if not slow:
                 return
     pytest.fail("\n".join(slow))
+
+
+class WatchedLock:
+    """`threading.Lock`, with the greenlets that hold one."""
+
+    holders: ClassVar[list[object]] = []
+
+    def __init__(self) -> None:
+        self._lock = allocate_lock()
+        self._holder: object = None
+        self.locked = self._lock.locked
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        taken = self._lock.acquire(blocking, timeout)
+        if taken:
+            self._holder = getcurrent()
+            self.holders.append(self._holder)
+        return taken
+
+    def release(self) -> None:
+        self.holders.remove(self._holder)
+        self._lock.release()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def test_no_lock_of_threads_is_held_across_a_wait(
+    run: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second greenlet that wants it would stop the loop."""
+    parked = 0
+    park = loop.park
+
+    def watched(awaited: Any) -> Any:
+        nonlocal parked
+        parked += 1
+        assert getcurrent() not in WatchedLock.holders
+        return park(awaited)
+
+    monkeypatch.setattr(threading, "Lock", WatchedLock)
+    monkeypatch.setattr(loop, "park", watched)
+    run(bit_of_everything)
+    assert parked > 100
 
 
 # -- cancellation -----------------------------------------------------------------------------------------
