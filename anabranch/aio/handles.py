@@ -8,7 +8,7 @@ from inspect import isawaitable
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from anabranch.aio.loop import END, Items, LoopWaits, park
+from anabranch.aio.loop import END, LoopWaits, park
 from anabranch.errors import InvalidArgument
 
 B = TypeVar("B")
@@ -73,7 +73,7 @@ class Iterating(AsyncIterator[T]):
 
     def __init__(self, waits: LoopWaits, rows: Iterator[T]) -> None:
         self._waits = waits
-        self._items = Items(waits, rows)
+        self._items = waits.items(rows)
 
     async def __anext__(self) -> T:
         found: T = await self._waits.next(self._items)

@@ -34,7 +34,6 @@ _FIRST_NAP_S = 0.0005
 _LONGEST_NAP_S = 0.01
 _NAP_S = 0.05
 _LONGEST_TIMER_S = 1e6  # a longer wait has no timer
-_DONE: Any = object()
 END: Any = object()
 # Greenlets kept for the next calls: a new one's first frame takes a new piece of memory from the system, 15 µs.
 _MOST_IDLE = 200
@@ -43,40 +42,30 @@ _MOST_IDLE = 200
 class LoopGreenlet(greenlet):  # type: ignore[misc] # it has no types
     """A greenlet that runs blocking code. Its parent is the greenlet of the event loop.
 
-    It passes its parent what it waits for; or `_DONE`, when it has a ``result``. An error ends it, and is raised in
-    its parent.
+    It passes its parent what it waits for; or a list of one result. An error ends it, and is raised in its parent.
     """
 
-    def __init__(self, waits: LoopWaits) -> None:
-        super().__init__(parent=waits.parent)
+    def __init__(self, waits: LoopWaits, run: Callable[..., Any]) -> None:
+        super().__init__(run, waits.parent)
         self.waits = waits
-        self.result: Any = None
 
 
-class Call(LoopGreenlet):
-    """Runs blocking calls, one after the other."""
-
-    def run(self, function: Callable[..., Any], args: Any, named: Any) -> None:
-        while True:
-            self.result = function(*args, **named)
-            function = args = named = None  # type: ignore[assignment] # they may be freed now
-            function, args, named = self.parent.switch(_DONE)
+# A frame of these must not refer to its own greenlet, or that would never be freed.
 
 
-class Items(LoopGreenlet):
-    """Iterates. Each item is a result, and at last `END`."""
+def _run_calls(function: Any, args: Any, named: Any) -> None:
+    """Run blocking calls, one after the other."""
+    while True:
+        made = [function(*args, **named)]
+        function = args = named = None  # they may be freed now
+        function, args, named = getcurrent().parent.switch(made)
 
-    def __init__(self, waits: LoopWaits, items: Iterator[Any]) -> None:
-        super().__init__(waits)
-        self._items = items
 
-    def run(self) -> Any:
-        items, self._items = self._items, iter(())  # it is freed at its end
-        for item in items:
-            self.result = item
-            self.parent.switch(_DONE)
-        self.result = END
-        return _DONE
+def _run_items(items: Iterator[Any]) -> Any:
+    """Iterate. Each item is a result, and at last `END`."""
+    for item in items:
+        getcurrent().parent.switch([item])
+    return [END]
 
 
 _pooled = threading.local()
@@ -116,7 +105,7 @@ class LoopWaits:
         self._thread = threading.get_ident()
         self._woken: deque[asyncio.Future[None]] = deque()
         self._is_waking = False
-        self._idle: list[Call] = []
+        self._idle: list[LoopGreenlet] = []
         self.parent = getcurrent()  # the greenlet of the loop
         self.is_closed = False
         self._pool = ThreadPoolExecutor(
@@ -156,32 +145,35 @@ class LoopWaits:
         """Run a blocking function in a greenlet."""
         self._check()
         idle = self._idle
-        worker = idle.pop() if idle else Call(self)
+        worker = idle.pop() if idle else LoopGreenlet(self, _run_calls)
         worker.gr_context = self.parent.gr_context
-        awaited = worker.switch(function, args, named)
-        if awaited is not _DONE:
-            await self._until_done(worker, awaited)
-        result: T = worker.result
-        worker.result = worker.gr_context = None
+        made = worker.switch(function, args, named)
+        if type(made) is not list:
+            made = await self._made(worker, made)
+        worker.gr_context = None
         if len(idle) < _MOST_IDLE:
             idle.append(worker)
+        result: T = made.pop()
         return result
 
-    async def next(self, items: Items) -> Any:
+    def items(self, items: Iterator[Any]) -> LoopGreenlet:
+        """A greenlet for `next`."""
+        return LoopGreenlet(self, partial(_run_items, items))
+
+    async def next(self, items: LoopGreenlet) -> Any:
         """The next item, or `END`."""
         self._check()
         if items.dead:
             return END
         items.gr_context = self.parent.gr_context
-        awaited = items.switch()
-        if awaited is not _DONE:
-            await self._until_done(items, awaited)
-        result, items.result = items.result, None
-        return result
+        made = items.switch()
+        if type(made) is not list:
+            made = await self._made(items, made)
+        return made.pop()
 
-    async def _until_done(self, worker: LoopGreenlet, awaited: Any) -> None:
+    async def _made(self, worker: LoopGreenlet, awaited: Any) -> list[Any]:
         """Await what the greenlet waits for, and resume it, until it has its result. Raises: as the greenlet."""
-        while awaited is not _DONE:
+        while type(awaited) is not list:
             try:
                 found = await awaited
             except GeneratorExit:  # the loop has dropped the task: nothing can be awaited any more
@@ -192,6 +184,7 @@ class LoopWaits:
                 awaited = worker.throw(error)
             else:
                 awaited = worker.switch(found)
+        return awaited
 
     def _check(self) -> None:
         if get_running_loop() is not self._loop:
