@@ -116,7 +116,6 @@ FEW_IMPLEMENTATIONS = {
     "anabranch/reading/committed_log.py: Groups": "a port",
     "anabranch/waits.py: Condition": "the other one is `threading.Condition`",
     "anabranch/waits.py: Job": "the other one is `threading.Thread`",
-    "anabranch/waits.py: Lock": "the other one is `threading.RLock`",
     "anabranch/waits.py: Queue": "the other one is `queue.SimpleQueue`",
 }
 # A docstring's subject comes first, and the code names it.
