@@ -42,8 +42,8 @@ _MOST_IDLE = 200
 class LoopGreenlet(greenlet):  # type: ignore[misc] # it has no types
     """A greenlet that runs blocking code. Its parent is the greenlet of the event loop.
 
-    The greenlet passes its parent what it waits for, or a list of one result. An error ends it, and is raised in its
-    parent.
+    The greenlet passes its parent what it waits for, or a list of one result. An error ends it, and is raised in
+    its parent.
     """
 
     def __init__(self, waits: LoopWaits, run: Callable[..., Any]) -> None:
