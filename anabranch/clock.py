@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from io import BytesIO
 
+from anabranch.waits import here
+
 # bytes
 _SMALL = 16
 _AT_ONCE = 4096
@@ -25,7 +27,7 @@ class SystemClock:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+        here().sleep(seconds)
 
 
 class SystemEntropy:

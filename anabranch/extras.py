@@ -17,6 +17,7 @@ EXTRA_OF = {
     **dict.fromkeys(("pandas", "py4j", "pyspark"), "spark"),
     "deltalake": "delta",
     "faust": "faust",
+    "greenlet": "aio",
     "psycopg": "postgres",
 }
 

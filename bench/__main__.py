@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import (
+    aio,
     builds,
     bulk,
     driver,
@@ -122,6 +123,7 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         "one-shot commits of 10 events against native Kafka transactions",
         _on_cluster(oneshot),
     ),
+    "aio": ("the asyncio client against the blocking one", _on_cluster(aio)),
     "bulk": (
         "a transaction by 2 writers, begin to last event readable, against none",
         _on_cluster(bulk),

@@ -41,6 +41,7 @@ IMPORTERS = {
 # Handlers that catch every `Exception` and don't raise it again, by file. A signal handler may raise an exception
 # at any line of the caller's thread (Celery's time limit of a task, say): it has to come out unchanged.
 WIDE = {
+    "anabranch/aio/loop.py": (1, "raised in the greenlet that waits"),
     "anabranch/cli/main.py": (1, "the end of the process: each error has its exit code"),
     "anabranch/cli/options.py": (1, "a shell's completion shows no errors"),
     "anabranch/cli/processor.py": (1, "the import of the user's module, named by the command"),
@@ -111,7 +112,12 @@ SPLIT_CLASSES = {
     "anabranch/spark/api.py: SupportsTriggerAvailableNow": "Spark's class",
     "anabranch/testing/memory/broker.py: MemoryBroker": "the log makes producers, and both need the broker",
 }
-FEW_IMPLEMENTATIONS = {"anabranch/reading/committed_log.py: Groups": "a port"}
+FEW_IMPLEMENTATIONS = {
+    "anabranch/reading/committed_log.py: Groups": "a port",
+    "anabranch/waits.py: Condition": "the other one is `threading.Condition`",
+    "anabranch/waits.py: Job": "the other one is `threading.Thread`",
+    "anabranch/waits.py: Queue": "the other one is `queue.SimpleQueue`",
+}
 # A docstring's subject comes first, and the code names it.
 _HEADLESS = re.compile(r"^(?:Who|What|That|Of|It|Where|Whatever|Whoever)\b")
 _COMMENT = re.compile(r"(?:^|  )# (.*)$", re.MULTILINE)

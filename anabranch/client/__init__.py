@@ -24,5 +24,6 @@ A transaction on tables (docs/inside/tables.md) passes through these first:
 
 The client never imports `anabranch.controller`: it knows controllers by the protocol. Only `connect` imports the
 libraries of brokers, and only `arrow` and `compact` import pyarrow. A client has one thread for heartbeats
-(`shared.Heart`), and one for each replica; the simulator runs both step by step.
+(`shared.Heart`), and one for each replica; the simulator runs both step by step. All waits are those of
+`anabranch.waits`, so that `anabranch.aio` runs the same code in greenlets.
 """

@@ -29,6 +29,7 @@ from anabranch.protocol.legal_names import check_type, is_state
 from anabranch.protocol.limits import AHEAD_MS, check_ahead, check_timestamp
 from anabranch.protocol.schemas.records import Outcome, SegmentRange, StreamInfo
 from anabranch.protocol.tokens import peek
+from anabranch.waits import Job, here
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -206,9 +207,9 @@ class Heart:
     def __init__(self, session: Session, *, thread: bool) -> None:
         self._session = session
         self._with_thread = thread
-        self._thread: threading.Thread | None = None
+        self._job: Job | None = None
         self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
-        self._wake = threading.Condition()
+        self._wake = here().condition()
         self._correlation_id = session.new_correlation_id()  # of the last heartbeats
         self._digests: Collection[bytes] = ()
         self._due = math.inf
@@ -224,11 +225,8 @@ class Heart:
                 self._due, self._sent = due, False
                 self._session.forget(self._correlation_id)
                 self._wake.notify_all()
-            if self._with_thread and self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="anabranch-heartbeats", daemon=True
-                )
-                self._thread.start()
+            if self._with_thread and self._job is None:
+                self._job = here().start("anabranch-heartbeats", self._run)
 
     def step(self) -> float:
         """Send the heartbeats that are due. Returns when the next ones are due, in monotonic seconds."""
@@ -284,8 +282,8 @@ class Heart:
             self._closed = True
             self._wake.notify_all()
         self._session.forget(self._correlation_id)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_JOIN_S)
+        if self._job is not None and self._job is not threading.current_thread():
+            self._job.join(_JOIN_S)
 
 
 # The open `with` blocks of this thread or asyncio task: client and transaction, the outermost first.

@@ -7,7 +7,6 @@ it. The file is long because both share the state of `TableWork`: one snapshot, 
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -47,6 +46,7 @@ from anabranch.protocol.schemas import records as r
 from anabranch.tables.replica import ReadReplica
 from anabranch.tables.snapshot import TableSnapshot, bounds, check_limit
 from anabranch.types import Counts, Headers, Receipt, Result, result_of
+from anabranch.waits import here
 
 log = logging.getLogger("anabranch.client")
 _GRACE_S = 5.0  # extra time to resolve an outcome
@@ -81,7 +81,7 @@ class TableWork:
         self, shared: Shared, replica: ReadReplica, view: TableSnapshot, isolation: Isolation
     ) -> None:
         self._shared, self._session = shared, shared.session
-        self._lock = threading.RLock()
+        self._lock = here().lock()
         self._replica = replica
         self._view = view
         self._reads_lock = isolation == "serializable"  # otherwise written keys are locked

@@ -6,7 +6,6 @@ The file is long because it has one class: each call depends on the state that a
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -53,6 +52,7 @@ from anabranch.types import (
     result_of,
     warn_left_out,
 )
+from anabranch.waits import here
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -112,7 +112,7 @@ class Transaction:
         self._name = name
         self._ownership = ownership
         self._snapshot = snapshot
-        self._lock = threading.RLock()
+        self._lock = here().lock()
         self.state: HandleState = "buffered"
         self._over: AnabranchError | None = None  # raised by every later call
         self.keepalive_ms = keepalive_ms
@@ -880,7 +880,7 @@ class Transaction:
 
     def after_fork(self) -> None:
         """As `Handle.after_fork`."""
-        self._lock = threading.RLock()
+        self._lock = here().lock()
 
 
 def check_consumed(ownership: TaskOwnership | None, consumed: r.Consumed | None) -> None:

@@ -5,7 +5,6 @@ A process that joins a transaction uses it directly; an open `Transaction` has o
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -42,6 +41,7 @@ from anabranch.protocol.limits import LABEL, check_event, check_headers
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import Rights, Token, check_right, peek
 from anabranch.types import Headers, Receipt
+from anabranch.waits import here
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,7 +74,7 @@ class Writer:
         self._heartbeat = heartbeat
         self._label = label  # sent after the first touch
         self._reserved = reserved
-        self._lock = threading.RLock()
+        self._lock = here().lock()
         self._hot: dict[str, WriteFunction] = {}  # by stream; no checks are needed before these
         self._token: bytes | None = None
         self._finished: Receipt | None = None
@@ -421,7 +421,7 @@ class Writer:
 
     def after_fork(self) -> None:
         """As `Handle.after_fork`."""
-        self._lock = threading.RLock()
+        self._lock = here().lock()
         self._hot = {}
 
 

@@ -33,6 +33,7 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
+from anabranch.waits import here
 
 log = logging.getLogger("anabranch.kafka")
 
@@ -240,12 +241,12 @@ def _delete_made(cluster: Cluster, topic: str, deadline: float) -> int:
             raise Again(
                 LogUnavailable(f"{topic} was made in a dry run, and is not shown", (topic,))
             )
-        time.sleep(_METADATA_PAUSE_S)
+        here().sleep(_METADATA_PAUSE_S)
     made = TopicInfo(topic, found.partitions, found.replication_factor, {}, found.topic_id.hex())
     delete_topics(cluster, [made], deadline)
     log.info("the broker makes topics in dry runs: %s is deleted again", topic)
     while topic in cluster.refresh([topic], deadline) and time.monotonic() < until:
-        time.sleep(_METADATA_PAUSE_S)
+        here().sleep(_METADATA_PAUSE_S)
     return found.replication_factor
 
 
@@ -510,7 +511,7 @@ def _has(cluster: Cluster, topic: str, partitions: int, deadline: float) -> bool
             return True
         if time.monotonic() >= until:
             return False
-        time.sleep(_METADATA_PAUSE_S)
+        here().sleep(_METADATA_PAUSE_S)
 
 
 def wait_for_leaders(
@@ -531,7 +532,7 @@ def wait_for_leaders(
             break
         if time.monotonic() > deadline:
             raise LogUnavailable(f"no leaders yet: {', '.join(sorted(wanted))}")
-        time.sleep(_METADATA_PAUSE_S)
+        here().sleep(_METADATA_PAUSE_S)
     partitions = [TopicPartition(n, p) for n, topic in found.items() for p in topic.leaders]
     cluster.repeat(
         "leaders of new topics",

@@ -20,6 +20,7 @@ from collections.abc import (
 )
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -40,6 +41,7 @@ from anabranch.ports import (
     TopicGone,
     TopicPartition,
 )
+from anabranch.waits import Job, here
 
 T = TypeVar("T")
 
@@ -133,7 +135,7 @@ class Cluster:
         # Topic id -> (since when its name has no id or another id, the name).
         self._gone: dict[bytes, tuple[float, str]] = {}
         self.health = BrokerHealth(SystemClock(), settings.rack)
-        self._confirming: threading.Thread | None = None
+        self._confirming: Job | None = None
         self.chance = random.Random()  # independent of the program's own seed
         # (producer id, partition) -> whether its last native transaction there was committed.
         self.ended: dict[tuple[int, TopicPartition], bool] = {}
@@ -255,7 +257,7 @@ class Cluster:
             if time.monotonic() + pause >= deadline:
                 topics = problem.topics if isinstance(problem, LogError) else ()
                 raise LogUnavailable(f"{what}: {problem}", topics) from problem
-            time.sleep(pause)
+            here().sleep(pause)
 
     # -- metadata ---------------------------------------------------------------------------------
 
@@ -432,7 +434,7 @@ class Cluster:
                 if late:
                     what = f"{missing[0].topic} has partitions without a leader"
                     raise LogUnavailable(what, topics)
-                time.sleep(self.settings.retry_backoff)
+                here().sleep(self.settings.retry_backoff)
 
     def groups(
         self, partitions: Iterable[TopicPartition], deadline: float, failed: _Failed | None = None
@@ -511,11 +513,8 @@ class Cluster:
         if not old or busy or len(self._brokers) < 2:
             return
         self.health.confirming(old)
-        self._confirming = threading.Thread(
-            target=self._confirm, args=(old,), name="leaders", daemon=True
-        )
         with suppress(RuntimeError):  # there are too many threads: the next call may get one
-            self._confirming.start()
+            self._confirming = here().start("leaders", lambda: self._confirm(old))
 
     def _confirm(self, names: list[str]) -> None:
         """Ask until another broker has answered for each topic's leaders."""
@@ -539,30 +538,25 @@ class Cluster:
             for node in topic.replicas:
                 if topic.leading - {node}:
                     asked.setdefault(node, []).append(topic.name)
-        waited: list[tuple[Address, Question, threading.Thread]] = []
+        waited: list[tuple[Address, Question, Job]] = []
         for node in asked.keys() & set(self._brokers):
             before = self._unanswered(node)
             if before is not None and before.under_way:
                 continue
             question = self.health.ask()
-            thread = threading.Thread(
-                target=self._ask_replica,
-                args=(question, node, asked[node]),
-                name="leaders",
-                daemon=True,
-            )
+            ask = partial(self._ask_replica, question, node, asked[node])
             try:
-                thread.start()
+                job = here().start("leaders", ask)
             except RuntimeError as error:  # there are too many threads
                 raise LogUnavailable(f"replicas can't be asked: {error}", asked[node]) from error
             if before is None:
-                waited.append((self.address(node), question, thread))
+                waited.append((self.address(node), question, job))
             else:
                 self.health.give_up(self.address(node), question)
         now = time.monotonic()
         until = now + min(health.WAIT_S, max(0.0, deadline - now) / 2)
-        for address, question, thread in waited:
-            thread.join(max(0.0, until - time.monotonic()))
+        for address, question, job in waited:
+            job.join(max(0.0, until - time.monotonic()))
             self.health.give_up(address, question)
 
     def _ask_replica(self, question: Question, node: int, names: list[str]) -> None:

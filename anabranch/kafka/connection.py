@@ -30,6 +30,7 @@ from anabranch.kafka.codes import NONE, UNSUPPORTED_VERSION
 from anabranch.kafka.sasl import Mechanism, SaslError
 from anabranch.kafka.settings import Settings
 from anabranch.ports import LogRefused, LogUnavailable
+from anabranch.waits import here
 
 T = TypeVar("T")
 _SIZE = struct.Struct(">i")
@@ -57,8 +58,10 @@ _LEAST_SESSION_S = 1.1
 def readable(connections: Sequence[socket.socket | Connection], wait_s: float = 0.0) -> set[int]:
     """The descriptors of connections that have bytes to read, or were closed. Waits ``wait_s`` seconds for one."""
     poll = select.poll()  # `select` supports no descriptor above 1,023
-    for connection in connections:
-        poll.register(connection, select.POLLIN)
+    files = [connection.fileno() for connection in connections]
+    for file in files:
+        poll.register(file, select.POLLIN)
+    wait_s = here().ready(files, select.POLLIN, wait_s)
     return {descriptor for descriptor, _ in poll.poll(wait_s * 1000)}
 
 
@@ -94,7 +97,8 @@ class Connection:
         self.versions: dict[int, tuple[int, int]] = {}
         self.features: dict[str, int] = {}
         try:
-            self._socket = socket.create_connection((host, port), timeout=_remaining(deadline))
+            connect = partial(socket.create_connection, (host, port), _remaining(deadline))
+            self._socket = here().run(connect, drop=socket.socket.close)
             try:
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if tls is not None:
@@ -102,7 +106,8 @@ class Connection:
                     wrapped = self._socket = tls.wrap_socket(
                         self._socket, server_hostname=host, do_handshake_on_connect=False
                     )
-                    wrapped.do_handshake()
+                    wrapped.setblocking(False)
+                    self._at_once(wrapped.do_handshake, select.POLLIN, deadline)
             except BaseException:
                 self._socket.close()
                 raise
@@ -128,7 +133,10 @@ class Connection:
 
     def has_arrived(self, wait_s: float = 0.0) -> bool:
         """Whether bytes of an answer have arrived, or the connection has ended. Waits ``wait_s`` seconds."""
-        return self.broken or self.buffered() or bool(self._arrival.poll(wait_s * 1000))
+        if self.broken or self.buffered():
+            return True
+        wait_s = here().ready((self._socket.fileno(),), select.POLLIN, wait_s) if wait_s else 0.0
+        return bool(self._arrival.poll(wait_s * 1000))
 
     @property
     def idle(self) -> bool:
@@ -277,7 +285,9 @@ class Connection:
     def _exchange(self, sasl: Mechanism, deadline: float) -> float:
         """Authenticate. Returns the seconds that the session lasts; 0: without an end."""
         exchange = sasl.exchange(deadline)
-        message = next(exchange)  # this fetches a token, before anything is sent
+        message = here().run(
+            partial(next, exchange)
+        )  # this fetches a token, before anything is sent
         found = self.ask(SASL_HANDSHAKE, deadline, mechanism=sasl.name)
         if code := int(found.error_code):
             known = ", ".join(found.mechanisms) or "none"
@@ -357,7 +367,8 @@ class Connection:
                 pass
             poll = select.poll()
             poll.register(self._socket, events)
-            if not poll.poll(_remaining(deadline) * 1000):
+            wait_s = here().ready((self._socket.fileno(),), events, _remaining(deadline))
+            if not poll.poll(wait_s * 1000):
                 raise TimeoutError("timed out")
 
     def _read_frame(self, deadline: float) -> memoryview:

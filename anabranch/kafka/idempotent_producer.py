@@ -8,7 +8,6 @@ can overtake an earlier one of its partition.
 from __future__ import annotations
 
 import datetime as dt
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from anabranch.kafka.cluster import Cluster, raise_or_again
 from anabranch.kafka.codes import DUPLICATE_SEQUENCE, NONE, Act, error_for, meaning
 from anabranch.kafka.produce import BrokerLink, PendingBatch, ProducePipeline, ProduceRequest
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
+from anabranch.waits import here
 
 _NO_TRANSACTION = dt.timedelta(minutes=1)  # the broker needs a timeout even without transactions
 
@@ -47,7 +47,7 @@ class JournalProducer:
         self._highest: dict[TopicPartition, int] = {}
         self._failure: LogError | None = None
         self._trouble = ""
-        self._busy = threading.Lock()
+        self._busy = here().lock()
         self.producer_id, self.producer_epoch = cluster.repeat(
             "initialise a producer", deadline, lambda: self._initialise(deadline)
         )
@@ -120,7 +120,7 @@ class JournalProducer:
 
     def after_fork(self) -> None:
         """In a forked child: close its copies of the connections; the parent's connections stay open."""
-        self._busy = threading.Lock()
+        self._busy = here().lock()
         self.close()
 
     @contextmanager
@@ -253,7 +253,7 @@ class JournalProducer:
         pause = self._cluster.settings.retry_backoff
         if time.monotonic() + pause >= deadline:
             raise LogUncertain(f"not acknowledged before the deadline: {self._trouble}")
-        time.sleep(pause)
+        here().sleep(pause)
         self._cluster.forget({batch.partition.topic for batch in batches})
         try:
             leaders = self._cluster.leaders([batch.partition for batch in batches], deadline)

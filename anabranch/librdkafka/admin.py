@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -18,6 +18,7 @@ from confluent_kafka.admin import (
     AclOperation,
     AclPermissionType,
     AdminClient,
+    ClusterMetadata,
     ResourcePatternType,
     ResourceType,
 )
@@ -31,6 +32,7 @@ from anabranch.librdkafka.handles import made, with_error_callback
 from anabranch.librdkafka.options import Options
 from anabranch.ports import Clock
 from anabranch.topics.rights import CLUSTER, GROUP, THE_CLUSTER, TOPIC, TRANSACTIONAL_ID, Acl, Right
+from anabranch.waits import here
 
 log = logging.getLogger("anabranch.client")
 
@@ -73,7 +75,7 @@ class KafkaAdmin:
     def __init__(self, options: Options, clock: Clock) -> None:
         self._options = options
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = here().lock()
         self._client: AdminClient | None = None
         # By topic: when the limit expires, and the limit.
         self._limits: dict[str, tuple[float, int]] = {}
@@ -103,7 +105,7 @@ class KafkaAdmin:
             found: dict[str, int] = {}
             for topic, future in futures.items():
                 try:
-                    described = future.result(seconds + GRACE_S)
+                    described = here().result(future, seconds + GRACE_S)
                 except KafkaException as error:
                     if error.args[0].code() in _FORBIDDEN:
                         raise NotAuthorized(
@@ -133,7 +135,7 @@ class KafkaAdmin:
             found: dict[str, int] = {}
             for resource, future in futures.items():
                 try:
-                    entry = future.result(seconds + GRACE_S).get(_LIMIT)
+                    entry = here().result(future, seconds + GRACE_S).get(_LIMIT)
                 except KafkaException as error:
                     if error.args[0].code() not in _FORBIDDEN:
                         raise
@@ -150,14 +152,12 @@ class KafkaAdmin:
         """The brokers' id of their cluster. ``topic``: a topic that this client may describe."""
         return self.ask(
             deadline,
-            lambda client, seconds: str(client.list_topics(topic, timeout=seconds).cluster_id),
+            lambda client, seconds: str(_listed(client, seconds, topic).cluster_id),
         )
 
     def topics(self, deadline: float) -> list[str]:
         """All topics that the brokers show this client."""
-        return self.ask(
-            deadline, lambda client, seconds: list(client.list_topics(timeout=seconds).topics)
-        )
+        return self.ask(deadline, lambda client, seconds: list(_listed(client, seconds).topics))
 
     def end_offsets(self, least: Mapping[P, int], deadline: float) -> dict[tuple[str, int], int]:
         """The high watermarks. ``least``: partition -> the least possible watermark, from acknowledgements.
@@ -174,7 +174,7 @@ class KafkaAdmin:
             futures = client.list_offsets(request, request_timeout=seconds)
             try:
                 found = {
-                    (place.topic, place.partition): future.result(seconds + GRACE_S).offset
+                    (place.topic, place.partition): here().result(future, seconds + GRACE_S).offset
                     for place, future in futures.items()
                 }
             except KafkaException:
@@ -204,7 +204,7 @@ class KafkaAdmin:
         def ask(client: AdminClient, seconds: float) -> None:
             with _needs("Alter"):
                 for done in client.create_acls(wanted, request_timeout=seconds).values():
-                    done.result(seconds + GRACE_S)
+                    here().result(done, seconds + GRACE_S)
 
         self.ask(deadline, ask)
 
@@ -214,7 +214,7 @@ class KafkaAdmin:
         def ask(client: AdminClient, seconds: float) -> list[Acl]:
             with _needs("Describe"):
                 asked = client.describe_acls(everything(), request_timeout=seconds)
-                found = asked.result(seconds + GRACE_S)
+                found = here().result(asked, seconds + GRACE_S)
             if not found:  # librdkafka raises no error if the brokers have no authorizer
                 raise IllegalState(
                     "the brokers keep no rules: they have no authorizer, or only super.users may do anything"
@@ -265,7 +265,7 @@ class KafkaAdmin:
             self._refresh(client, deadline)
 
     def _not_ready(self, trouble: str) -> NotReady:
-        why = trouble if self._answered else no_broker(self._options.bootstrap)
+        why = trouble if self._answered else here().run(lambda: no_broker(self._options.bootstrap))
         where = self._options.bootstrap
         if not why and self._untrusted:
             why = (
@@ -283,7 +283,7 @@ class KafkaAdmin:
         """
         try:
             left = deadline - self._clock.monotonic()
-            client.list_topics(timeout=max(min(left, _TRY_S), _LEAST_S))
+            _listed(client, max(min(left, _TRY_S), _LEAST_S))
             self._answered = True
         except KafkaException as error:
             log.debug("metadata: %s", error)
@@ -335,6 +335,11 @@ def _needs(right: str) -> Iterator[None]:
         if code == KafkaError.SECURITY_DISABLED:
             raise IllegalState("the brokers have no authorizer, and so no rules") from error
         raise
+
+
+def _listed(client: AdminClient, seconds: float, topic: str | None = None) -> ClusterMetadata:
+    """Metadata of the brokers, and of a topic (None: of all)."""
+    return here().run(partial(client.list_topics, *((topic,) if topic else ()), timeout=seconds))
 
 
 def _ignore(_: KafkaError) -> None:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import NamedTuple, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -33,6 +33,7 @@ from anabranch.ports import Clock, Entropy, RecordHeaders
 from anabranch.protocol.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.topics.names import commands_topic, prefixes_of, replies_topic
+from anabranch.waits import Queue, here
 
 log = logging.getLogger("anabranch.client")
 
@@ -144,8 +145,8 @@ class KafkaBus:
         self._replies = replies_topic(prefix, lane)
         self._clock = clock
         self._entropy = entropy
-        self._lock = threading.Lock()
-        self._slots: dict[bytes, SimpleQueue[_Answer]] = {}
+        self._lock = here().lock()
+        self._slots: dict[bytes, Queue] = {}
         self._gathering = Gathering()
         self._arrived: deque[tuple[bytes, bytes]] = deque()  # replies whose callers are not awake
         self._ready = False
@@ -197,7 +198,7 @@ class KafkaBus:
         end = self._admin.end_offsets({(self._replies, partition): 0}, deadline)
         place = TopicPartition(self._replies, partition, end[self._replies, partition])
         self._consumer.assign([place])
-        _meet(self._producer, self._commands)
+        here().run(partial(_meet, self._producer, self._commands))
         self._reply_header = (REPLY_HEADER, partition.to_bytes(4, "big"))
         receive = partial(self._receive, self._consumer)
         thread = threading.Thread(target=receive, name="anabranch-replies", daemon=True)
@@ -288,7 +289,7 @@ class KafkaBus:
     ) -> None:
         if self._producer is None or self._closed:
             return
-        self._slots.setdefault(correlation_id, SimpleQueue())
+        self._slots.setdefault(correlation_id, here().queue())
         command = Queued(control_partition, correlation_id, payload, more)
         self._produce_all(self._gathering.add(command, self._clock.monotonic()))
 
@@ -345,7 +346,7 @@ class KafkaBus:
         deaf = self._deaf if left > _DENIED_S else None
         left = left if deaf is None else _DENIED_S
         try:
-            answer = (
+            answer: _Answer = (
                 slot.get(timeout=min(left, threading.TIMEOUT_MAX))
                 if left > 0
                 else slot.get_nowait()
@@ -497,13 +498,13 @@ class KafkaBus:
             self.forget(correlation_id)
         if self._thread is None:
             if self._consumer is not None:
-                self._consumer.close()
+                here().run(self._consumer.close)
         elif self._thread is not threading.current_thread():
-            self._thread.join(_JOIN_S)
+            here().run(partial(self._thread.join, _JOIN_S))
         if self._producer is not None:
-            self._producer.flush(LAST_WORDS_S)
-            drop(self._producer)
-            self._producer = None
+            producer, self._producer = self._producer, None
+            here().run(partial(producer.flush, LAST_WORDS_S))
+            here().run(partial(drop, producer))
 
     def after_fork(self) -> None:
         leak(self._producer)

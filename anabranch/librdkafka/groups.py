@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Place
@@ -29,6 +30,7 @@ from anabranch.librdkafka.handles import leak
 from anabranch.librdkafka.options import Options, for_librdkafka, logger
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer, make_consumer
 from anabranch.ports import TopicPartition
+from anabranch.waits import here
 
 _controller_log = logging.getLogger("anabranch.controller")
 
@@ -212,7 +214,8 @@ class KafkaGroupMember:
         )
 
     def serve(self, wait: float) -> None:
-        message = self._consumer.poll(max(0.0, wait))  # a negative time would wait without end
+        wait = here().nap(max(0.0, wait))  # a negative time would wait without end
+        message = here().run(lambda: self._consumer.poll(wait))
         error = message.error() if message is not None else None
         if message is None or error is None:
             return
@@ -224,13 +227,14 @@ class KafkaGroupMember:
 
     def look(self) -> None:
         try:
-            self._consumer.list_topics(timeout=_LOOK_S)
+            here().run(lambda: self._consumer.list_topics(timeout=_LOOK_S))
         except KafkaException as error:
             log.info("metadata: %s", error)
 
     def committed(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         try:
-            found = self._consumer.committed([Place(*place) for place in places], timeout=_ASK_S)
+            wanted = [Place(*place) for place in places]
+            found = here().run(lambda: self._consumer.committed(wanted, timeout=_ASK_S))
         except KafkaException as error:
             raise self._unread(error.args[0]) from error
         for place in found:
@@ -243,7 +247,8 @@ class KafkaGroupMember:
             return True
         wanted = [Place(*place, offset) for place, offset in offsets.items()]
         try:
-            taken = self._consumer.commit(offsets=wanted, asynchronous=not wait) or []
+            commit = partial(self._consumer.commit, offsets=wanted, asynchronous=not wait)
+            taken = (here().run(commit) if wait else commit()) or []
         except (KafkaException, RuntimeError) as error:
             log.warning("offsets of the group %s were not committed: %s", self._group, error)
             return False
@@ -260,7 +265,7 @@ class KafkaGroupMember:
         return NotReady(f"the group's offsets can't be read: {error}")
 
     def close(self) -> None:
-        self._consumer.close()
+        here().run(self._consumer.close)
 
     def leak(self) -> None:
         leak(self._consumer.native)
@@ -291,7 +296,8 @@ class KafkaGroups:
 
     def names(self, deadline: float) -> list[str]:
         def ask(client: AdminClient, seconds: float) -> list[str]:
-            found = client.list_consumer_groups(request_timeout=seconds).result(seconds + GRACE_S)
+            asked = client.list_consumer_groups(request_timeout=seconds)
+            found = here().result(asked, seconds + GRACE_S)
             for error in found.errors:  # one for each failed broker; never raised by the library
                 raise KafkaException(error)
             return sorted(one.group_id for one in found.valid)
@@ -302,7 +308,7 @@ class KafkaGroups:
         def ask(client: AdminClient, seconds: float) -> tuple[str, tuple[str, ...]]:
             with _explained(group, "Describe"):
                 futures = client.describe_consumer_groups([group], request_timeout=seconds)
-                found = futures[group].result(seconds + GRACE_S)
+                found = here().result(futures[group], seconds + GRACE_S)
             members = tuple(f"{one.client_id} ({one.host.lstrip('/')})" for one in found.members)
             return found.state.name.lower(), members
 
@@ -313,7 +319,7 @@ class KafkaGroups:
             wanted = [ConsumerGroupTopicPartitions(group)]
             with _explained(group, "Describe"):
                 futures = client.list_consumer_group_offsets(wanted, request_timeout=seconds)
-                found = futures[group].result(seconds + GRACE_S).topic_partitions
+                found = here().result(futures[group], seconds + GRACE_S).topic_partitions
             return {TopicPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
 
         return self._admin.ask(deadline, ask)
@@ -328,7 +334,7 @@ class KafkaGroups:
                 futures = client.alter_consumer_group_offsets(
                     [ConsumerGroupTopicPartitions(group, wanted)], request_timeout=seconds
                 )
-                for place in futures[group].result(seconds + GRACE_S).topic_partitions:
+                for place in here().result(futures[group], seconds + GRACE_S).topic_partitions:
                     if place.error is not None:
                         raise KafkaException(place.error)
 

@@ -21,6 +21,7 @@ from confluent_kafka.admin import AdminClient, ClusterMetadata
 
 from anabranch.errors import AnabranchError, NotReady, UnsupportedSetting
 from anabranch.kafka.oauth_tokens import answer_of
+from anabranch.waits import here
 
 log = logging.getLogger("anabranch.kafka")
 
@@ -125,7 +126,7 @@ def _with_first_token(config: dict[str, Any]) -> dict[str, Any]:
     """
     theirs = config["oauth_cb"]
     try:
-        first = [answer_of(theirs, config.get("sasl.oauthbearer.config"))]
+        first = [here().run(lambda: answer_of(theirs, config.get("sasl.oauthbearer.config")))]
     except OSError as error:
         raise NotReady(f"no token for OAUTHBEARER: {error}; mend that, then call again") from error
     return config | {"oauth_cb": lambda given: first.pop() if first else theirs(given)}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -35,6 +35,7 @@ from anabranch.ports import (
     RecordHeaders,
     TopicPartition,
 )
+from anabranch.waits import here
 
 if TYPE_CHECKING:
     from anabranch.batches.columns_write import Counted, EventColumns, Placing
@@ -59,7 +60,7 @@ class KafkaJournals:
         self._admin = admin
         self._clock = clock
         self._timeout = timeout
-        self._lock = threading.Lock()
+        self._lock = here().lock()
         self._spare: list[Channel] = []
         self._used: set[Channel] = set()
         self._likely_bytes = DEFAULT_MAX_MESSAGE_BYTES
@@ -393,7 +394,7 @@ class Channel:
         self.health = HandleHealth(self.producer, options.admin())
         self._unsent = 0  # records that waited when `watch` was called last
         self._known: dict[str, int] = {}  # topic -> partitions that the producer knows, at least
-        self._closing = threading.Lock()
+        self._closing = here().lock()
         self._closed = False
 
     def _undelivered(self, error: KafkaError | None, message: Message) -> None:
@@ -432,7 +433,8 @@ class Channel:
                     f"the brokers were asked in vain for {partitions} partitions of {topic}: {trouble}"
                 )
             try:
-                found = self.producer.list_topics(topic, timeout=min(left, _METADATA_S))
+                ask = partial(self.producer.list_topics, topic, timeout=min(left, _METADATA_S))
+                found = here().run(ask)
             except KafkaException as error:
                 trouble = error.args[0].str()
             except RuntimeError as error:
@@ -447,7 +449,11 @@ class Channel:
     def poll(self, seconds: float, *, flush: bool = False) -> None:
         """Serve delivery reports. ``flush``: send waiting records now, and wait for the reports of all."""
         try:
-            (self.producer.flush if flush else self.producer.poll)(seconds)
+            serve = self.producer.flush if flush else self.producer.poll
+            if seconds:
+                here().served(serve, lambda: not len(self.producer), seconds)
+            else:
+                serve(seconds)
         except RuntimeError:
             if not self._closed:  # otherwise another thread has closed the client
                 raise
@@ -458,7 +464,7 @@ class Channel:
         unsent = len(self.producer)
         if unsent < self._unsent:
             self.health.answered()
-        elif self.health.lost():
+        elif here().run(self.health.lost):
             self.fail("the producer has lost the brokers")
         self._unsent = unsent
 
@@ -467,4 +473,4 @@ class Channel:
         with self._closing:
             if not self._closed:
                 self._closed = True
-                drop(self.producer)
+                here().run(lambda: drop(self.producer))

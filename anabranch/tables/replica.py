@@ -35,6 +35,7 @@ from anabranch.tables.follow import Follower, SafeTimes
 from anabranch.tables.indexes import Index, indexed
 from anabranch.tables.snapshot import TableSnapshot, take_snapshot
 from anabranch.tables.store import Store
+from anabranch.waits import Condition, Lock, Signal, here
 
 log = logging.getLogger("anabranch.client")
 
@@ -65,11 +66,11 @@ class _Waiting(NamedTuple):
 
     timestamp: int
     number: int
-    wake: threading.Lock
+    wake: Signal
 
 
 @contextmanager
-def in_turn(lock: threading.RLock, seconds: float) -> Iterator[None]:
+def in_turn(lock: Lock, seconds: float) -> Iterator[None]:
     """Take a lock; after ``seconds`` of waiting, continue without the lock."""
     has_lock = lock.acquire(timeout=seconds)
     try:
@@ -85,7 +86,7 @@ class Waiters:
     With a condition variable each commit would wake all of them: that cost 64 threads a fifth of their time.
     """
 
-    def __init__(self, lock: threading.Condition) -> None:
+    def __init__(self, lock: Condition) -> None:
         """``lock``: guards what the threads wait for."""
         self._lock = lock
         self._waiting: list[_Waiting] = []
@@ -93,14 +94,13 @@ class Waiters:
 
     def wait(self, timestamp: int, seconds: float, is_over: Callable[[], bool]) -> None:
         """Sleep until `wake` reaches ``timestamp``, or `wake_all`. If ``is_over`` is true already, don't sleep."""
-        wake = threading.Lock()
-        wake.acquire()  # released by the thread that wakes this one
+        wake = here().signal()
         own = _Waiting(timestamp, next(self._numbers), wake)
         with self._lock:
             if is_over():
                 return
             heappush(self._waiting, own)
-        if not wake.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+        if not wake.wait(seconds):
             with self._lock:
                 if own in self._waiting:
                     self._waiting.remove(own)
@@ -109,7 +109,7 @@ class Waiters:
     def wake(self, is_reached: Callable[[int], bool]) -> None:
         """Wake the threads whose time is reached. The caller has the lock."""
         while self._waiting and is_reached(self._waiting[0].timestamp):
-            heappop(self._waiting).wake.release()
+            heappop(self._waiting).wake.set()
 
     def wake_all(self) -> None:
         """Wake all threads. The caller has the lock."""
@@ -152,7 +152,7 @@ class ReadReplica:
         )
         place = Path(self._temporary or settings.folder or "", "rows")
         try:
-            self._store = Store(place, settings.cluster_id, indexes)
+            self._store = here().run(lambda: Store(place, settings.cluster_id, indexes))
         except BaseException:
             self._remove_temporary()
             raise
@@ -160,8 +160,8 @@ class ReadReplica:
             self._store, ports, settings.tables, settings.timeout, controller.base
         )
         self.tables = self._follower.streams
-        self._moved = threading.Condition()
-        self._turn = threading.RLock()  # decides which waiting thread asks or steps
+        self._moved = here().condition()
+        self._turn = here().lock()  # decides which waiting thread asks or steps
         self._waiters = Waiters(self._moved)
         self._reports_due = 0
         self._open: WeakSet[TableSnapshot] = WeakSet()  # weak: lost snapshots keep no versions
@@ -206,6 +206,9 @@ class ReadReplica:
                 snapshot.is_open = False
             self._moved.notify_all()
             self._waiters.wake_all()
+        here().run(self._end)
+
+    def _end(self) -> None:
         self._follower.close()
         if self._thread is not None:
             self._thread.join()

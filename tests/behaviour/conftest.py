@@ -9,10 +9,40 @@ import pytest
 
 import anabranch
 from anabranch.protocol.legal_names import ADMIN_LANE
+from tests.aio import driven
 from tests.cluster import Cluster, start_cluster
 from tests.conftest import Broker
 
 QUICK = ("--session-timeout", "2")
+# Files whose tests run over the blocking client and over the asyncio one.
+BOTH = (
+    "test_client_readers",
+    "test_client_reservations",
+    "test_client_snapshots",
+    "test_client_transactions",
+    "test_scopes",
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Let the tests of `BOTH` run over both clients."""
+    if "client" in metafunc.fixturenames and metafunc.module.__name__.endswith(BOTH):
+        metafunc.parametrize("client", ["blocking", "aio"], indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def client(
+    request: pytest.FixtureRequest, cluster: Cluster
+) -> Iterator[anabranch.Client | driven.Driven]:
+    """A client of the session's cluster."""
+    if getattr(request, "param", "blocking") == "blocking":
+        with anabranch.connect(cluster.bootstrap) as connected:
+            yield connected
+        return
+    thread = driven.LoopThread()
+    with driven.connect(thread, cluster.bootstrap) as connected_there:
+        yield connected_there
+    thread.close()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ CALLS = {
     "README.md": ["N14228", "N24211"],
     "docs/tour.md": ["b'5'"],
     "docs/client.md": ["done before:", "b'ann' b'3 apples'"],
+    "docs/asyncio.md": ["b'N14228' b'landed'", "committed: 100", "seats left: b'97'", "1 event is"],
 }
 QUICK = ["docs/tutorial.md", "docs/testing.md"]
 COMMANDS = [*QUICK, "docs/concepts.md"]

@@ -91,6 +91,7 @@ def test_a_client_without_extras_does_all_that_one_with_them_does(
         ("import anabranch; anabranch.Processor", "controller"),
         ("import anabranch.controller.service", "controller"),
         ("import anabranch.faust", "faust"),
+        ("import anabranch.aio", "aio"),
         ("import anabranch.spark", "spark"),
         # What `write_batch` of a transaction and of a writer begin with.
         ("from anabranch.client.shared import Shared; Shared.columns(None, 'a/b', None)", "fast"),

@@ -1,0 +1,51 @@
+"""The generated handles: they are those of the blocking client, all of them, with its signatures."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import anabranch.aio
+from tests.aio.calls import KINDS, PAGE, Kind, text
+
+# Of workers of processors, of programs that read topics themselves, and of the client's own parts.
+NOT_HERE = {
+    "Client": {"heart", "reader_ports", "take_tasks", "release_tasks", "check_outputs", "mirror"},
+    "Transaction": {
+        "acknowledged", "after_fork", "client_closes", "gone", "identity", "live_token", "open_named", "read_by",
+        "write_state",
+    },
+    "Writer": {
+        "acknowledged", "after_fork", "client_closes", "gone", "live_token", "opened", "put", "put_many", "receipt",
+        "store", "touch",
+    },
+    "Replica": {"deadline", "marks", "report_due", "step"},
+    "TableTransaction": set(),
+    "JoinedTransaction": set(),
+    "TableSnapshot": {"check_open", "get_version", "in_place_of", "is_forked", "stamped", "walk"},
+    "Snapshot": set(),
+    "Reader": {"after_fork"},
+    "TransactionReader": {"after_fork"},
+    "SnapshotReader": {"after_fork"},
+    "Changes": {"after_fork"},
+}  # fmt: skip
+
+
+def test_the_page_is_what_is_generated() -> None:
+    assert PAGE.read_text() == text(), "python -m tests.aio.calls"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_all_calls_are_there(kind: Kind) -> None:
+    module, name = kind.homes[0]
+    public = {one for one in dir(getattr(module, name)) if not one.startswith("_")}
+    here = {one for one in dir(getattr(anabranch.aio, kind.new)) if not one.startswith("_")}
+    assert public - here == NOT_HERE[kind.name]
+
+
+def test_signatures_are_those_of_the_blocking_client() -> None:
+    ours = inspect.signature(anabranch.aio.AsyncClient.create_stream).parameters
+    theirs = inspect.signature(anabranch.Client.create_stream).parameters
+    assert [*ours] == [*theirs]
+    assert [p.default for p in ours.values()] == [p.default for p in theirs.values()]
