@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from anabranch.client.client import Client
+    from anabranch.client.client import Client, V
     from anabranch.client.own_writes import Writers
     from anabranch.client.receipts import EventFields
     from anabranch.client.replica import Replica
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from anabranch.types import (
         AuditEntry,
         CommandsInfo,
+        FeatureLevel,
         Grant,
         Headers,
         Lane,
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
         Receipt,
         Result,
         StreamDescription,
+        Transacted,
         TransactionInfo,
     )
 
@@ -509,6 +511,17 @@ class AsyncTableTransaction(Handle):
         """As `TableTransaction.replace`."""
         await self._waits.call(self._blocking.replace, table, key, value)
 
+    async def write(
+        self,
+        stream: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """As `TableTransaction.write`."""
+        await self._waits.call(self._blocking.write, stream, value, key, headers, timestamp)
+
     async def token(
         self,
         rights: str | Iterable[str] = ("write", "heartbeat"),
@@ -622,6 +635,17 @@ class AsyncJoinedTransaction(Handle):
         """As `JoinedTransaction.replace`."""
         await self._waits.call(self._blocking.replace, table, key, value)
 
+    async def write(
+        self,
+        stream: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """As `JoinedTransaction.write`."""
+        await self._waits.call(self._blocking.write, stream, value, key, headers, timestamp)
+
     async def flush(self, timeout: float | None = None) -> Receipt:
         """As `JoinedTransaction.flush`."""
         return await self._waits.call(self._blocking.flush, timeout)
@@ -709,16 +733,16 @@ class AsyncReplica(Handle):
 
     async def transact(
         self,
-        function: Callable[[AsyncTableTransaction], Awaitable[object]],
+        function: Callable[[AsyncTableTransaction], Awaitable[V]],
         *,
         isolation: Isolation = "serializable",
         name: str | None = None,
         timeout: float | None = None,
-    ) -> Result:
+    ) -> Transacted[V]:
         """As `Replica.transact`."""
 
-        def run(txn: TableTransaction) -> None:
-            in_loop(function, AsyncTableTransaction(self._waits, txn))
+        def run(txn: TableTransaction) -> V:
+            return in_loop(function, AsyncTableTransaction(self._waits, txn))
 
         return await self._waits.call(
             self._blocking.transact, run, isolation=isolation, name=name, timeout=timeout
@@ -1291,6 +1315,14 @@ class AsyncClient(Handle):
         """As `Client.commands`."""
         return await self._waits.call(self._blocking.commands, timeout=timeout)
 
+    async def feature_level(
+        self, *, raise_to: int | None = None, timeout: float | None = None
+    ) -> FeatureLevel:
+        """As `Client.feature_level`."""
+        return await self._waits.call(
+            self._blocking.feature_level, raise_to=raise_to, timeout=timeout
+        )
+
     async def acls(self, *, timeout: float | None = None) -> list[Acl]:
         """As `Client.acls`."""
         return await self._waits.call(self._blocking.acls, timeout=timeout)
@@ -1340,6 +1372,29 @@ class AsyncClient(Handle):
             until=until,
             folder=folder,
             limit=limit,
+            timeout=timeout,
+        )
+
+    async def transact(
+        self,
+        function: Callable[[AsyncTransaction], Awaitable[V]],
+        *,
+        scope: str | None = None,
+        name: str | None = None,
+        keepalive: float = defaults.KEEPALIVE_S,
+        timeout: float | None = None,
+    ) -> Transacted[V]:
+        """As `Client.transact`."""
+
+        def run(txn: Transaction) -> V:
+            return in_loop(function, AsyncTransaction(self._waits, txn))
+
+        return await self._waits.call(
+            self._blocking.transact,
+            run,
+            scope=scope,
+            name=name,
+            keepalive=keepalive,
             timeout=timeout,
         )
 

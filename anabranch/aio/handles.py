@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+)
 from inspect import isawaitable
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -166,9 +174,10 @@ def opening_client(kind: Callable[[LoopWaits, B], H], make: Callable[[], B]) -> 
     return Opening(made)
 
 
-def in_loop(function: Callable[[H], object], handle: H) -> None:
+def in_loop(function: Callable[[H], Awaitable[T]], handle: H) -> T:
     """Await an async function of the caller's, from a greenlet. Raises: InvalidArgument (it is not async)."""
-    awaited = function(handle)
+    awaited: object = function(handle)
     if not isawaitable(awaited):
         raise InvalidArgument("give an async function: the event loop runs it")
-    park(awaited)
+    found: T = park(awaited)
+    return found

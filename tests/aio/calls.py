@@ -118,7 +118,7 @@ KINDS = (
     Kind(
         "TableTransaction",
         ((table_transaction, "TableTransaction"), (table_transaction, "TableWork")),
-        "get lock refresh put delete insert replace token flush commit abort",
+        "get lock refresh put delete insert replace write token flush commit abort",
         {},
         "timestamp is_over txn_id result",
         rows=("scan",),
@@ -126,7 +126,7 @@ KINDS = (
     Kind(
         "JoinedTransaction",
         ((table_transaction, "JoinedTransaction"), (table_transaction, "TableWork")),
-        "get lock refresh put delete insert replace flush finish discard",
+        "get lock refresh put delete insert replace write flush finish discard",
         {},
         "timestamp is_over txn_id",
         rows=("scan",),
@@ -147,7 +147,7 @@ KINDS = (
         "forget_stream delete_stream recover_stream effective_settings topic_id together snapshot progress "
         "count_events groups group reset_group compact_table publish_base create_processor reset_processor "
         "import_group delete_processor processors processor stored lag lanes add_lane block_lane unblock_lane "
-        "grants grant revoke audit_log commands acls system close",
+        "grants grant revoke audit_log commands feature_level acls system transact close",
         {
             "begin": "Transaction",
             "join": "Writer",
@@ -165,10 +165,18 @@ READERS = {kind.name: kind.is_reader for kind in KINDS if kind.is_reader}
 # Calls whose body is their own.
 BODIES = {
     "Replica.transact": """
-def run(txn: TableTransaction) -> None:
-    in_loop(function, AsyncTableTransaction(self._waits, txn))
+def run(txn: TableTransaction) -> V:
+    return in_loop(function, AsyncTableTransaction(self._waits, txn))
 
 return await self._waits.call(self._blocking.transact, run, isolation=isolation, name=name, timeout=timeout)
+""",
+    "Client.transact": """
+def run(txn: Transaction) -> V:
+    return in_loop(function, AsyncTransaction(self._waits, txn))
+
+return await self._waits.call(
+    self._blocking.transact, run, scope=scope, name=name, keepalive=keepalive, timeout=timeout
+)
 """,
     "Client.close": """
 await self._waits.call(self._blocking.close)
@@ -176,7 +184,8 @@ self._waits.close()
 """,
 }
 TYPES = {
-    "Callable[[TableTransaction], object]": "Callable[[AsyncTableTransaction], Awaitable[object]]",
+    "Callable[[TableTransaction], V]": "Callable[[AsyncTableTransaction], Awaitable[V]]",
+    "Callable[[Transaction], V]": "Callable[[AsyncTransaction], Awaitable[V]]",
     "dict[str, Lag]": "dict[str, TableLag]",  # another class of the same name is of streams
 }
 

@@ -103,12 +103,27 @@ def test_tables(run: Callable[[Scenario], None]) -> None:
                 await asyncio.sleep(0)  # the function is the loop's, not a greenlet's
                 await txn.put(table, b"sum", b"%d" % (sum_now + 1))
 
-            await asyncio.gather(*(replica.transact(add, timeout=30) for _ in range(20)))
+            await client.create_stream(f"{scope}/added")
+
+            async def add_and_tell(txn: AsyncTableTransaction) -> int:
+                await add(txn)
+                await txn.write(f"{scope}/added", b"one")
+                return 7
+
+            await asyncio.gather(*(replica.transact(add, timeout=30) for _ in range(19)))
+            assert (await replica.transact(add_and_tell)).value == 7
+            assert [e.value async for e in client.read(f"{scope}/added", timeout=1)] == [b"one"]
             async with replica.begin() as txn:
                 assert await txn.get(table, b"sum") == b"20"
                 assert [row async for row in txn.scan(table)] == [(b"sum", b"20")]
             async with replica.snapshot() as seen:
                 assert [row async for row in seen.scan(table)] == [(b"sum", b"20")]
+
+            async def send(txn: AsyncTransaction) -> str:
+                await txn.write(f"{scope}/added", b"two")
+                return "sent"
+
+            assert (await client.transact(send)).value == "sent"
             with pytest.raises(errors.InvalidArgument, match="async"):
                 await replica.transact(lambda txn: None)  # type: ignore[arg-type, return-value]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from queue import SimpleQueue
 from typing import Any, cast
 from unittest.mock import MagicMock, Mock
 
@@ -45,7 +46,8 @@ class Bus:
 
     def awake(self, *names: bytes) -> list[bytes]:
         """Those of these commands whose callers are awake."""
-        return [name for name in names if not self.bus._slots[name].empty()]
+        slots = cast(dict[bytes, SimpleQueue[Any]], self.bus._slots)
+        return [name for name in names if not slots[name].empty()]
 
     def wait(self, name: bytes, seconds: float = 0.0) -> bytes | None:
         return self.bus.wait(name, self.clock.now + seconds)
