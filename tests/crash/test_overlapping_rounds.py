@@ -1,8 +1,9 @@
 """Leaders are killed or frozen between two rounds that overlap: each transaction has one outcome.
 
-Several clients commit one-shots, move money between rows of a table, and prepare transactions, all at once. So
-while a round is being written, the next one is decided. Each leader is cut at an append or an end of such a round:
-before it, once its request is sent, or after its answer. The next leader goes on.
+Several clients commit one-shots, move money between rows of a table, prepare transactions, and commit events
+together with rows of a PostgreSQL, all at once. So while a round is being written, the next one is decided. Each
+leader is cut at an append or an end of such a round: before it, once its request is sent, or after its answer. The
+next leader goes on.
 """
 
 from __future__ import annotations
@@ -16,20 +17,26 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from itertools import cycle, islice
 from pathlib import Path
 from typing import NamedTuple
 
+import psycopg
 import pytest
 
 import anabranch
-from anabranch.errors import AnabranchError, OutcomeUnknown, RetryError
+from anabranch.errors import AnabranchError, LedgerDiffers, OutcomeUnknown, RetryError
 from anabranch.kafka.log import KafkaLog
+from anabranch.ledger import Ledger
 from anabranch.ports import Log
 from tests.conftest import Broker
 from tests.crash.oracle import check_answers, check_stream, read_status, read_stream
 from tests.crash.test_zombies import FENCED
+from tests.ledger.places import PostgresPlace
+from tests.ledger.test_kills import end
+from tests.postgres import server
 from tests.workload.crew import SEED
 from tests.workload.leaders import Forked
 from tests.workload.points import Point
@@ -37,7 +44,8 @@ from tests.workload.steady import COMMITTED, UNKNOWN, Steady, steadily
 from tests.workload.zygote import Child, Zygote
 
 CUTS = int(os.environ.get("ANABRANCH_OVERLAP_CUTS", "120"))
-CLIENTS, MOVERS, PREPARERS = 8, 2, 2
+CLIENTS, MOVERS, PREPARERS, PAYERS = 8, 2, 2, 3
+LINGER_S = 0.0, 0.0, 0.05, 0.3, 1.2
 ACCOUNTS, EACH = 6, 100
 CUT_S = 60.0
 SECRET = bytes(range(32))
@@ -63,14 +71,25 @@ FEW = [*KILLS, FREEZES[1], FREEZES[4]]
 
 
 @dataclass
+class Payment:
+    """One order in the database, which one event goes with. ``result``: as of a `Commit`."""
+
+    value: bytes
+    result: str = ""
+    txn_id: bytes | None = None
+
+
+@dataclass
 class Load:
     """All that clients do at once, and what it has to come to."""
 
     client: anabranch.Client
     scope: str
     folder: Path
+    database: PostgresPlace
     over: threading.Event = field(default_factory=threading.Event)
     prepared: dict[bytes, str] = field(default_factory=dict)  # by event: how its commit ended
+    payments: list[Payment] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     moved: int = 0
 
@@ -78,6 +97,7 @@ class Load:
         self.stream, self.table = f"{self.scope}/events", f"{self.scope}/accounts"
         client, stream = self.client, self.stream
         self.steady = [Steady(client, stream, f"c{n}", pause=0.0) for n in range(CLIENTS)]
+        self.ledger = Ledger(self.database.connect)
 
     def create(self) -> None:
         self.client.create_stream(self.stream, 2, timeout=CUT_S)
@@ -86,14 +106,18 @@ class Load:
             for n in range(ACCOUNTS):
                 txn.write(self.table, b"%d" % EACH, key=b"a%d" % n)
             txn.commit(timeout=CUT_S)
+        self.database.made()
+        self.ledger.create(self.client)
 
     @contextmanager
     def working(self) -> Iterator[None]:
         """Let all clients work."""
         with ExitStack() as stack:
             rows = stack.enter_context(self.client.replica(self.table, folder=self.folder))
-            work = [lambda n=n: self._move(rows, n) for n in range(MOVERS)]
-            work += [lambda n=n: self._prepare(n) for n in range(PREPARERS)]
+            work: list[Callable[[], None]] = [self._recover]
+            work += [partial(self._move, rows, n) for n in range(MOVERS)]
+            work += [partial(self._prepare, n) for n in range(PREPARERS)]
+            work += [partial(self._pay, n) for n in range(PAYERS)]
             threads = [threading.Thread(target=one) for one in work]
             for thread in threads:
                 thread.start()
@@ -142,6 +166,48 @@ class Load:
             except AnabranchError as error:
                 self.wrong.append(f"a prepared one: {error!r}")
 
+    def _pay(self, number: int) -> None:
+        chance = random.Random(f"{SEED}/pay/{number}")
+
+        def linger(step: str) -> None:
+            """Leaders die, and recovery comes, while the events are prepared and the rows are not committed."""
+            if step == "commit":
+                time.sleep(chance.choice(LINGER_S))
+
+        ledger = Ledger(lambda: self.database.connect(linger))
+        for count in range(1_000_000):
+            if self.over.is_set():
+                return
+            paid = Payment(b"o%d-%d" % (number, count))
+            self.payments.append(paid)
+            try:
+                with (
+                    self.client.begin(self.scope, keepalive=60) as txn,
+                    ledger.commit(txn, timeout=CUT_S) as cursor,
+                ):
+                    paid.txn_id = txn.txn_id
+                    txn.write(self.stream, paid.value, key=b"o")
+                    if count % 2:
+                        txn.flush()
+                    self.database.order(cursor, paid.value.decode())
+                paid.result = COMMITTED
+            except OutcomeUnknown:
+                paid.result = UNKNOWN
+            except LedgerDiffers as error:
+                self.wrong.append(f"a payment: {error!r}")
+            except (AnabranchError, psycopg.Error) as error:
+                paid.result = f"rolled back: {error!r}"
+                time.sleep(0.05)
+
+    def _recover(self) -> None:
+        """As the recovery service does, while payments are under way."""
+        while not self.over.wait(0.05):
+            try:
+                found = self.ledger.recover(self.client, older_than=0.0)
+                self.wrong += [f"an alarm: {why}" for why in found.alarms.values()]
+            except RetryError:
+                pass  # the next call does the rest
+
     def wait_more(self, count: int = 10) -> None:
         """Wait until more is committed."""
         for one in self.steady[:2]:
@@ -149,6 +215,7 @@ class Load:
 
     def check(self, log: Log, prefix: str) -> str:
         """What clients were answered, and what the log shows, agree. Returns figures."""
+        end(self.client, self.ledger)
         assert not self.wrong, self.wrong[:3]
         found = read_stream(log, self.stream)
         check_stream(found)
@@ -157,7 +224,7 @@ class Load:
         status = read_status(log, prefix)
         there = Counter(event.value for event in found.events)
         said = {one.value: one.result for client in self.steady for one in client.commits}
-        said |= self.prepared
+        said |= self.prepared | self._check_payments()
         assert set(there) <= set(said)
         for value, result in said.items():
             allowed = {COMMITTED: (1,), UNKNOWN: (0, 1)}.get(result, (0, 1) if not result else (0,))
@@ -175,8 +242,27 @@ class Load:
             total = sum(int(row) for _, row in view.scan(self.table))
         assert total == ACCOUNTS * EACH, f"money: {total}"
         done = Counter(said.values())
-        assert min(self.moved, done[COMMITTED], len(self.prepared)) > 0, "too little was done"
-        return f"{dict(done)}, {self.moved} transfers, {len(self.prepared)} prepared, {len(status.rounds)} rounds"
+        paid = sum(one.result == COMMITTED for one in self.payments)
+        assert min(self.moved, done[COMMITTED], len(self.prepared), paid) > 0, "too little was done"
+        return (
+            f"{dict(done)}, {self.moved} transfers, {len(self.prepared)} prepared, {paid} of "
+            f"{len(self.payments)} payments, {len(status.rounds)} rounds"
+        )
+
+    def _check_payments(self) -> dict[bytes, str]:
+        """Callers, database and controllers agree. Returns the outcome of each event, as the database has it."""
+        rows = {key.encode() for key in self.database.orders()}
+        assert rows <= {one.value for one in self.payments}
+        for one in self.payments:
+            there = one.value in rows
+            assert one.result == UNKNOWN or (one.result == COMMITTED) == there, f"{one}: {there}"
+            if one.txn_id is not None:
+                state = self.client.resolve(one.txn_id, timeout=CUT_S).state
+                assert state == ("COMMITTED" if there else "ABORTED"), f"{one} is {state}"
+        return {
+            one.value: COMMITTED if one.value in rows else "not in the database"
+            for one in self.payments
+        }
 
 
 @contextmanager
@@ -192,8 +278,12 @@ def loaded(
     log = KafkaLog(bootstrap)
     try:
         leaders.start()
-        with anabranch.connect(bootstrap, prefix=prefix, timeout=CUT_S) as client:
-            load = Load(client, f"{prefix}-scope", folder / "rows")
+        with (
+            server() as database,
+            anabranch.connect(bootstrap, prefix=prefix, timeout=CUT_S) as client,
+        ):
+            place = PostgresPlace(database.dsn())
+            load = Load(client, f"{prefix}-scope", folder / "rows", place)
             load.create()
             with load.working():
                 yield load, leaders

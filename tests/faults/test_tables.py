@@ -29,10 +29,8 @@ FEW = 20  # fewer commits show nothing; how many there are is the machine's spee
 pytestmark = [pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(300 + 3 * SECONDS)]
 
 
-def start(crew: Crew, services: Services) -> None:
+def begin(crew: Crew) -> None:
     """Tables with their first rows, and processes that move money."""
-    crew.leaders = services
-    services.start()
     with crew.connect() as client:
         for table in crew.streams:
             crew.until_ready(lambda table=table: client.create_table(table, 2, timeout=READY_S))  # type: ignore[misc]
@@ -92,7 +90,9 @@ def test_no_money_is_lost_under_faults(
     services = Services(crew.bootstrap, folder, crew.prefix)
     faults = Faults(crew, three_brokers, services)
     try:
-        start(crew, services)
+        crew.leaders = services
+        services.start()
+        begin(crew)
         whoms: list[tuple[Whom, ...]] = [("broker",), ("controller", "client")]
         faults.endure([schedule(random.Random(f"{SEED}/{w}"), w) for w in whoms], SECONDS)
         wait_more(crew.commits)

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,16 +57,24 @@ class Trial:
     """One run."""
 
     def __init__(
-        self, bootstrap: str, folder: Path, plan: Plan, say: Callable[[str], None] = print
+        self,
+        bootstrap: str,
+        folder: Path,
+        plan: Plan,
+        say: Callable[[str], None] = print,
+        older: Mapping[str, str] = {},
     ) -> None:
+        """``older``: the environment of an older build, which all processes have for the first half of the time."""
         self.plan = plan
         self._say = say
+        self._older = older
         prefix = f"pt{uuid.uuid4().hex[:6]}"
         self.chance = random.Random(plan.seed)
         self.writing = Writing(bootstrap, prefix, f"{prefix}-s", plan.seed)
         self.done = self.writing.done
         self.controllers = [
-            ControllerProcess(bootstrap, folder / f"c{n}", prefix, CONTROLLER) for n in range(2)
+            ControllerProcess(bootstrap, folder / f"c{n}", prefix, CONTROLLER, dict(older))
+            for n in range(2)
         ]
         group = {
             "session.timeout.ms": plan.session * 1000,
@@ -74,7 +82,7 @@ class Trial:
         }
         options = words({name: f"{ms:.0f}" for name, ms in group.items()})
         arguments = ("--bootstrap", bootstrap, "--prefix", prefix, *options)
-        environment = {"ANABRANCH_TRIAL_SCOPE": self.writing.scope}
+        environment = {"ANABRANCH_TRIAL_SCOPE": self.writing.scope, **older}
         module = "tests.processing.planted" if plan.bug else "anabranch.cli"
         environment[planted.VARIABLE] = plan.bug
         self.workers = [
@@ -142,6 +150,8 @@ class Trial:
         kills = chance.choices([self._kill_worker, self._kill_controller], k=plan.kills)
         strikes = [*kills, *[self._freeze_worker] * plan.zombies, None]
         chance.shuffle(strikes)
+        if self._older:
+            strikes.insert(len(strikes) // 2, self._replace_all)
         try:
             for number, strike in enumerate(strikes):
                 writing.allowed = plan.events * (number + 1) // len(strikes)
@@ -229,6 +239,18 @@ class Trial:
         self.note(f"{worker.folder.name} is frozen for {seconds:.1f} s")
         while all(one.frozen for one in self.workers):
             self._look_for(0.1)
+
+    def _replace_all(self) -> None:
+        """Kill all processes of the older build; those of this one go on with their folders."""
+        processes: list[ControllerProcess | WorkerProcess] = [*self.controllers, *self.workers]
+        for process in processes:
+            process.kill()
+            process.process = None
+            for name in self._older:
+                process.environment.pop(name, None)
+        self.note("all of the older build are killed")
+        for process in processes:
+            process.start()
 
     def _kill_workers(self) -> None:
         for worker in self.workers:

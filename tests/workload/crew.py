@@ -111,11 +111,15 @@ class Crew:
         """Start all of them, on new streams, until they work."""
         self.leaders = leaders
         leaders.start()
+        self.create()
+        self.begin(clients)
+
+    def create(self) -> None:
+        """Create the streams."""
         with self.connect() as client:
             for stream in self.streams:
                 create = partial(client.create_stream, stream, self.plan.segments, timeout=READY_S)
                 self.until_ready(create)
-        self.begin(clients)
 
     def until_ready(self, create: Callable[[], object]) -> None:
         """Create something: only for some seconds does a client wait for the first topics."""

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +27,7 @@ from typing import Any, ClassVar
 from tests.owned import send_signal
 
 ROOT = Path(__file__).resolve().parents[2]
-READY_DEADLINE_S = 30.0
+READY_DEADLINE_S = 60.0
 EXIT_DEADLINE_S = 10.0
 _PR_SET_PDEATHSIG = 1
 # NumPy and pyarrow have threads as soon as they are loaded.
@@ -144,9 +145,12 @@ class Zygote:
     """Starts the warm process; `fork` gives controllers. Ends with all its children at `close`.
 
     ``modules``: more that children run; the process imports them, and calls the ``warm_up`` of those that have one.
+    ``environment``: what else it has. ``folder``: where it starts.
     """
 
-    def __init__(self, *modules: str) -> None:
+    def __init__(
+        self, *modules: str, environment: Mapping[str, str] = {}, folder: Path = ROOT
+    ) -> None:
         self._children: dict[int, Child] = {}
         self._lock = threading.Lock()
         self._ready = threading.Event()
@@ -154,8 +158,8 @@ class Zygote:
             [sys.executable, "-m", "tests.workload.zygote", *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            cwd=ROOT,
-            env=os.environ | _NO_THREADS,
+            cwd=folder,
+            env=os.environ | _NO_THREADS | dict(environment),
         )
         self._thread = threading.Thread(target=self._read, name="zygote", daemon=True)
         self._thread.start()
