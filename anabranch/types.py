@@ -273,6 +273,7 @@ class StreamDescription:
       from which a table is sure to be readable; 0 for other streams.
     - ``blockers``: what prevents its deletion or compaction, each with ``what``, ``name``, ``lane``, ``age_ms`` and
       the command that ``ends`` it. Only `Client.describe` has them, for a lane with the right `operate`.
+    - ``description``: text for people, as `Client.create_stream` got it; empty: none.
     """
 
     stream: str
@@ -291,6 +292,7 @@ class StreamDescription:
     base: r.BaseRow | None = None
     oldest_snapshot: int = 0
     blockers: tuple[r.Blocker, ...] = ()
+    description: str = ""
 
 
 @dataclass(frozen=True, slots=True)

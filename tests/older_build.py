@@ -1,6 +1,7 @@
-"""An older build of the product: the tree of a commit, for processes before, or next to, those of this tree.
+"""The former release: the wheel of a commit, for processes before, or next to, those of this tree.
 
-Its own tests come with it, so `tests.workload` runs in it as it was then: what is said between processes is JSON.
+The wheel is built from that commit, and installed without its dependencies: those of this tree serve both. Its own
+tests come with it, so `tests.workload` runs in it as it was then: what is said between processes is JSON.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -19,41 +21,61 @@ import pytest
 from anabranch.infra.fetch import cache_root
 
 ROOT = Path(__file__).resolve().parent.parent
-# The last one whose rounds do not overlap. Before the first release a format may change in place
-# (docs/how-to/upgrading.md): then the first commit that has the new one takes its place.
-COMMIT = "aa73f38d99978c10fafc8db2f11bede6026bcdc6"
-PARTS = "anabranch", "checker", "tests"
+# The commit that set the version of the last release. The next release's takes its place (CONTRIBUTING.md).
+COMMIT = (ROOT / "tests" / "former_release.txt").read_text("utf-8").strip()
+WHEEL = "site"
+JUDGES = "checker", "tests"
 
 
 @cache
 def tree() -> Path:
     """Its folder, in the cache. Skips the test where git does not have the commit."""
-    unpacked = cache_root() / "older-builds" / COMMIT
-    if unpacked.exists():
-        return unpacked
+    made = cache_root() / "former-releases" / COMMIT
+    if made.exists():
+        return made
     archive = _archive()
-    unpacked.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=unpacked.parent) as folder:
-        made = Path(folder, COMMIT)
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=made.parent) as folder:
+        source, new = Path(folder, "source"), Path(folder, "new")
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            tar.extractall(made, filter="data")
-        if not unpacked.exists():
-            made.rename(unpacked)
-    # Its code is compiled here: the start of a process has a deadline.
-    compiles = (
-        "from anabranch.batches import columns_write, framing; columns_write.warm(); framing.warm()"
-    )
-    subprocess.run([sys.executable, "-c", compiles], env=os.environ | _paths(unpacked), check=True)
-    return unpacked
+            tar.extractall(source, filter="data")
+        _install(source, new / WHEEL)
+        for name in JUDGES:
+            (source / name).rename(new / name)
+        # Its code is compiled here: the start of a process has a deadline.
+        compiles = "from anabranch.batches import columns_write, framing; columns_write.warm(); framing.warm()"
+        _run("-c", compiles, environment=_paths(new))
+        if not made.exists():
+            new.rename(made)
+    return made
 
 
 def _archive() -> bytes:
-    asked = ["git", "-C", str(ROOT), "archive", "--format=tar", COMMIT, *PARTS]
+    asked = ["git", "-C", str(ROOT), "archive", "--format=tar", COMMIT]
     try:
         return subprocess.run(asked, capture_output=True, check=True).stdout
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
         why = getattr(error, "stderr", b"").decode().strip() or error
-        pytest.skip(f"needs git, and a clone with commit {COMMIT[:8]}, whose code it runs: {why}")
+        pytest.skip(f"needs git, and a clone with commit {COMMIT[:8]}, whose wheel it runs: {why}")
+
+
+def _install(source: Path, site: Path) -> None:
+    _run("-m", "hatchling", "build", "-t", "wheel", "-d", "dist", folder=source)
+    (wheel,) = (source / "dist").glob("*.whl")
+    offline = "--no-deps", "--no-index", "--quiet", "--disable-pip-version-check"
+    _run("-m", "pip", "install", *offline, "--target", site, wheel)
+
+
+def _run(*words: str | Path, folder: Path = ROOT, environment: Mapping[str, str] = {}) -> None:
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=folder,
+        env=os.environ | dict(environment),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def environment() -> dict[str, str]:
@@ -63,4 +85,5 @@ def environment() -> dict[str, str]:
 
 def _paths(folder: Path) -> dict[str, str]:
     # Safe path: the process must not import from the folder that it starts in.
-    return {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "PYTHONSAFEPATH": "1"}
+    paths = map(str, (folder / WHEEL, folder, ROOT))
+    return {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}

@@ -78,6 +78,9 @@ def create(
         ),
     ] = False,
     near: Near = None,
+    description: Annotated[
+        str, option("--description TEXT", "Text for people. Needs feature level 2.")
+    ] = "",
 ) -> None:
     """Create a stream, and its scope if that is new.
 
@@ -85,7 +88,14 @@ def create(
     """
     settings = parse_kafka(setting, "--setting")
     with options.client() as client:
-        client.create_stream(stream, segments=segments, settings=settings, adopt=adopt, near=near)
+        client.create_stream(
+            stream,
+            segments=segments,
+            settings=settings,
+            adopt=adopt,
+            near=near,
+            description=description,
+        )
         created = client.describe(stream)
     row = stream_row(created)
     print_result(row, Grid("Created", [row], _COLUMNS), as_json=options.json)
@@ -130,6 +140,7 @@ def describe(
     print_result(
         document,
         _segments(found),
+        *([f"description: {found.description}"] if found.description else ()),
         *([Grid("Epochs", _epoch_rows(past), _EPOCH_COLUMNS)] if past is not None else ()),
         f"state: {found.state}" + (f", {found.trouble}" if found.trouble else ""),
         f"partitions: {found.partitions:,}",

@@ -490,6 +490,7 @@ class Client:
         *,
         adopt: bool = False,
         near: str | None = None,
+        description: str = "",
         timeout: float | None = None,
     ) -> StreamDescription:
         """Create a stream (``scope/name``), and its scope if that is new. Repeating the call changes nothing.
@@ -497,14 +498,17 @@ class Client:
         ``segments``: 1 to 10,000 key ranges, each a partition. ``settings``: of the stream's topic, under Kafka's
         names. ``adopt``: the topic may exist and have records, which readers get unchanged (this needs the right
         operate on ``*``). ``near``: a new scope gets the control partition of this one, so that transactions can
-        write to both. None: the control partition with the fewest scopes.
+        write to both. None: the control partition with the fewest scopes. ``description``: text for people, up to
+        1,024 characters; it needs feature level 2.
 
-        Raises: StreamExists (with other settings), TopicNotEmpty, InvalidArgument (also if the scope exists, but on
-        another control partition than ``near``), NotAuthorized, UnknownScope (``near``), TopicMisconfigured,
-        NotReady, DeadlineExceeded (repeating is safe).
+        Raises: StreamExists (with other settings or another description), TopicNotEmpty, InvalidArgument (also if
+        the scope exists, but on another control partition than ``near``), FeatureNotEnabled (``description``),
+        NotAuthorized, UnknownScope (``near``), TopicMisconfigured, NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.deadline_outside("create_stream", timeout)
-        return self._streams.create(stream, segments, settings, deadline, adopt=adopt, near=near)
+        return self._streams.create(
+            stream, segments, settings, deadline, adopt=adopt, near=near, description=description
+        )
 
     def create_table(
         self,
@@ -513,6 +517,7 @@ class Client:
         settings: Mapping[str, Any] | None = None,
         *,
         near: str | None = None,
+        description: str = "",
         timeout: float | None = None,
     ) -> StreamDescription:
         """Create a table: a stream whose newest value of a key is a row; an event without a value deletes it.
@@ -524,7 +529,9 @@ class Client:
         """
         self._shared.deadline_outside("create_table", timeout)
         chosen = {TABLE: "true", **given(settings)}
-        return self.create_stream(table, segments, chosen, near=near, timeout=timeout)
+        return self.create_stream(
+            table, segments, chosen, near=near, description=description, timeout=timeout
+        )
 
     def streams(
         self, scope: str | None = None, *, timeout: float | None = None

@@ -32,12 +32,13 @@ class Streams:
         *,
         adopt: bool,
         near: str | None,
+        description: str = "",
     ) -> StreamDescription:
         """As `Client.create_stream`."""
         texts = {name: _setting(value) for name, value in given(settings).items()}
         if near is not None:
             check_scope(near)
-        command = r.CreateStream(stream, segments, texts, bool(adopt))
+        command = r.CreateStream(stream, segments, texts, bool(adopt), description)
         return self._learn(stream, self._session.create_stream(command, deadline, near=near))
 
     def describe(self, stream: str, deadline: float) -> StreamDescription:

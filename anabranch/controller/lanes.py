@@ -588,8 +588,9 @@ def decide_command(turn: Turn, command: Command) -> None:
         return  # a command before it in this round blocked its lane, so it counts as not read
     try:
         _check_size(turn, command.payload)
+        # Before it is decoded, which may cost much.
+        turn.state.check_level(command.payload, f"the command {name_of(command.payload)}")
         record = decode_lazily(command.payload)
-        turn.state.check_level(command.payload, type(record).__name__)
         if size > work.FEW_BYTES:
             turn.charge(work.of_parts(record))
         turn.seen = None if command.seen is None else hybrid_time.parse(command.seen)

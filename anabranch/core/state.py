@@ -226,8 +226,11 @@ class State:
         return value
 
     def check_level(self, record: bytes, what: str) -> None:
-        """Raise `FeatureNotEnabled` if an encoded record has a higher feature level than the log. ``what``: it."""
-        if record[0] > self.feature_level:
+        """Raise `FeatureNotEnabled` if an encoded record has a higher feature level than the log. ``what``: it.
+
+        Levels that this release does not know are left to `decode`, whose error names them.
+        """
+        if record and self.feature_level < record[0] <= LEVEL:
             raise FeatureNotEnabled(
                 f"{what} needs feature level {record[0]}, and this cluster has {self.feature_level}: upgrade all "
                 f"controllers, then run `anabranch cluster feature --raise {record[0]}`"

@@ -90,6 +90,7 @@ def stream_row(found: StreamDescription) -> dict[str, Any]:
         "state": found.state,
         "trouble": found.trouble,
         "foreign": found.foreign,
+        "description": found.description,
     }
 
 

@@ -54,6 +54,7 @@ QUEUED = Limit(
 )
 TEXT = Limit(1 << 10, "characters", "a reason or a refusal's text; the rest is cut off")
 NAME = Limit(256, "characters", "the name of a transaction or a series")
+DESCRIPTION = Limit(1 << 10, "characters", "the description of a stream")
 SETTING = Limit(256, "characters", "a setting's name, or its value")
 DIGITS = Limit(20, "digits", "a number in a setting")
 CORRELATION_ID = Limit(64, "bytes", "a correlation id")
@@ -227,8 +228,11 @@ def weight(answer: object) -> int:
         case r.StreamList():
             return sum(map(weight, answer.streams))
         case r.StreamInfo() | r.Touched():
-            maps = (answer.journal, answer.low_water) if isinstance(answer, r.StreamInfo) else ()
-            return 1024 + 32 * len(answer.segments) + 24 * sum(map(len, maps))
+            size = 1024 + 32 * len(answer.segments)
+            if isinstance(answer, r.StreamInfo):
+                size += 24 * (len(answer.journal) + len(answer.low_water))
+                size += 4 * len(answer.description)
+            return size
         case _:
             return 1024
 

@@ -164,8 +164,10 @@ class FakeClient:
         *,
         adopt: bool = False,
         near: str | None = None,
+        description: str = "",
     ) -> StreamDescription:
         adopted = ({"adopt": True} if adopt else {}) | ({"near": near} if near else {})
+        adopted |= {"description": description} if description else {}
         self._call("create_stream", name=name, segments=segments, settings=settings, **adopted)
         return stream(name)
 

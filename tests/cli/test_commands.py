@@ -176,6 +176,7 @@ def test_stream_describe(run: Run, fake: FakeClient) -> None:
         "foreign": 0,
         "state": "ACTIVE",
         "trouble": "",
+        "description": "",
         "effective": {"retention.ms": "60000"},
         "losses": [],
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from anabranch.core import rows as k
@@ -27,6 +29,7 @@ ASKED: list[tuple[int | None, str, int]] = [
     (LEVEL + 1, "UnsupportedVersion", 1),
     (0, "InvalidArgument", 1),
 ]
+TEXT = "Flights from JFK"
 
 
 @pytest.mark.parametrize(("level", "said", "then"), ASKED)
@@ -58,12 +61,41 @@ def test_a_status_log_of_a_higher_level_is_refused_whatever_else_it_has() -> Non
         state.rederive()
 
 
-def test_records_above_the_level_are_refused(world: World) -> None:
-    record = bytes((LEVEL + 1, 67))
-    with pytest.raises(FeatureNotEnabled, match=f"cluster feature --raise {LEVEL + 1}"):
-        world.state.check_level(record, "a StreamRow")
-    world.state.apply(k.FEATURE_KEY, r.FeatureRow(LEVEL + 1, 1))
-    world.state.check_level(record, "a StreamRow")
+def test_rows_above_the_level_are_refused(world: World) -> None:
+    world.create("nyc/a")
+    key = k.stream_key("nyc/a")
+    row = replace(world.state.streams["nyc/a"], description=TEXT)
+    before = world.state.streams["nyc/a"]
+    with pytest.raises(FeatureNotEnabled, match=r"a StreamRow .* cluster feature --raise 2"):
+        world.state.apply(key, row)
+    assert world.state.streams["nyc/a"] == before
+    answer(world, 2)
+    assert world.state.apply(key, row) == encode(row)
+
+
+def describing(text: str = TEXT) -> r.CreateStream:
+    return r.CreateStream("nyc/b", 2, {}, description=text)
+
+
+def test_a_stream_keeps_its_description(world: World) -> None:
+    answer(world, 2)
+    world.ask("make", describing())
+    world.created("nyc/b", 0, 0)
+    assert world.state.streams["nyc/b"].description == TEXT
+    world.describe(stream="nyc/b")
+    assert world.result.streams[0].description == TEXT
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(TEXT, ""), ("", ""), ("other", "StreamExists"), ("x" * 1025, "InvalidArgument")],
+)
+def test_a_stream_is_created_again(world: World, text: str, said: str) -> None:
+    """A program that knows no description may repeat what it did before."""
+    answer(world, 2)
+    world.ask("make", describing())
+    world.created("nyc/b", 0, 0)
+    assert world.ask("repeat", describing(text)).startswith(said or "nyc/b")
 
 
 def test_fields_of_higher_levels_come_last_and_have_defaults() -> None:

@@ -160,6 +160,7 @@ EXAMPLES: dict[str, Any] = {
     "FindScope": COMMANDS[1],
     "Reply: ScopeInfo": _reply(1, r.ScopeInfo("nyc", 3)),
     "CreateStream": COMMANDS[2],
+    "CreateStream at level 2": replace(COMMANDS[2], description="Flights from JFK, LGA and EWR"),
     "Reply: StreamList": _reply(
         2,
         r.StreamList(

@@ -357,6 +357,7 @@ def stream_info(turn: Turn, row: r.StreamRow, *, full: bool = False) -> r.Stream
         base=turn.state.bases.get(row.stream),
         oldest_snapshot=oldest_snapshot(turn, row),
         blockers=blockers_of(turn, row.stream, _promised_of(turn, row)) if full else (),
+        description=row.description,
     )
 
 

@@ -106,6 +106,7 @@ def create_stream(turn: Turn, command: r.CreateStream, to: ReplyTo | None) -> No
     check_served(turn, scope)
     even_ranges(command.segments)  # raises for an impossible count
     check_settings(command.settings)
+    limits.DESCRIPTION.check(len(command.description), f"the description of {command.stream}")
     _check_state(turn, command)
     check_companion(turn, command)
     row = turn.state.streams.get(command.stream)
@@ -126,6 +127,8 @@ def create_stream(turn: Turn, command: r.CreateStream, to: ReplyTo | None) -> No
             f"{command.stream} exists: a {kind} of {count_of(row.segment_count, 'segment')} with settings "
             f"{dict(row.settings)}"
         )
+    if command.description not in ("", row.description):  # a repetition need not give it
+        raise errors.StreamExists(f"{command.stream} exists, with another description")
     if row.state == CREATING and row.correlation_id:
         if is_repeated(turn, k.stream_key(command.stream), to):
             return  # the answer comes when it is done
@@ -203,6 +206,7 @@ def _without_topics(command: r.CreateStream, owner: str) -> r.StreamRow:
         scaling=None,
         topic_ids=(),
         owner=owner,
+        description=command.description,
         **asked(None),
     )
 

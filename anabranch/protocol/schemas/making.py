@@ -71,7 +71,10 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         """,
     ),
     (b"", "Outcome.prepared_by"),
-    ("", "OpenInfo.ends SeriesInfo.owner"),
+    (
+        "",
+        "CreateStream.description OpenInfo.ends SeriesInfo.owner StreamInfo.description StreamRow.description",
+    ),
 )
 DEFAULTS = {name: value for value, names in _DEFAULTS for name in _names(names)}
 # Text fields with few values, which have a type of their own.

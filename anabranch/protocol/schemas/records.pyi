@@ -190,6 +190,7 @@ class CreateStream:
     segments: int
     settings: Mapping[str, str]
     adopt: bool = False
+    description: str = ""
 
 @dataclass(frozen=True, slots=True)
 class DeleteProcessor:
@@ -1114,6 +1115,7 @@ class StreamInfo:
     base: BaseRow | None = None
     oldest_snapshot: int = 0
     blockers: tuple[Blocker, ...] = ()
+    description: str = ""
 
 @dataclass(frozen=True, slots=True)
 class StreamList:
@@ -1145,6 +1147,7 @@ class StreamRow:
     owner: str
     adopt: bool = False
     change: StreamChange | None = None
+    description: str = ""
 
 @dataclass(frozen=True, slots=True)
 class SuspectRow:
