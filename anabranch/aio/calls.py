@@ -1004,6 +1004,7 @@ class AsyncClient(Handle):
         *,
         adopt: bool = False,
         near: str | None = None,
+        description: str = "",
         timeout: float | None = None,
     ) -> StreamDescription:
         """As `Client.create_stream`."""
@@ -1014,6 +1015,7 @@ class AsyncClient(Handle):
             settings,
             adopt=adopt,
             near=near,
+            description=description,
             timeout=timeout,
         )
 
@@ -1024,11 +1026,18 @@ class AsyncClient(Handle):
         settings: Mapping[str, Any] | None = None,
         *,
         near: str | None = None,
+        description: str = "",
         timeout: float | None = None,
     ) -> StreamDescription:
         """As `Client.create_table`."""
         return await self._waits.call(
-            self._blocking.create_table, table, segments, settings, near=near, timeout=timeout
+            self._blocking.create_table,
+            table,
+            segments,
+            settings,
+            near=near,
+            description=description,
+            timeout=timeout,
         )
 
     async def streams(
