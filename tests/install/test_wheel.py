@@ -141,8 +141,11 @@ def use_the_first_day(python: Path, bootstrap: str, folder: Path) -> None:
     time.sleep(1.1)  # a base is as of a whole second
     said = anabranch("table", "compact", "nyc/planes", "--plain-readers-lose-history")
     assert said.endswith(": 1 row\n")
-    with started(python, "web", "--bootstrap", bootstrap) as web, urlopen(web["url"]) as page:
-        assert b"anabranch" in page.read()
+    with (
+        started(python, "web", "--bootstrap", bootstrap) as web,
+        urlopen(f"{web['url']}streams") as page,
+    ):
+        assert b"<h1>Streams</h1>" in page.read()
 
 
 @pytest.mark.long
