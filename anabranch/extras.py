@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from typing import Any
 
 from anabranch.errors import NotInstalled
 
@@ -42,9 +43,39 @@ def need(*packages: str, extra: str | None = None) -> None:
 def missing(package: str, extra: str | None = None) -> NotInstalled:
     """The error for a package of `EXTRA_OF`."""
     return NotInstalled(
-        f"{package} is not installed; this gets it: pip install 'anabranch[{extra or EXTRA_OF[package]}]'",
+        f"{package} is not installed; this gets it: {command_of(extra or EXTRA_OF[package])}",
         name=package,
     )
+
+
+def command_of(extra: str) -> str:
+    """The command that installs an extra, from where this package came: an index, a folder, a file, a repository.
+
+    Its imports are local, because most processes never call it.
+    """
+    import json
+    import shlex
+    from importlib import metadata
+
+    try:
+        origin = metadata.distribution("anabranch").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:  # the code alone, by PYTHONPATH
+        origin = None
+    return "pip install " + " ".join(map(shlex.quote, _words(extra, json.loads(origin or "{}"))))
+
+
+def _words(extra: str, origin: dict[str, Any]) -> list[str]:
+    """``origin``: pip's record of where an installation came from; empty if that was an index."""
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    url = origin.get("url", "")
+    if vcs := origin.get("vcs_info"):
+        return [f"anabranch[{extra}] @ {vcs['vcs']}+{url}"]
+    if not url.startswith("file:"):
+        return [f"anabranch[{extra}]"]
+    editable = ["-e"] if origin.get("dir_info", {}).get("editable") else []
+    return [*editable, f"{url2pathname(urlsplit(url).path)}[{extra}]"]
 
 
 def named(error: BaseException) -> BaseException:

@@ -8,7 +8,8 @@ that kills or pauses a broker starts one of its own with `EmbeddedBroker`.
 
 With ``--kfake KIND`` ``broker`` is a kfake that plays another one (tests/kfake/kinds.py).
 
-Tests marked ``soak`` or ``long`` are left out unless ``-m`` asks for them (pyproject.toml, ``scripts/soak``).
+Tests marked ``soak`` or ``long`` are left out unless ``-m`` asks for them (pyproject.toml, ``scripts/soak``,
+``scripts/long``).
 ``--part 2/5`` runs the second of five parts of what was asked for, which take about as long as each other.
 
 Workers of pytest-xdist (``-n 4``) get whole files, the long ones first, and a broker each. All files of
@@ -41,6 +42,7 @@ from tests.containers import versions
 from tests.kfake.kinds import KINDS
 from tests.kfake.lacks import lacks
 from tests.kfake.server import Kfake, NoGo, program
+from tests.parts import DURATIONS, LONG, SOAK, TEST, TIERS, shared, stored_durations
 
 if TYPE_CHECKING:
     from xdist.remote import Producer as Log
@@ -60,14 +62,11 @@ hypothesis.settings.load_profile("anabranch")
 
 MEASURED = "measured"
 TOGETHER = ("tests/spark/",)
-TEST, SOAK = TIERS = ("test", "soak")
 # Each worker draws from its own ports: one that a killed broker is to have again is no other's meanwhile.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _PORTS = 12_000 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 sockets._LOWEST += _WORKER * _PORTS
 sockets._HIGHEST = sockets._LOWEST + _PORTS - 1
-# By tier: seconds that each file took, with what it had to start.
-DURATIONS = Path(__file__).with_name("durations.json")
 # Of a broker that is never killed: each of the workers has one all the time.
 QUIET = {"broker.heartbeat.interval.ms": "2000", "broker.session.timeout.ms": "9000"}
 # Tests of a file that stands not there yet: with and without a broker.
@@ -197,7 +196,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of one part only. Each unit, the longest first, comes to the part that has least by then."""
+    """Of one part only."""
     part, _, count = config.getoption("--part").partition("/")
     if not (part.isdecimal() and count.isdecimal() and 1 <= int(part) <= int(count)):
         raise pytest.UsageError("--part K/N: two numbers, K from 1 to N")
@@ -207,13 +206,8 @@ def _keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
     def unit_of(nodeid: str) -> str:
         return nodeid if files[_file_of(nodeid)] > LONG_FILE_S else _file_of(nodeid)
 
-    seconds = seconds_of(able, unit_of)
-    loads = [0.0] * int(count)
-    parts: dict[str, int] = {}
-    for unit in sorted(seconds, key=lambda unit: (-seconds[unit], unit)):
-        parts[unit] = loads.index(min(loads))
-        loads[parts[unit]] += seconds[unit]
-    kept = [item for item in able if parts[unit_of(item.nodeid)] == int(part) - 1]
+    units = shared(seconds_of(able, unit_of), int(count))[int(part) - 1]
+    kept = [item for item in able if unit_of(item.nodeid) in units]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
 
@@ -244,13 +238,7 @@ def pytest_collection_finish() -> None:
 
 def tier_of(keywords: Container[str]) -> str:
     """Which tier a test belongs to, by its marks."""
-    return SOAK if SOAK in keywords else TEST
-
-
-def stored_durations() -> dict[str, dict[str, float]]:
-    """Tier -> file -> seconds."""
-    found = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
-    return {tier: found.get(tier, {}) for tier in TIERS}
+    return next((tier for tier in (LONG, SOAK) if tier in keywords), TEST)
 
 
 def expected_seconds(item: pytest.Item) -> float:

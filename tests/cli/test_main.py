@@ -22,6 +22,7 @@ from anabranch.cli.errors import (
     exit_code_of,
     failure_of,
 )
+from anabranch.extras import command_of
 from anabranch.infra.errors import DownloadFailed, NoJava, PortTaken
 from anabranch.ports import TableError
 from tests.cli.conftest import Run
@@ -123,8 +124,8 @@ def test_a_missing_extra_is_named_with_the_command_that_gets_it(package: str, ex
     failure = failure_of(ModuleNotFoundError(f"No module named {package!r}", name=package))
     assert (failure.name, failure.code) == ("NotInstalled", ExitCode.ENVIRONMENT)
     assert (
-        f"{package.split('.')[0]} is not installed; this gets it: pip install 'anabranch[{extra}]'"
-        in (failure.line())
+        f"{package.split('.')[0]} is not installed; this gets it: {command_of(extra)}"
+        in failure.line()
     )
     assert failure_of(ModuleNotFoundError("", name="other")).code is ExitCode.DEFECT
 

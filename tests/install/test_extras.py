@@ -8,11 +8,12 @@ import sys
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from anabranch.cli.errors import ExitCode
-from anabranch.extras import EXTRA_OF
+from anabranch.extras import EXTRA_OF, _words, command_of
 from tests.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,7 +103,7 @@ def test_a_part_names_the_extra_that_brings_it(code: str, extra: str) -> None:
     ended = run_without(EXTRA_OF, code)
     last = ended.stderr.splitlines()[-1]
     assert last.startswith("anabranch.errors.NotInstalled: ")
-    assert last.endswith(f"pip install 'anabranch[{extra}]'")
+    assert last.endswith(f" this gets it: {command_of(extra)}")
 
 
 @pytest.mark.parametrize(
@@ -127,8 +128,31 @@ def test_a_command_names_it_too(words: str, extra: str) -> None:
     )
     assert ended.returncode == ExitCode.ENVIRONMENT, ended.stderr
     assert ended.stderr.startswith("NotInstalled: ")
-    assert f"pip install 'anabranch[{extra}]' -> " in ended.stderr
+    assert f" this gets it: {command_of(extra)} -> " in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("origin", "words"),
+    [
+        ({}, ["anabranch[web]"]),
+        ({"url": "file:///tmp/a%20clone", "dir_info": {}}, ["/tmp/a clone[web]"]),
+        (
+            {"url": "file:///tmp/clone", "dir_info": {"editable": True}},
+            ["-e", "/tmp/clone[web]"],
+        ),
+        ({"url": "file:///tmp/a.whl", "archive_info": {}}, ["/tmp/a.whl[web]"]),
+        (
+            {"url": "ssh://git@example.org/a", "vcs_info": {"vcs": "git"}},
+            ["anabranch[web] @ git+ssh://git@example.org/a"],
+        ),
+        ({"url": "https://example.org/a.whl", "archive_info": {}}, ["anabranch[web]"]),
+    ],
+)
+def test_an_extra_comes_from_where_the_package_came_from(
+    origin: dict[str, Any], words: list[str]
+) -> None:
+    assert _words("web", origin) == words
 
 
 def test_each_package_of_the_table_is_in_its_extra() -> None:

@@ -55,7 +55,7 @@ def test_workers_do_not_share_a_given_cluster() -> None:
 )
 def test_suites_over_kfake(suite: str, kind: str) -> None:
     need_go()
-    marks = "broker and not soak"
+    marks = "broker and not soak and not long"
     ended = run("-m", marks, "--kfake", kind, "-p", "no:xdist", f"tests/{suite}")
     assert ended.returncode == 0, ended.stdout[-4000:]
     assert " passed" in ended.stdout
