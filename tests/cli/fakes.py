@@ -150,6 +150,7 @@ class FakeClient:
     granted: list[Grant] = field(default_factory=list)
     rules: list[Acl] = field(default_factory=list)
     missing: dict[int, AnabranchError] = field(default_factory=dict)  # of lists
+    description: str = ""  # of the last stream that was created
 
     def _call(self, call: str, **arguments: Any) -> None:
         self.calls.append((call, arguments))
@@ -169,7 +170,8 @@ class FakeClient:
         adopted = ({"adopt": True} if adopt else {}) | ({"near": near} if near else {})
         adopted |= {"description": description} if description else {}
         self._call("create_stream", name=name, segments=segments, settings=settings, **adopted)
-        return stream(name)
+        self.description = description
+        return replace(stream(name), description=description)
 
     def scale(
         self,
@@ -184,7 +186,7 @@ class FakeClient:
 
     def describe(self, name: str) -> StreamDescription:
         self._call("describe", name=name)
-        return stream(name)
+        return replace(stream(name), description=self.description)
 
     def streams(self, scope: str | None = None) -> Listed[StreamDescription]:
         self._call("streams", scope=scope)

@@ -59,6 +59,9 @@ def test_stream_create_with_settings(run: Run, fake: FakeClient) -> None:
     assert fake.calls[0][1]["settings"] == asked
     assert run("stream", "create", "nyc/flights", "--adopt").exit_code == 0
     assert fake.calls[-2][1]["adopt"] is True
+    assert run("stream", "create", "nyc/flights", "--description", "From JFK").exit_code == 0
+    assert fake.calls[-2][1]["description"] == "From JFK"
+    assert "description: From JFK" in run("stream", "describe", "nyc/flights").stdout
     wrong = run("stream", "create", "nyc/flights", "--setting", "retention.ms")
     assert wrong.exit_code == ExitCode.USAGE
     assert "--setting 'retention.ms' must have the form NAME=VALUE" in wrong.stderr
