@@ -31,10 +31,11 @@ from anabranch.faust.agents import Agent, AgentHandlers, Stream
 from anabranch.faust.refusals import APP, TABLE, refuse, refusing
 from anabranch.processing.app import Processor
 from anabranch.processing.batch import HandlerContext, Written, current_context, outside
-from anabranch.processing.stores import Codec, Store
+from anabranch.processing.stores import Store
 from anabranch.processing.worker import Worker
 from anabranch.protocol.legal_names import split_stream
 from anabranch.protocol.limits import copied_time
+from anabranch.values import Codec
 
 _HANDOVER_S = 10.0  # how long a commit under way may take at the end
 _OURS = (

@@ -18,11 +18,12 @@ from anabranch.processing.program import (
     check_plain,
     is_async,
 )
-from anabranch.processing.stores import Store, codec_of
+from anabranch.processing.stores import Store
 from anabranch.processing.timers import Timer, Windows
 from anabranch.protocol import defaults
 from anabranch.protocol.legal_names import PLAIN, check_input, check_type, split_stream
 from anabranch.reading.history import Start
+from anabranch.values import codec_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST = 1 << 30

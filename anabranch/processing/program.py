@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from anabranch.errors import InvalidArgument
 from anabranch.processing.batch import current_context
 from anabranch.processing.plain import Cluster
-from anabranch.processing.stores import Codec, Keyed
+from anabranch.processing.stores import Keyed
 from anabranch.protocol.legal_names import is_plain, split_stream
 from anabranch.protocol.limits import copied_time
 from anabranch.reading.history import Start
 from anabranch.types import Headers
+from anabranch.values import Codec
 
 if TYPE_CHECKING:
     import pyarrow as pa
