@@ -335,7 +335,7 @@ class Decoder:
             yield _make(Event, (stream, key, value, *more))
 
     def _undecodable(self, held: Held, event: Event, error: Exception) -> None:
-        trouble = undecodable(self.stream, event, error)
+        trouble = undecodable(self.stream.key, self.stream.value, event, error)
         if self.stream.undecodable == "raise":
             held.kept = None
             raise trouble from error
@@ -344,16 +344,32 @@ class Decoder:
         self.skipped += 1
 
 
-def undecodable(stream: Stream[Any, Any], event: Event, error: Exception) -> UndecodableValue:
-    """The error of an event that could not be decoded. Raises: NotReady, if that says nothing about the event."""
-    codec, part = stream.value, "value"
-    if event.key is not None and event.value is None:
-        codec, part = stream.key, "key"
-    elif event.key is not None:
+def event_decoder(key: Codec, value: Codec) -> Callable[[Event], Event[Any, Any]] | None:
+    """A function that decodes an event, or raises `UndecodableValue` or `NotReady`; None if all is bytes."""
+    if key is RAW and value is RAW:
+        return None
+    decode_key, decode_value = key.decode, value.decode
+
+    def decoded(event: Event) -> Event[Any, Any]:
+        stream, name, data, *more = event
         try:
-            stream.key.decode(event.key)
+            name = name if name is None or key is RAW else decode_key(name)
+            data = None if data is None else decode_value(data)
+        except Exception as error:
+            raise undecodable(key, value, event, error) from error
+        return _make(Event, (stream, name, data, *more))
+
+    return decoded
+
+
+def undecodable(key: Codec, value: Codec, event: Event, error: Exception) -> UndecodableValue:
+    """The error of an event that could not be decoded. Raises: NotReady, if that says nothing about the event."""
+    codec, part = value, "value"
+    if event.key is not None:
+        try:
+            key.decode(event.key)
         except Exception:  # noqa: BLE001 - as in `decoded`
-            codec, part = stream.key, "key"
+            codec, part = key, "key"
     what = (
         f"{place_of(event)}, key {event.key!r:.100}: codec {codec.name} does not decode the {part}"
     )

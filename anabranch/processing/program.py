@@ -14,8 +14,8 @@ from anabranch.processing.stores import Keyed
 from anabranch.protocol.legal_names import is_plain, split_stream
 from anabranch.protocol.limits import copied_time
 from anabranch.reading.history import Start
-from anabranch.types import Headers
-from anabranch.values import Codec
+from anabranch.types import Event, Headers
+from anabranch.values import Codec, event_decoder, stream_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,31 +29,40 @@ class Input:
     """A stream that the processor reads."""
 
     stream: str
+    key: Codec
     codec: Codec
+
+    @property
+    def decode(self) -> Callable[[Event], Event[Any, Any]] | None:
+        """Decodes an event; None if key and value are bytes."""
+        return event_decoder(self.key, self.codec)
 
 
 class Output:
     """A stream that the processor writes, in the commit of what it consumed."""
 
-    def __init__(self, stream: str, codec: Codec) -> None:
+    def __init__(self, stream: str, key: Any, value: Any) -> None:
         self.stream = stream
-        self._encode = codec.encode
+        self._encode = stream_of(stream, key, value, "raise").encode
+        self._text_keys = key is None
 
     def write(
         self,
         value: Any,
-        key: bytes | str | None = None,
+        key: Any = None,
         headers: Headers | None = None,
         timestamp: int | None = None,
     ) -> None:
-        """Write an event. ``timestamp``: Unix milliseconds, by default those of the event that is handled.
+        """Write an event. Without a codec of keys, ``key`` is bytes, or a text as UTF-8.
+
+        ``timestamp``: Unix milliseconds, by default those of the event that is handled.
 
         Raises: IllegalState (not called by a handler), InvalidArgument.
         """
         at = current_context()
-        if value is not None:
-            value = self._encode(value)
-        raw = key.encode() if isinstance(key, str) else key
+        if self._text_keys and isinstance(key, str):
+            key = key.encode()
+        raw, value = self._encode(key, value)
         time = copied_time(at.timestamp) if timestamp is None else timestamp
         at.write(self.stream, (value, raw, headers, time))
 
