@@ -843,7 +843,12 @@ class Client:
                 f"open_snapshot takes what snapshot.plan() or snapshot.position() gave, not {plan!r:.100}"
             )
         self._reading.readers()
-        return Snapshot(plan, self._reading.read_cut, self._reading.decoder)
+        # Functions that refer to the client keep it open while only its snapshots are used.
+        return Snapshot(
+            plan,
+            lambda stream, cut, decoder: self._reading.read_cut(stream, cut, decoder),
+            lambda stream: self._reading.decoder(stream),
+        )
 
     def progress(
         self, streams: str | Sequence[str], group: str, *, timeout: float | None = None
