@@ -48,7 +48,7 @@ class DumpsLoads(Protocol[T_co]):
     def loads(self, data: bytes, /) -> T_co: ...
 
 
-Spec: TypeAlias = "type[V] | DumpsLoads[V] | tuple[Callable[[Any], Any], Callable[[bytes], V]]"
+Spec: TypeAlias = "DumpsLoads[V] | type[V] | tuple[Callable[[Any], Any], Callable[[bytes], V]]"
 
 
 def _same(value: Any) -> bytes:

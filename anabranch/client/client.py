@@ -16,6 +16,7 @@ from contextlib import ExitStack, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from anabranch.client.admin import Administration, lane_acls
@@ -667,6 +668,16 @@ class Client:
         return self._session.together(streams, self._shared.deadline(None))
 
     # -- typed streams ------------------------------------------------------------------------------
+
+    @overload
+    def stream(
+        self, name: str, key: Spec[K], value: ModuleType, undecodable: str = "raise"
+    ) -> Stream[K, Any]: ...
+
+    @overload
+    def stream(
+        self, name: str, key: None = None, *, value: ModuleType, undecodable: str = "raise"
+    ) -> Stream[bytes, Any]: ...
 
     @overload
     def stream(

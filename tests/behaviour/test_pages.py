@@ -19,12 +19,13 @@ pytestmark = pytest.mark.broker
 CALLS = {
     "README.md": ["N14228", "N24211"],
     "docs/tour.md": ["b'5'"],
+    "docs/values.md": ["ann 3"],
     "docs/client.md": ["done before:", "b'ann' b'3 apples'"],
 }
 COMMANDS = ["docs/tutorial.md", "docs/concepts.md"]
 COMMANDS += [f"docs/how-to/{path.name}" for path in sorted((DOCS / "how-to").glob("*.md"))]
 # Blocks that are no code, and what else a page may show.
-KINDS = {"python", "console", "", "text", "mermaid", "properties", "dockerfile", "toml", "sql"}
+KINDS = {"python", "py", "console", "", "text", "mermaid", "properties", "dockerfile", "toml", "sql"}
 
 
 @pytest.mark.parametrize("name", CALLS)
