@@ -141,10 +141,10 @@ def get(
     folder: Folder = None,
 ) -> None:
     """Print a row. If it does not exist, nothing is printed, and the exit code is 1."""
-    raw = line_encoder(typed.key, table, of_keys=True)(os.fsencode(key))
+    raw = line_encoder(typed.key_codec, table, of_keys=True)(os.fsencode(key))
     with _view(options, table, at, folder) as view:
         value: Any = view.get(table, raw)
-    if value is not None and typed.value is not None:
+    if value is not None and typed.value_codec is not None:
         value = typed.handle(table).decode_value(raw, value)
     if options.json:
         found = {"timestamp": view.timestamp, "found": value is not None}

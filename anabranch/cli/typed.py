@@ -29,17 +29,17 @@ ValueCodec = Annotated[
 class Typed:
     """The codecs of a command that reads."""
 
-    key: KeyCodec = None
-    value: ValueCodec = None
+    key_codec: KeyCodec = None
+    value_codec: ValueCodec = None
 
     def given(self, name: str) -> Any:
         """The stream's name, or its handle if there is a codec. Raises: InvalidArgument."""
-        return name if self.key is self.value is None else self.handle(name)
+        return name if self.key_codec is self.value_codec is None else self.handle(name)
 
     def handle(self, name: str) -> Stream[Any, Any]:
         """The stream's handle. Raises: InvalidArgument."""
         mode = getattr(self, "undecodable", "raise")
-        return stream_of(name, spec_of(self.key), spec_of(self.value), mode)
+        return stream_of(name, spec_of(self.key_codec), spec_of(self.value_codec), mode)
 
 
 @dataclass(frozen=True)
