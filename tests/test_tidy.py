@@ -42,7 +42,7 @@ IMPORTERS = {
 # at any line of the caller's thread (Celery's time limit of a task, say): it has to come out unchanged.
 WIDE = {
     "anabranch/cli/main.py": (1, "the end of the process: each error has its exit code"),
-    "anabranch/cli/options.py": (1, "a shell's completion shows no errors"),
+    "anabranch/cli/options.py": (2, "a shell's completion shows no errors; a codec may raise any"),
     "anabranch/cli/processor.py": (1, "the import of the user's module, named by the command"),
     "anabranch/faust/agents.py": (1, "the agent's error goes to the inbox that waits for it"),
     "anabranch/faust/app.py": (1, "a thread of its own: the app crashes with the error"),
@@ -60,6 +60,7 @@ WIDE = {
     "anabranch/controller/stream_topics.py": (1, "a controller's process: it tries again"),
     "anabranch/reading/decoded.py": (1, "a thread of its own: reading goes on without compiled code"),
     "anabranch/spark/jobs.py": (1, "the rows may be committed whatever the job says"),
+    "anabranch/values.py": (5, "a codec may raise any error, which names it"),
     "anabranch/web/hub.py": (1, "a page of the web process shows it"),
 }  # fmt: skip
 # Ports, each with several implementations: none of them may ignore what a caller asks for.
@@ -111,7 +112,10 @@ SPLIT_CLASSES = {
     "anabranch/spark/api.py: DataSourceStreamArrowWriter": "Spark's class",
     "anabranch/spark/api.py: SupportsTriggerAvailableNow": "Spark's class",
 }
-FEW_IMPLEMENTATIONS = {"anabranch/reading/committed_log.py: Groups": "a port"}
+FEW_IMPLEMENTATIONS = {
+    "anabranch/reading/committed_log.py: Groups": "a port",
+    "anabranch/values.py: DumpsLoads": "modules such as json and pickle",
+}
 # A docstring's subject comes first, and the code names it.
 _HEADLESS = re.compile(r"^(?:Who|What|That|Of|It|Where|Whatever|Whoever)\b")
 _COMMENT = re.compile(r"(?:^|  )# (.*)$", re.MULTILINE)

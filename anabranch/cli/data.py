@@ -20,18 +20,20 @@ from anabranch.cli.options import (
     LoadedAs,
     NewSegments,
     StreamName,
+    TypedReading,
+    ValueCodec,
     Verbose,
     argument,
+    line_encoder,
     moment_of,
     option,
     parse_segment,
     start_of,
 )
 from anabranch.cli.output import begin_task, print_json, print_line, print_result, progress_bar
-from anabranch.cli.typed import TypedReading, ValueCodec, fields, line_encoder, shown
 from anabranch.errors import InvalidArgument, count_of
 from anabranch.extras import need
-from anabranch.presentation.rows import bytes_fields
+from anabranch.presentation.rows import bytes_fields, value_fields, value_text
 from anabranch.protocol import defaults
 from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.legal_names import split_stream
@@ -184,7 +186,7 @@ def event_document(event: Event[Any, Any]) -> dict[str, Any]:
     """An event as JSON. Bytes that are not UTF-8 go into fields with the suffix _base64."""
     return {
         "stream": event.stream,
-        **fields(key=event.key, value=event.value),
+        **value_fields(key=event.key, value=event.value),
         "headers": [
             bytes_fields(name=name.encode("utf-8", "surrogateescape"), value=data)
             for name, data in event.headers
@@ -206,7 +208,9 @@ def event_line(event: Event[Any, Any]) -> tuple[str, ...]:
 
 
 def _cell(value: Any) -> str:
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else shown(value)
+    return (
+        value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value_text(value)
+    )
 
 
 def transaction_document(committed: Committed) -> dict[str, Any]:

@@ -19,13 +19,17 @@ from anabranch.cli.options import (
     App,
     At,
     ClusterOptions,
+    KeyCodec,
     Limit,
     Near,
     OnlyScope,
     OperatorOptions,
     Segments,
     StreamSettings,
+    Typed,
+    ValueCodec,
     argument,
+    line_encoder,
     moment_of,
     option,
     parse_kafka,
@@ -42,10 +46,15 @@ from anabranch.cli.output import (
     show,
     show_failure,
 )
-from anabranch.cli.typed import KeyCodec, Typed, ValueCodec, fields, line_encoder, shown
 from anabranch.core.stream_settings import RATIO, is_table
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownStream, count_of
-from anabranch.presentation.rows import bytes_fields, bytes_text, system_row
+from anabranch.presentation.rows import (
+    bytes_fields,
+    bytes_text,
+    system_row,
+    value_fields,
+    value_text,
+)
 from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.ids import NO_TXN
 from anabranch.protocol.legal_names import split_stream
@@ -148,10 +157,10 @@ def get(
         value = typed.handle(table).decode_value(raw, value)
     if options.json:
         found = {"timestamp": view.timestamp, "found": value is not None}
-        print_json(bytes_fields(key=raw) | found | fields(value=value))
+        print_json(bytes_fields(key=raw) | found | value_fields(value=value))
     elif value is not None:
         is_bytes = isinstance(value, bytes)
-        print_line(value.decode(errors="backslashreplace") if is_bytes else shown(value))
+        print_line(value.decode(errors="backslashreplace") if is_bytes else value_text(value))
     if value is None:
         raise SystemExit(1)
 
@@ -182,9 +191,9 @@ def scan(
         source: Any = typed.given(table)
         for key, value in view.scan(source, **bounds, reverse=reverse, limit=limit):
             if options.json:
-                print_json(fields(key=key, value=value))
+                print_json(value_fields(key=key, value=value))
             else:
-                print_line(shown(key), shown(value))
+                print_line(value_text(key), value_text(value))
 
 
 @app.command("versions")
@@ -364,16 +373,16 @@ def compact(
                 f"`anabranch stream alter {table} --setting {RATIO}=4`"
             )
         while True:
-            with _failures_shown(options):
+            with _failures_value_text(options):
                 found = client.streams() if table is None else [client.describe(table)]
                 for name in due_tables(found, client.count_events):
-                    with _failures_shown(options):
+                    with _failures_value_text(options):
                         _compact(options, client, name, folder, plain=plain)
             time.sleep(every)
 
 
 @contextmanager
-def _failures_shown(options: ClusterOptions) -> Iterator[None]:
+def _failures_value_text(options: ClusterOptions) -> Iterator[None]:
     """Show errors, and continue with the other tables and later checks."""
     try:
         yield

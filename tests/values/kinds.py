@@ -66,7 +66,7 @@ class Kind(NamedTuple):
 
     @property
     def spec(self) -> Any:
-        from anabranch.cli.typed import spec_of
+        from anabranch.cli.options import spec_of
 
         return spec_of(self.word)
 
