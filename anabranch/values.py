@@ -321,7 +321,8 @@ class Decoder:
         kept, held.kept = held.kept, None
         decode_key, decode_value = self.stream.key.decode, self.stream.value.decode
         for event in held.rest if kept is None else chain((kept,), held.rest):
-            stream, key, value, *more = event
+            # Faster than `_replace`, or a slice of the other fields.
+            stream, key, value, headers, at, txn, committed, segment, partition, offset = event
             try:
                 if key is not None:
                     key = decode_key(key)
@@ -332,7 +333,8 @@ class Decoder:
                 self._undecodable(held, event, error)
                 held.kept = None
                 continue
-            yield _make(Event, (stream, key, value, *more))
+            fields = (stream, key, value, headers, at, txn, committed, segment, partition, offset)
+            yield _make(Event, fields)
 
     def _undecodable(self, held: Held, event: Event, error: Exception) -> None:
         trouble = undecodable(self.stream.key, self.stream.value, event, error)
@@ -351,13 +353,16 @@ def event_decoder(key: Codec, value: Codec) -> Callable[[Event], Event[Any, Any]
     decode_key, decode_value = key.decode, value.decode
 
     def decoded(event: Event) -> Event[Any, Any]:
-        stream, name, data, *more = event
+        stream, name, data, headers, at, txn, committed, segment, partition, offset = event
         try:
-            name = name if name is None or key is RAW else decode_key(name)
-            data = None if data is None else decode_value(data)
+            if name is not None and key is not RAW:
+                name = decode_key(name)
+            if data is not None:
+                data = decode_value(data)
         except Exception as error:
             raise undecodable(key, value, event, error) from error
-        return _make(Event, (stream, name, data, *more))
+        fields = (stream, name, data, headers, at, txn, committed, segment, partition, offset)
+        return _make(Event, fields)
 
     return decoded
 
