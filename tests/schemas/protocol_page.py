@@ -513,6 +513,7 @@ NEVER_SENT = frozenset(
         "RowMissing",
         "NonTransactional",
         "NotForkSafe",
+        "UndecodableValue",
     )
 )
 
