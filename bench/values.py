@@ -1,7 +1,7 @@
 """Writing and reading typed values, against the same bytes.
 
-Values are msgspec structs as JSON, keys are str. *bytes*: names of streams, and values that are encoded already and never
-decoded. *by hand*: names, and the program encodes before it writes, and decodes what it reads. *typed*: a handle.
+Values are msgspec structs as JSON, keys are str. *bytes*: names of streams, and values that are encoded already and
+never decoded. *by hand*: names, and the program encodes before it writes, and decodes what it reads. *typed*: a handle.
 Seconds of CPU of this process, each in turn, medians.
 """
 
@@ -36,7 +36,7 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
     with anabranch.connect(place.bootstrap) as client:
         for _ in range(rounds):
             for way in WAYS:
-                stream = place.new_stream()
+                stream = place.new_stream(segments=1)
                 for what, work in (("write", write), ("read", read)):
                     begun = time.process_time()
                     count = work(client, stream, way, orders)
