@@ -1,8 +1,8 @@
 """Writing and reading typed values, against the same bytes.
 
 Values are msgspec structs as JSON, keys are str. *bytes*: names of streams, and values that are encoded already and
-never decoded. *by hand*: names, and the program encodes before it writes, and decodes what it reads. *typed*: a handle.
-Seconds of CPU of this process, each in turn, medians.
+never decoded. *by hand*: names, and the program encodes before it writes, and decodes what it reads. *typed*: a
+handle. Seconds of CPU of this process, each in turn, medians.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GOAL = 0.8
 WAYS = ("bytes", "by hand", "typed")
 
 
-class Order(msgspec.Struct):
+class Order(msgspec.Struct):  # type: ignore[misc,unused-ignore]
     item: str
     count: int
     note: str
@@ -73,7 +73,7 @@ def read(client: anabranch.Client, stream: str, way: str, orders: list[Order]) -
     with client.read(source, timeout=30.0) as reader:
         for event in reader:
             if way == "by hand":
-                event = event._replace(key=event.key.decode(), value=decode(event.value))
+                event._replace(key=(event.key or b"").decode(), value=decode(event.value))
             left -= 1
             if not left:
                 break
