@@ -1,4 +1,4 @@
-"""What type checkers see: `tests/values/test_typing.py` runs mypy and pyright over this file, and nobody else."""
+"""What type checkers see: only `tests/values/test_typing.py` runs mypy and pyright over this file."""
 
 from __future__ import annotations
 
