@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Transacted,
         TransactionInfo,
     )
+    from anabranch.values import Stream
 
 __version__ = "0.1.0a1"
 
@@ -51,6 +52,7 @@ _HOMES = {
     "Reservation": "anabranch.client.reservation",
     "Snapshot": "anabranch.reading.snapshot",
     "SnapshotPlan": "anabranch.reading.snapshot",
+    "Stream": "anabranch.values",
     "Transaction": "anabranch.client.transaction",
     "Writer": "anabranch.client.writer",
     "connect": "anabranch.client.connect",
@@ -74,6 +76,7 @@ __all__ = [
     "Result",
     "Snapshot",
     "SnapshotPlan",
+    "Stream",
     "StreamDescription",
     "TaskOwnership",
     "Transacted",

@@ -267,6 +267,17 @@ class InvalidArgument(FixCallError):
     """An argument has a value that is not allowed."""
 
 
+class UndecodableValue(FixCallError):
+    """A codec does not decode a key or a value. The reader's next call continues after the event.
+
+    ``event``: the event as it is in the log, with bytes; None for a table's row. The message has its place.
+    """
+
+    def __init__(self, message: str, *, event: Any = None) -> None:
+        super().__init__(message)
+        self.event = event
+
+
 class EventTooLarge(FixCallError):
     """An event, or a one-shot, is larger than the broker's limit: split it, or raise the limit.
 

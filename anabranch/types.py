@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from anabranch.core.authorize import Right
 from anabranch.core.stream_states import ACTIVE
@@ -32,7 +32,15 @@ Headers: TypeAlias = "Sequence[tuple[str, bytes | None]] | Mapping[str, bytes | 
 
 T = TypeVar("T")
 U = TypeVar("U")
-V = TypeVar("V")
+# The types of an event's key and value. Only Python 3.13 has defaults of them, and only type checkers need these.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as DefaultTypeVar
+
+    K = DefaultTypeVar("K", default=bytes)
+    V = DefaultTypeVar("V", default=bytes)
+else:
+    K = TypeVar("K")
+    V = TypeVar("V")
 
 
 class Listed(list[T]):
@@ -58,8 +66,8 @@ class Listed(list[T]):
         return self
 
 
-class Event(NamedTuple):
-    """A committed event, as a reader sees it.
+class Event(NamedTuple, Generic[K, V]):
+    """A committed event, as a reader sees it. Key and value are bytes, or as the codecs of `Client.stream` decode.
 
     ``timestamp``: Unix milliseconds, the event's own. ``txn_id``: 16 bytes; None for a plain write.
     ``commit_timestamp``: hybrid time (Unix microseconds << 12 | a counter). ``offset`` and ``partition``: its place
@@ -67,8 +75,8 @@ class Event(NamedTuple):
     """
 
     stream: str
-    key: bytes | None
-    value: bytes | None
+    key: K | None
+    value: V | None
     headers: list[tuple[str, bytes | None]]
     timestamp: int
     txn_id: bytes | None
@@ -78,16 +86,16 @@ class Event(NamedTuple):
     offset: int
 
 
-class Events(Protocol):
+class Events(Protocol[K, V]):
     """The events of a transaction: iterate over them any number of times; ``len`` is their number."""
 
     def __len__(self) -> int: ...
 
-    def __iter__(self) -> Iterator[Event]: ...
+    def __iter__(self) -> Iterator[Event[K, V]]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(Generic[K, V]):
     """A whole transaction in one stream; ``txn_id`` is None for plain writes.
 
     ``events``: up to 10,000 are in memory, further events are read while you iterate. Events of one key are in
@@ -97,7 +105,7 @@ class Committed:
     txn_id: bytes | None
     commit_timestamp: int
     stream: str
-    events: Events
+    events: Events[K, V]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +142,10 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Transacted(Result, Generic[V]):
+class Transacted(Result, Generic[T]):
     """The outcome of `transact`. ``value``: what the function returned when it was last called."""
 
-    value: V = field(kw_only=True)
+    value: T = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

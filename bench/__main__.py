@@ -42,6 +42,7 @@ from bench import (
     tasks,
     transfers,
     trouble,
+    values,
     versioned,
     web,
 )
@@ -133,6 +134,7 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         "scale calls with transactions open; epochs of collated commits",
         _on_cluster(scaling),
     ),
+    "values": ("typed values against bytes", _on_cluster(values)),
     "ordered": ("reading in stream order against a plain consumer", _on_cluster(ordered)),
     "ranges": ("offset ranges as Arrow batches against a plain consumer", _on_cluster(ranges)),
     "beside": (

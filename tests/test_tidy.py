@@ -43,7 +43,7 @@ IMPORTERS = {
 WIDE = {
     "anabranch/aio/loop.py": (1, "raised in the greenlet that waits"),
     "anabranch/cli/main.py": (1, "the end of the process: each error has its exit code"),
-    "anabranch/cli/options.py": (1, "a shell's completion shows no errors"),
+    "anabranch/cli/options.py": (2, "a shell's completion shows no errors; a codec may raise any"),
     "anabranch/cli/processor.py": (1, "the import of the user's module, named by the command"),
     "anabranch/faust/agents.py": (1, "the agent's error goes to the inbox that waits for it"),
     "anabranch/faust/app.py": (1, "a thread of its own: the app crashes with the error"),
@@ -61,6 +61,7 @@ WIDE = {
     "anabranch/controller/stream_topics.py": (1, "a controller's process: it tries again"),
     "anabranch/reading/decoded.py": (1, "a thread of its own: reading goes on without compiled code"),
     "anabranch/spark/jobs.py": (1, "the rows may be committed whatever the job says"),
+    "anabranch/values.py": (5, "a codec may raise any error, which names it"),
     "anabranch/web/hub.py": (1, "a page of the web process shows it"),
 }  # fmt: skip
 # Ports, each with several implementations: none of them may ignore what a caller asks for.
@@ -114,6 +115,7 @@ SPLIT_CLASSES = {
 }
 FEW_IMPLEMENTATIONS = {
     "anabranch/reading/committed_log.py: Groups": "a port",
+    "anabranch/values.py: DumpsLoads": "modules such as json and pickle",
     "anabranch/waits.py: Condition": "the other one is `threading.Condition`",
     "anabranch/waits.py: Job": "the other one is `threading.Thread`",
     "anabranch/waits.py: Queue": "the other one is `queue.SimpleQueue`",

@@ -20,8 +20,11 @@ from anabranch.cli.options import (
     LoadedAs,
     NewSegments,
     StreamName,
+    TypedReading,
+    ValueCodec,
     Verbose,
     argument,
+    line_encoder,
     moment_of,
     option,
     parse_segment,
@@ -30,7 +33,7 @@ from anabranch.cli.options import (
 from anabranch.cli.output import begin_task, print_json, print_line, print_result, progress_bar
 from anabranch.errors import InvalidArgument, count_of
 from anabranch.extras import need
-from anabranch.presentation.rows import bytes_fields
+from anabranch.presentation.rows import bytes_fields, value_fields, value_text
 from anabranch.protocol import defaults
 from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.legal_names import split_stream
@@ -129,6 +132,7 @@ class Part:
 def read(
     part: Part,
     options: ReadOptions,
+    typed: TypedReading,
     stream: StreamName,
     group: Annotated[
         str | None,
@@ -157,17 +161,18 @@ def read(
         found: Any
         document: Callable[[Any], dict[str, Any]] = event_document
         line: Callable[[Any], tuple[str, ...]] = event_line
+        given = typed.given(stream)
         if transactions:
             found = client.read_transactions(
-                stream, group=group, timeout=options.timeout, start=first
+                given, group=group, timeout=options.timeout, start=first
             )
             document, line = transaction_document, transaction_line
         elif part.is_snapshot:
             mode: Mode = "latest" if part.latest else "snapshot"
-            snapshot = client.snapshot(stream, until, since, mode, timeout=options.timeout)
-            found = snapshot.changes(stream) if part.changes else snapshot.read(stream)
+            snapshot = client.snapshot(given, until, since, mode, timeout=options.timeout)
+            found = snapshot.changes(given) if part.changes else snapshot.read(given)
         else:
-            found = client.read(stream, group=group, timeout=options.timeout, start=first)
+            found = client.read(given, group=group, timeout=options.timeout, start=first)
         if wanted is not None:
             found = (each for each in found if each.segment_id == wanted)
         for each in islice(found, limit):
@@ -177,11 +182,11 @@ def read(
                 print_line(*line(each))
 
 
-def event_document(event: Event) -> dict[str, Any]:
+def event_document(event: Event[Any, Any]) -> dict[str, Any]:
     """An event as JSON. Bytes that are not UTF-8 go into fields with the suffix _base64."""
     return {
         "stream": event.stream,
-        **bytes_fields(key=event.key, value=event.value),
+        **value_fields(key=event.key, value=event.value),
         "headers": [
             bytes_fields(name=name.encode("utf-8", "surrogateescape"), value=data)
             for name, data in event.headers
@@ -195,11 +200,17 @@ def event_document(event: Event) -> dict[str, Any]:
     }
 
 
-def event_line(event: Event) -> tuple[str, ...]:
+def event_line(event: Event[Any, Any]) -> tuple[str, ...]:
     """An event for people: its place, its key and its value."""
-    key = "-" if event.key is None else event.key.decode("utf-8", "backslashreplace")
-    value = "null" if event.value is None else event.value.decode("utf-8", "backslashreplace")
+    key = "-" if event.key is None else _cell(event.key)
+    value = "null" if event.value is None else _cell(event.value)
     return f"{event.partition}@{event.offset}", key, value
+
+
+def _cell(value: Any) -> str:
+    return (
+        value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value_text(value)
+    )
 
 
 def transaction_document(committed: Committed) -> dict[str, Any]:
@@ -232,17 +243,20 @@ def write(
             "The text between key and value of a line.",
         ),
     ] = None,
+    value_codec: ValueCodec = None,
     name: LoadedAs = None,
 ) -> None:
     """Write the lines of standard input to a stream as events, in one transaction.
 
-    Line ends are no part of events. An empty line is an event, too.
+    Line ends are no part of events. An empty line is an event, too. With --value, a line is JSON (with str, text),
+    and is encoded; one that can't be is refused, and nothing is committed.
     """
     if key is not None and separator is not None:
         raise InvalidArgument("--key and --key-separator exclude each other: give only one")
     if separator == "":
         raise InvalidArgument("--key-separator must not be empty")
     fixed = None if key is None else key.encode()
+    coded = line_encoder(value_codec, stream)
     scope, _ = split_stream(stream)
     with options.client() as client:
         client.describe(stream)
@@ -251,7 +265,7 @@ def write(
             if (written := result is None) or result is None:
                 txn.token()  # opens it, so it has heartbeats however slowly lines come
                 for found, value in _events(sys.stdin.buffer, fixed, separator):
-                    txn.write(stream, value, found)
+                    txn.write(stream, coded(value), found)
                 result = txn.commit()
     document = {
         "stream": stream,

@@ -6,6 +6,8 @@ connects to a cluster.
 
 from __future__ import annotations
 
+import importlib
+import json
 import logging
 import os
 import re
@@ -30,11 +32,12 @@ from anabranch.protocol.hybrid_time import read_moment
 from anabranch.protocol.ids import segment_id
 from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.protocol.partitioner import SPACE
-from anabranch.topics.names import DEFAULT_PREFIX
+from anabranch.topics.names import DEFAULT_PREFIX, stream_topic
 
 if TYPE_CHECKING:
     from anabranch import Client
     from anabranch.kafka.settings import Settings
+    from anabranch.values import Stream
 
 
 BOOTSTRAP_VARIABLE = "ANABRANCH_BOOTSTRAP"
@@ -334,6 +337,86 @@ def need_bootstrap(bootstrap: str | None) -> str:
     if not bootstrap:
         raise InvalidArgument(NO_BOOTSTRAP)
     return bootstrap
+
+
+_CODECS = {"bytes": bytes, "str": str, "json": json}
+KeyCodec = Annotated[
+    str | None, option("--key CODEC", "Keys are bytes, str, json, or a codec MODULE:NAME.")
+]
+ValueCodec = Annotated[
+    str | None, option("--value CODEC", "Values are bytes, str, json, or a codec MODULE:NAME.")
+]
+
+
+@dataclass(frozen=True)
+class Typed:
+    """The codecs of a command that reads."""
+
+    key_codec: KeyCodec = None
+    value_codec: ValueCodec = None
+
+    def given(self, name: str) -> Any:
+        """The stream's name, or its handle if there is a codec. Raises: InvalidArgument."""
+        return name if self.key_codec is self.value_codec is None else self.handle(name)
+
+    def handle(self, name: str) -> Stream[Any, Any]:
+        """The stream's handle. Raises: InvalidArgument."""
+        from anabranch.values import stream_of
+
+        mode = getattr(self, "undecodable", "raise")
+        return stream_of(name, spec_of(self.key_codec), spec_of(self.value_codec), mode)
+
+
+@dataclass(frozen=True)
+class TypedReading(Typed):
+    """The codecs of a command that reads events."""
+
+    undecodable: Annotated[
+        str, option("--undecodable MODE", "raise, skip, or the stream of dead letters.")
+    ] = "raise"
+
+
+def spec_of(word: str | None) -> Any:
+    """What a word of `--key` or `--value` means, for `codec_of`. Raises: InvalidArgument."""
+    if word is None or word in _CODECS:
+        return None if word is None else _CODECS[word]
+    module, _, name = word.partition(":")
+    if not module or not name:
+        raise InvalidArgument(f"codec {word!r}: {', '.join(_CODECS)}, or MODULE:NAME")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidArgument(f"codec {word!r} can't be imported: {error}") from error
+
+
+def line_encoder(
+    word: str | None, stream: str, *, of_keys: bool = False
+) -> Callable[[bytes], bytes]:
+    """A function that encodes what a person wrote: with str it is text, with other codecs JSON.
+
+    It raises `InvalidArgument` for a text that the codec does not take.
+    """
+    spec = spec_of(word)
+    if spec is None or spec is bytes:
+        return lambda text: text
+    from anabranch.values import codec_of
+
+    codec = codec_of(spec, stream_topic(stream), of_keys=of_keys)
+
+    def encode(text: bytes) -> bytes:
+        try:
+            if spec is str:
+                value: Any = text.decode()
+            else:
+                value = codec.decode(text) if isinstance(spec, type) else json.loads(text)
+            coded: bytes = codec.encode(value)
+            return coded
+        except Exception as error:
+            raise InvalidArgument(f"{text!r:.100}: codec {codec.name}: {error}") from error
+
+    return encode
 
 
 def parse_kafka(

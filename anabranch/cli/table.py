@@ -19,13 +19,17 @@ from anabranch.cli.options import (
     App,
     At,
     ClusterOptions,
+    KeyCodec,
     Limit,
     Near,
     OnlyScope,
     OperatorOptions,
     Segments,
     StreamSettings,
+    Typed,
+    ValueCodec,
     argument,
+    line_encoder,
     moment_of,
     option,
     parse_kafka,
@@ -44,7 +48,13 @@ from anabranch.cli.output import (
 )
 from anabranch.core.stream_settings import RATIO, is_table
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownStream, count_of
-from anabranch.presentation.rows import bytes_fields, bytes_text, system_row
+from anabranch.presentation.rows import (
+    bytes_fields,
+    bytes_text,
+    system_row,
+    value_fields,
+    value_text,
+)
 from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.ids import NO_TXN
 from anabranch.protocol.legal_names import split_stream
@@ -132,16 +142,25 @@ def describe(options: ClusterOptions, table: Table) -> None:
 
 @app.command("get")
 def get(
-    options: ClusterOptions, table: Table, key: Key, at: At = None, folder: Folder = None
+    options: ClusterOptions,
+    typed: Typed,
+    table: Table,
+    key: Key,
+    at: At = None,
+    folder: Folder = None,
 ) -> None:
     """Print a row. If it does not exist, nothing is printed, and the exit code is 1."""
+    raw = line_encoder(typed.key_codec, table, of_keys=True)(os.fsencode(key))
     with _view(options, table, at, folder) as view:
-        value = view.get(table, os.fsencode(key))
+        value: Any = view.get(table, raw)
+    if value is not None and typed.value_codec is not None:
+        value = typed.handle(table).decode_value(raw, value)
     if options.json:
         found = {"timestamp": view.timestamp, "found": value is not None}
-        print_json(bytes_fields(key=os.fsencode(key)) | found | bytes_fields(value=value))
+        print_json(bytes_fields(key=raw) | found | value_fields(value=value))
     elif value is not None:
-        print_line(value.decode(errors="backslashreplace"))
+        is_bytes = isinstance(value, bytes)
+        print_line(value.decode(errors="backslashreplace") if is_bytes else value_text(value))
     if value is None:
         raise SystemExit(1)
 
@@ -149,6 +168,7 @@ def get(
 @app.command("scan")
 def scan(
     options: ClusterOptions,
+    typed: Typed,
     table: Table,
     starts: Annotated[str | None, option("--starts KEY", "Only keys with this prefix.")] = None,
     low: Annotated[str | None, option("--from KEY", "From this key on.")] = None,
@@ -168,11 +188,12 @@ def scan(
     given = {"low": low, "high": high, "prefix": starts}
     bounds = {name: os.fsencode(key) for name, key in given.items() if key is not None}
     with _view(options, table, at, folder) as view:
-        for key, value in view.scan(table, **bounds, reverse=reverse, limit=limit):
+        source: Any = typed.given(table)
+        for key, value in view.scan(source, **bounds, reverse=reverse, limit=limit):
             if options.json:
-                print_json(bytes_fields(key=key, value=value))
+                print_json(value_fields(key=key, value=value))
             else:
-                print_line(bytes_text(key), bytes_text(value))
+                print_line(value_text(key), value_text(value))
 
 
 @app.command("versions")
@@ -203,21 +224,25 @@ def put(
         bool, option("--replace", "Only if the key has a row at the commit.")
     ] = False,
     folder: Folder = None,
+    key_codec: KeyCodec = None,
+    value_codec: ValueCodec = None,
 ) -> None:
-    """Write a row."""
+    """Write a row. With --value, VALUE is JSON (with str, text), and is encoded; --key, the same for KEY."""
     if insert and replace:
         raise InvalidArgument(
             "--insert is for a new row and --replace for an existing one: give only one of them"
         )
     row = sys.stdin.buffer.read() if value == "-" else os.fsencode(value)
+    row = line_encoder(value_codec, table)(row)
+    raw = line_encoder(key_codec, table, of_keys=True)(os.fsencode(key))
     with options.client() as client:
         _check_table(client, table)
         if insert or replace:
-            work = methodcaller("insert" if insert else "replace", table, os.fsencode(key), row)
+            work = methodcaller("insert" if insert else "replace", table, raw, row)
             result = _transact(options, client, table, folder, work)
         else:
             with client.begin(split_stream(table)[0]) as txn:
-                txn.write(table, row, key=os.fsencode(key))
+                txn.write(table, row, key=raw)
                 result = txn.commit()
     _print_written(options, table, key, result, "written")
 
@@ -348,16 +373,16 @@ def compact(
                 f"`anabranch stream alter {table} --setting {RATIO}=4`"
             )
         while True:
-            with _failures_shown(options):
+            with _failures_value_text(options):
                 found = client.streams() if table is None else [client.describe(table)]
                 for name in due_tables(found, client.count_events):
-                    with _failures_shown(options):
+                    with _failures_value_text(options):
                         _compact(options, client, name, folder, plain=plain)
             time.sleep(every)
 
 
 @contextmanager
-def _failures_shown(options: ClusterOptions) -> Iterator[None]:
+def _failures_value_text(options: ClusterOptions) -> Iterator[None]:
     """Show errors, and continue with the other tables and later checks."""
     try:
         yield

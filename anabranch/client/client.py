@@ -16,6 +16,7 @@ from contextlib import ExitStack, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from anabranch.client.admin import Administration, lane_acls
@@ -77,6 +78,7 @@ from anabranch.types import (
     CommandsInfo,
     FeatureLevel,
     Grant,
+    K,
     Lane,
     Listed,
     OpenTransaction,
@@ -86,6 +88,7 @@ from anabranch.types import (
     TaskOwnership,
     Transacted,
     TransactionInfo,
+    V,
     description_of,
     info_of,
     open_of,
@@ -94,6 +97,7 @@ from anabranch.types import (
     right_bits,
     warn_left_out,
 )
+from anabranch.values import Spec, Stream, stream_of
 
 if TYPE_CHECKING:
     from anabranch.client.replica import Replica
@@ -101,7 +105,7 @@ if TYPE_CHECKING:
     from anabranch.tables.changes import Changes
     from anabranch.tables.indexes import Index
 
-V = TypeVar("V")
+T = TypeVar("T")
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
@@ -219,13 +223,13 @@ class Client:
 
     def transact(
         self,
-        function: Callable[[Transaction], V],
+        function: Callable[[Transaction], T],
         *,
         scope: str | None = None,
         name: str | None = None,
         keepalive: float = defaults.KEEPALIVE_S,
         timeout: float | None = None,
-    ) -> Transacted[V]:
+    ) -> Transacted[T]:
         """Call ``function`` with a transaction, and commit; repeat this if it is aborted, for ``timeout`` seconds.
 
         The function may be called several times, so it must have no side effects. The result has what it returned
@@ -670,7 +674,65 @@ class Client:
         self._shared.check()
         return self._session.together(streams, self._shared.deadline(None))
 
+    # -- typed streams ------------------------------------------------------------------------------
+
+    @overload
+    def stream(
+        self, name: str, key: Spec[K], value: ModuleType, undecodable: str = "raise"
+    ) -> Stream[K, Any]: ...
+
+    @overload
+    def stream(
+        self, name: str, key: None = None, *, value: ModuleType, undecodable: str = "raise"
+    ) -> Stream[bytes, Any]: ...
+
+    @overload
+    def stream(
+        self, name: str, key: None = None, value: None = None, undecodable: str = "raise"
+    ) -> Stream: ...
+
+    @overload
+    def stream(
+        self, name: str, key: Spec[K], value: None = None, undecodable: str = "raise"
+    ) -> Stream[K, bytes]: ...
+
+    @overload
+    def stream(
+        self, name: str, key: None = None, *, value: Spec[V], undecodable: str = "raise"
+    ) -> Stream[bytes, V]: ...
+
+    @overload
+    def stream(
+        self, name: str, key: Spec[K], value: Spec[V], undecodable: str = "raise"
+    ) -> Stream[K, V]: ...
+
+    def stream(
+        self, name: str, key: Any = None, value: Any = None, undecodable: str = "raise"
+    ) -> Stream[Any, Any]:
+        """A handle of a stream or table, with the codecs of its keys and values. Nothing is sent.
+
+        Calls take it in place of the name, and then take and return these types. ``key``, ``value``: None or
+        bytes, str, json, an object with ``dumps`` and ``loads``, a model class of pydantic or msgspec, a pair of
+        functions (encode, decode), or of a serializer and a deserializer of confluent-kafka. None is never encoded.
+
+        ``undecodable``, for readers of events: 'raise' raises `UndecodableValue`, and the next call continues after
+        the event; 'skip' counts it in the reader's ``skipped``; the name of a stream commits the event to that
+        stream, with the headers ``error`` and ``from``, before the position moves on. Raises: InvalidArgument.
+        """
+        return stream_of(name, key, value, undecodable)
+
     # -- reading ------------------------------------------------------------------------------------
+
+    @overload
+    def read(
+        self,
+        streams: Stream[K, V] | Sequence[Stream[K, V]],
+        group: str | None = None,
+        timeout: float | None = None,
+        start: Start = "begin",
+        *,
+        ownership: None = None,
+    ) -> Reader[K, V]: ...
 
     @overload
     def read(
@@ -686,6 +748,17 @@ class Client:
     @overload
     def read(
         self,
+        streams: Sequence[str | Stream[Any, Any]],
+        group: str | None = None,
+        timeout: float | None = None,
+        start: Start = "begin",
+        *,
+        ownership: None = None,
+    ) -> Reader[Any, Any]: ...
+
+    @overload
+    def read(
+        self,
         streams: str | Sequence[str],
         *,
         timeout: float | None = None,
@@ -694,14 +767,16 @@ class Client:
 
     def read(
         self,
-        streams: str | Sequence[str],
+        streams: Any,
         group: str | None = None,
         timeout: float | None = None,
         start: Start = "begin",
         *,
         ownership: TaskOwnership | None = None,
-    ) -> Reader | TaskReader:
+    ) -> Reader[Any, Any] | TaskReader:
         """Read committed events of one or more streams. Iterate over the reader, and close it.
+
+        ``streams``: names, or what `stream` made, with its types (not with an ``ownership``).
 
         Events of one key come in commit order, also across scalings.
 
@@ -719,13 +794,31 @@ class Client:
         """
         return self._reading.read(streams, group, timeout, start, ownership)
 
+    @overload
     def read_transactions(
         self,
         stream: str,
         group: str | None = None,
         timeout: float | None = None,
         start: Start = "begin",
-    ) -> TransactionReader:
+    ) -> TransactionReader: ...
+
+    @overload
+    def read_transactions(
+        self,
+        stream: Stream[K, V],
+        group: str | None = None,
+        timeout: float | None = None,
+        start: Start = "begin",
+    ) -> TransactionReader[K, V]: ...
+
+    def read_transactions(
+        self,
+        stream: str | Stream[Any, Any],
+        group: str | None = None,
+        timeout: float | None = None,
+        start: Start = "begin",
+    ) -> TransactionReader[Any, Any]:
         """Read whole transactions of a stream in commit order. Iterate over the reader, and close it.
 
         A group has one active member; its position is committed after each transaction. The other arguments
@@ -735,7 +828,7 @@ class Client:
 
     def snapshot(
         self,
-        streams: str | Sequence[str],
+        streams: str | Stream[Any, Any] | Sequence[str | Stream[Any, Any]],
         at: At = None,
         since: At = None,
         mode: Mode = "snapshot",
@@ -768,7 +861,12 @@ class Client:
                 f"open_snapshot takes what snapshot.plan() or snapshot.position() gave, not {plan!r:.100}"
             )
         self._reading.readers()
-        return Snapshot(plan, lambda stream, cut: self._reading.read_cut(stream, cut))
+        # Functions that refer to the client keep it open while only its snapshots are used.
+        return Snapshot(
+            plan,
+            lambda stream, cut, decoder: self._reading.read_cut(stream, cut, decoder),
+            lambda stream: self._reading.decoder(stream),
+        )
 
     def progress(
         self, streams: str | Sequence[str], group: str, *, timeout: float | None = None
@@ -828,7 +926,7 @@ class Client:
 
     def replica(
         self,
-        *tables: str,
+        *tables: str | Stream[Any, Any],
         folder: str | Path | None = None,
         timeout: float | None = None,
         threads: bool = True,
@@ -847,6 +945,7 @@ class Client:
         """
         return self._reading.replica(tables, folder, timeout, threads=threads, index=index)
 
+    @overload
     def changes(
         self,
         table: str,
@@ -857,7 +956,32 @@ class Client:
         until: At | Literal["end"] = None,
         before: bool = False,
         folder: str | Path | None = None,
-    ) -> Changes:
+    ) -> Changes: ...
+
+    @overload
+    def changes(
+        self,
+        table: Stream[K, V],
+        group: str | None = None,
+        timeout: float | None = None,
+        start: Start = "begin",
+        *,
+        until: At | Literal["end"] = None,
+        before: bool = False,
+        folder: str | Path | None = None,
+    ) -> Changes[K, V]: ...
+
+    def changes(
+        self,
+        table: str | Stream[Any, Any],
+        group: str | None = None,
+        timeout: float | None = None,
+        start: Start = "begin",
+        *,
+        until: At | Literal["end"] = None,
+        before: bool = False,
+        folder: str | Path | None = None,
+    ) -> Changes[Any, Any]:
         """Read the changes of a table's rows in commit order. Iterate over the reader.
 
         ``group``, ``timeout`` and ``start`` are those of `read_transactions`. ``until``, without ``group``: end

@@ -6,16 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from anabranch.client.reservation import keepalive_ms_of
 from anabranch.client.shared import Shared
+from anabranch.client.transaction import Transaction
 from anabranch.core.stream_settings import is_table, versions_ms
 from anabranch.core.stream_states import CREATING, GIVEN_UP
 from anabranch.errors import (
     AnabranchError,
+    AskOutcomeError,
+    BeginAgainError,
+    EventTooLarge,
     InvalidArgument,
     NotAuthorized,
     NotReady,
+    UndecodableValue,
     UnsupportedSetting,
 )
 from anabranch.extras import need
@@ -27,8 +33,9 @@ from anabranch.presentation.system_tables import (
     transaction_rows,
     version_rows,
 )
+from anabranch.protocol.defaults import KEEPALIVE_S
 from anabranch.protocol.hybrid_time import to_text
-from anabranch.protocol.legal_names import check_scope, check_type
+from anabranch.protocol.legal_names import check_scope, check_type, split_stream
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.records import ProcessorInput
 from anabranch.reading.history import Start, check_at, check_start
@@ -49,12 +56,21 @@ from anabranch.reading.snapshot import (
 )
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.types import (
+    Event,
     Listed,
     StreamDescription,
     TaskOwnership,
     description_of,
     info_of,
     open_of,
+)
+from anabranch.values import (
+    Decoder,
+    Stream,
+    dead_letters,
+    name_of,
+    names_of,
+    place_of,
 )
 
 if TYPE_CHECKING:
@@ -63,6 +79,8 @@ if TYPE_CHECKING:
     from anabranch.tables.changes import Changes
     from anabranch.tables.indexes import Index
     from anabranch.tables.replica import ReadReplica, ReplicaSettings
+
+Streams: TypeAlias = "str | Stream[Any, Any] | Sequence[str | Stream[Any, Any]]"
 
 
 class Reading:
@@ -81,15 +99,26 @@ class Reading:
 
     def read(
         self,
-        streams: str | Sequence[str],
+        streams: Streams,
         group: str | None,
         timeout: float | None,
         start: Start,
         ownership: TaskOwnership | None,
-    ) -> Reader | TaskReader:
-        readers, names = self.readers(), streams_of(streams)
+    ) -> Reader[Any, Any] | TaskReader:
+        readers, names = self.readers(), streams_of(names_of(streams))
         if ownership is None:
-            return readers.add(Reader(readers.ports, names, group, timeout, start, readers.timeout))
+            reader: Reader[Any, Any] = Reader(
+                readers.ports,
+                names,
+                group,
+                timeout,
+                start,
+                readers.timeout,
+                decoders=self._decoders(streams),
+            )
+            return readers.add(reader)
+        if self._decoders(streams):
+            raise InvalidArgument("events of a task ownership are bytes: give the streams' names")
         if group is not None or start != "begin":
             raise InvalidArgument(
                 "the task ownership says where to read on: give no group and no start"
@@ -102,27 +131,65 @@ class Reading:
             TaskReader(readers.ports, names, ownership, timeout, readers.timeout, together)
         )
 
+    def decoder(self, stream: Stream[Any, Any]) -> Decoder:
+        """The decoder of one reader of a stream."""
+        return Decoder(stream, self._bury)
+
+    def _decoders(self, streams: Streams) -> dict[str, Decoder]:
+        given = [streams] if isinstance(streams, str | Stream) else streams
+        return {each.name: self.decoder(each) for each in given if isinstance(each, Stream)}
+
+    def _bury(self, stream: str, event: Event, error: UndecodableValue) -> None:
+        """Commit an event to the stream of dead letters. Raises: as `Client.begin` and `Transaction.commit`."""
+        place = place_of(event)
+        fields = (event.value, event.key, event.headers, event.timestamp)
+        refused: AnabranchError | None = None
+        for letter in dead_letters(fields, place, error):
+            try:
+                scope = split_stream(stream)[0]
+                with Transaction(self._shared, scope, None, keepalive_ms_of(KEEPALIVE_S)) as txn:
+                    txn.write(stream, *letter)
+                    txn.commit()
+                return
+            except (EventTooLarge, InvalidArgument) as larger:
+                refused = larger
+            except (BeginAgainError, AskOutcomeError) as trouble:
+                raise NotReady(f"{place} is perhaps no dead letter yet: {trouble}") from trouble
+        if refused is not None:
+            raise type(refused)(f"{place} can't be a dead letter: {refused}") from refused
+
     def read_transactions(
         self,
-        stream: str,
+        stream: str | Stream[Any, Any],
         group: str | None,
         timeout: float | None,
         start: Start,
         *,
         whole: bool = False,
-    ) -> TransactionReader:
+    ) -> TransactionReader[Any, Any]:
         """As `Client.read_transactions`. ``whole``: raise `SnapshotExpired` instead of skipping deleted ones."""
         readers = self.readers()
-        return readers.add(
-            TransactionReader(
-                readers.ports, stream, group, timeout, start, readers.timeout, whole=whole
-            )
+        reader: TransactionReader[Any, Any] = TransactionReader(
+            readers.ports,
+            name_of(stream),
+            group,
+            timeout,
+            start,
+            readers.timeout,
+            whole=whole,
+            decoder=self.decoder(stream) if isinstance(stream, Stream) else None,
         )
+        return readers.add(reader)
 
-    def read_cut(self, stream: str, cut: StreamCut) -> SnapshotReader:
+    def read_cut(
+        self, stream: str, cut: StreamCut, decoder: Decoder | None
+    ) -> SnapshotReader[Any, Any]:
         """A reader of a stream as of a snapshot."""
         readers = self.readers()
-        return readers.add(SnapshotReader(readers.ports, stream, cut, readers.timeout))
+        reader: SnapshotReader[Any, Any] = SnapshotReader(
+            readers.ports, stream, cut, readers.timeout, decoder
+        )
+        return readers.add(reader)
 
     def first_inputs(
         self, streams: Sequence[str], start: Start, deadline: float
@@ -133,11 +200,11 @@ class Reading:
             return first_inputs(source, streams, start, readers.timeout, deadline, together)
 
     def plan(
-        self, streams: str | Sequence[str], at: At, since: At, mode: Mode, timeout: float | None
+        self, streams: Streams, at: At, since: At, mode: Mode, timeout: float | None
     ) -> SnapshotPlan:
         """The plan of a snapshot. Arguments: as of `Client.snapshot`."""
         readers = self.readers()
-        names = streams_of(streams)
+        names = streams_of(names_of(streams))
         check_mode(mode)
         asked, begin = check_at(at), check_at(since, "since")
         check_since(begin, asked)
@@ -170,7 +237,7 @@ class Reading:
 
     def replica(
         self,
-        tables: Sequence[str],
+        tables: Sequence[str | Stream[Any, Any]],
         folder: str | Path | None,
         timeout: float | None,
         *,
@@ -180,7 +247,9 @@ class Reading:
         need("rocksdict", extra="tables")
         from anabranch.client.replica import Replica
 
-        settings = self._replica_settings(tables, folder, timeout, threads=threads, index=index)
+        settings = self._replica_settings(
+            names_of(tables), folder, timeout, threads=threads, index=index
+        )
         return Replica(self._shared, self.readers().ports, settings)
 
     def read_replica(
@@ -233,7 +302,7 @@ class Reading:
 
     def changes(
         self,
-        table: str,
+        table: str | Stream[Any, Any],
         group: str | None,
         timeout: float | None,
         start: Start,
@@ -241,13 +310,15 @@ class Reading:
         until: At | Literal["end"],
         before: bool,
         folder: str | Path | None,
-    ) -> Changes:
+    ) -> Changes[Any, Any]:
         from anabranch.client.replica import ControllerTimes
         from anabranch.tables.changes import Changes, end_at
 
         shared, readers = self._shared, self.readers()
         begin = check_start(start)
         asked = None if until in (None, "end") else check_at(until, "until")
+        decoder = self.decoder(table) if isinstance(table, Stream) else None
+        name: str = name_of(table)
         if until is not None and (group is not None or begin == "end"):
             raise InvalidArgument(
                 "an end (`until`, --to) is for a difference: give no group, and a start that is a time"
@@ -261,27 +332,28 @@ class Reading:
             rows, end = None, None
             deadline = shared.deadline(None)  # ``timeout`` limits the time without a change
             if before:
-                rows = stack.enter_context(self.read_replica(table, folder, None, hold=0))
+                rows = stack.enter_context(self.read_replica(name, folder, None, hold=0))
             else:
-                self._check_tables([table], deadline)
+                self._check_tables([name], deadline)
             if until is not None:
                 controller = ControllerTimes(shared)
-                safe, last = controller.safe([table], asked or controller.last_timestamp, deadline)
+                safe, last = controller.safe([name], asked or controller.last_timestamp, deadline)
                 asked = safe if asked is None else asked
-                end = end_at(readers.ports, table, asked, last[table], shared.timeout)
+                end = end_at(readers.ports, name, asked, last[name], shared.timeout)
                 timeout = shared.timeout if timeout is None else timeout
-            reader = self.read_transactions(table, group, timeout, begin, whole=True)
+            reader = self.read_transactions(name, group, timeout, begin, whole=True)
             stack.pop_all()
         first = begin if isinstance(begin, int) else 0
         return Changes(
-            table,
+            name,
             reader,
             rows=rows,
             begin=first,
             end=end,
             timeout=shared.timeout,
-            base_of=lambda: shared.session.describe(table, shared.deadline(None)).base,
+            base_of=lambda: shared.session.describe(name, shared.deadline(None)).base,
             group=group,
+            decoder=decoder,
         )
 
     def _check_tables(self, names: Sequence[str], deadline: float) -> list[Mapping[str, str]]:

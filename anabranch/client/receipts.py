@@ -28,7 +28,7 @@ from anabranch.protocol.limits import (
 from anabranch.protocol.partitioner import mix, record_checksum
 from anabranch.protocol.schemas.records import Extent, Outcome, Receipt, SegmentRange, Touched
 from anabranch.topics.names import journal_topic
-from anabranch.types import Headers
+from anabranch.types import Headers, V
 
 if TYPE_CHECKING:
     from anabranch.batches.columns_write import EventColumns, Placing
@@ -51,6 +51,9 @@ EventFields: TypeAlias = (
     " | tuple[bytes | None, bytes | None, Headers | None]"
     " | tuple[bytes | None, bytes | None, Headers | None, int | None]"
 )
+
+# The same for a stream's handle. Of a union of tuples, type checkers can't infer the types of keys and values.
+TypedFields: TypeAlias = "tuple[V | None, *tuple[Any, ...]]"
 
 
 StateRow: TypeAlias = "tuple[bytes, bytes | None]"  # key and value of a row of a processor's state

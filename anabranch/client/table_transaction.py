@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import wraps
-from typing import Concatenate, Literal, NoReturn, ParamSpec, Self, TypeVar
+from itertools import starmap
+from typing import Any, Literal, NoReturn, Self, TypeVar, cast, overload
 
 from anabranch.client.own_writes import Local, OwnRows, ReadBack, Writers, Written, merged
 from anabranch.client.reservation import keepalive_ms_of
@@ -45,7 +46,8 @@ from anabranch.protocol.limits import check_event, check_headers, check_row_key,
 from anabranch.protocol.schemas import records as r
 from anabranch.tables.replica import ReadReplica
 from anabranch.tables.snapshot import TableSnapshot, bounds, check_limit
-from anabranch.types import Counts, Headers, Receipt, Result, result_of
+from anabranch.types import Counts, Headers, K, Receipt, Result, V, result_of
+from anabranch.values import Stream, encoded
 from anabranch.waits import here
 
 log = logging.getLogger("anabranch.client")
@@ -57,21 +59,19 @@ _BROKEN = "its locks are broken"
 _IN_DOUBT = "its outcome is not known here"
 
 
-W = TypeVar("W", bound="TableWork")
-P = ParamSpec("P")
-T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def alone(call: Callable[Concatenate[W, P], T]) -> Callable[Concatenate[W, P], T]:
+def alone(call: F) -> F:
     """Let one thread at a time into a transaction. Locks of its `Transaction` and the replica are taken later."""
 
     @wraps(call)
-    def method(self: W, /, *args: P.args, **named: P.kwargs) -> T:
+    def method(self: TableWork, /, *args: Any, **named: Any) -> Any:
         # In a forked child the thread that has the lock does not exist.
         with nullcontext() if self._view.is_forked else self._lock:
             return call(self, *args, **named)
 
-    return method
+    return cast(F, method)
 
 
 class TableWork:
@@ -109,15 +109,24 @@ class TableWork:
 
     # -- reading --------------------------------------------------------------------------------------
 
+    @overload
+    def get(self, table: str, key: bytes, *, lock: bool = True) -> bytes | None: ...
+
+    @overload
+    def get(self, table: Stream[K, V], key: K, *, lock: bool = True) -> V | None: ...
+
     @alone
-    def get(self, table: str, key: bytes, *, lock: bool = True) -> bytes | None:
+    def get(self, table: Any, key: Any, *, lock: bool = True) -> Any:
         """The row of a key, or None: as of the snapshot, with this transaction's own writes.
 
         The commit fails if another transaction writes the key meanwhile, unless ``lock`` is False.
 
         Raises: InvalidArgument, TooManyLocks, LocksBroken (the key was written since, and this transaction has
-        written), IllegalState (the transaction is over), SnapshotExpired.
+        written), IllegalState (the transaction is over), SnapshotExpired; UndecodableValue.
         """
+        if type(table) is not str and isinstance(table, Stream):
+            key = table.encode_key(key)
+            return table.decode_value(key, self.get(table.name, key, lock=lock))
         self._check()
         own = self._own.get(table, check_row_key(key))
         if own is not None:
@@ -132,7 +141,7 @@ class TableWork:
             self._break(broken(table, seen, self.timestamp))
         return seen.value
 
-    @alone
+    @overload
     def scan(
         self,
         table: str,
@@ -143,12 +152,43 @@ class TableWork:
         reverse: bool = False,
         limit: int | None = None,
         lock: bool = True,
-    ) -> Iterator[tuple[bytes, bytes]]:
+    ) -> Iterator[tuple[bytes, bytes]]: ...
+
+    @overload
+    def scan(
+        self,
+        table: Stream[K, V],
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        lock: bool = True,
+    ) -> Iterator[tuple[K, V]]: ...
+
+    @alone
+    def scan(
+        self,
+        table: Any,
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        lock: bool = True,
+    ) -> Iterator[tuple[Any, Any]]:
         """Rows from ``low`` up to ``high`` (not included), or with a prefix, in byte order of their keys.
 
         The part that was iterated over is locked, including keys without a row. Own writes during the iteration
-        are not seen. Raises: as `get`.
+        are not seen. Bounds and prefixes are bytes, also with the handle of a table. Raises: as `get`.
         """
+        if type(table) is not str and isinstance(table, Stream):
+            rows = self.scan(
+                table.name, low, high, prefix=prefix, reverse=reverse, limit=limit, lock=lock
+            )
+            return starmap(table.decode_row, rows)
         self._check()
         check_limit(limit)
         self._was_read = True
@@ -201,14 +241,16 @@ class TableWork:
     @alone
     def lock(
         self,
-        table: str,
-        key: bytes | None = None,
+        table: Any,
+        key: Any = None,
         *,
         low: bytes | None = None,
         high: bytes | None = None,
         prefix: bytes | None = None,
     ) -> None:
         """Lock a key or a range without reading it; without arguments the whole table. Raises: as `get`."""
+        if type(table) is not str:
+            table, _, key = encoded(table, None, key)
         self._check()
         self._check_table(table)
         self._was_read = True
@@ -230,32 +272,64 @@ class TableWork:
 
     # -- writing --------------------------------------------------------------------------------------
 
-    def put(self, table: str, key: bytes, value: bytes) -> None:
+    @overload
+    def put(self, table: str, key: bytes, value: bytes) -> None: ...
+
+    @overload
+    def put(self, table: Stream[K, V], key: K, value: V) -> None: ...
+
+    def put(self, table: Any, key: Any, value: Any) -> None:
         """Write a row, whether the key has one or not.
 
         Raises: InvalidArgument, IllegalState; LocksBroken (what this transaction read was written since); as
         `Transaction.write` in a long transaction.
         """
+        if type(table) is not str:
+            table, value, key = encoded(table, value, key)
         if not isinstance(value, bytes):
             raise InvalidArgument(
                 f"a row is bytes, not {type(value).__name__}; `delete` takes it away"
             )
         self._put(table, key, value)
 
-    def delete(self, table: str, key: bytes) -> None:
+    @overload
+    def delete(self, table: str, key: bytes) -> None: ...
+
+    @overload
+    def delete(self, table: Stream[K, Any], key: K) -> None: ...
+
+    def delete(self, table: Any, key: Any) -> None:
         """Delete a row if it exists. Raises: as `put`."""
+        if type(table) is not str:
+            table, _, key = encoded(table, None, key)
         self._put(table, key, None)
 
+    @overload
+    def insert(self, table: str, key: bytes, value: bytes) -> None: ...
+
+    @overload
+    def insert(self, table: Stream[K, V], key: K, value: V) -> None: ...
+
     @alone
-    def insert(self, table: str, key: bytes, value: bytes) -> None:
+    def insert(self, table: Any, key: Any, value: Any) -> None:
         """Write a row that does not exist. Raises: RowExists; as `get` and `put`."""
+        if type(table) is not str:
+            table, value, key = encoded(table, value, key)
         if self.get(table, key) is not None:
             raise RowExists(f"{table} has a row {key!r:.100}: `put` or `replace` it")
         self.put(table, key, value)
 
+    @overload
+    def replace(self, table: str, key: bytes, value: bytes) -> None: ...
+
+    @overload
+    def replace(self, table: Stream[K, V], key: K, value: V) -> None: ...
+
     @alone
-    def replace(self, table: str, key: bytes, value: bytes) -> None:
+    def replace(self, table: Any, key: Any, value: Any) -> None:
         """Write a row that exists. Raises: RowMissing; as `get` and `put`."""
+        if type(table) is not str:
+            table, value, key = encoded(table, value, key)
         if self.get(table, key) is None:
             raise RowMissing(f"{table} has no row {key!r:.100}: `put` or `insert` it")
         self.put(table, key, value)
@@ -271,12 +345,32 @@ class TableWork:
         self._write(r.Event(table, -1, key, value, (), -1))
         self._own.put(table, key, value)
 
-    @alone
+    @overload
     def write(
         self,
         stream: str,
         value: bytes | None = None,
         key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> None: ...
+
+    @overload
+    def write(
+        self,
+        stream: Stream[K, V],
+        value: V | None = None,
+        key: K | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> None: ...
+
+    @alone
+    def write(
+        self,
+        stream: Any,
+        value: Any = None,
+        key: Any = None,
         headers: Headers | None = None,
         timestamp: int | None = None,
     ) -> None:
@@ -285,6 +379,8 @@ class TableWork:
         ``stream``: also a table that the replica does not have; its rows are not locked. Raises: as
         `Transaction.write`; InvalidArgument (a table of the replica: `put` or `delete` its rows), LocksBroken.
         """
+        if type(stream) is not str:
+            stream, value, key = encoded(stream, value, key)
         if stream in self._replica.tables:
             raise InvalidArgument(
                 f"{stream} is a table of this replica: `put` or `delete` its rows"

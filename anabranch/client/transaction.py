@@ -8,9 +8,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, overload
 
-from anabranch.client.receipts import EventFields, StateRow, StreamLane, check_shape, check_taken
+from anabranch.client.receipts import (
+    EventFields,
+    StateRow,
+    StreamLane,
+    TypedFields,
+    check_shape,
+    check_taken,
+)
 from anabranch.client.reservation import WRITER, Reservation, RightNames, abort_reserved, narrow_at
 from anabranch.client.session import no_replica, unknown
 from anabranch.client.shared import Shared
@@ -43,15 +50,18 @@ from anabranch.protocol.tokens import TokenBytes
 from anabranch.types import (
     Counts,
     Headers,
+    K,
     Receipt,
     Result,
     TaskOwnership,
     TransactionInfo,
+    V,
     info_of,
     receipt_records,
     result_of,
     warn_left_out,
 )
+from anabranch.values import Stream, encoded, encoded_events
 from anabranch.waits import here
 
 if TYPE_CHECKING:
@@ -292,6 +302,7 @@ class Transaction:
 
     # -- writing --------------------------------------------------------------------------------------
 
+    @overload
     def write(
         self,
         stream: str,
@@ -299,9 +310,29 @@ class Transaction:
         key: bytes | None = None,
         headers: Headers | None = None,
         timestamp: int | None = None,
+    ) -> None: ...
+
+    @overload
+    def write(
+        self,
+        stream: Stream[K, V],
+        value: V | None = None,
+        key: K | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> None: ...
+
+    def write(
+        self,
+        stream: Any,
+        value: Any = None,
+        key: Any = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
     ) -> None:
         """Queue an event; `flush` or the commit waits until it is stored.
 
+        ``stream``: a name, with ``value`` and ``key`` as bytes, or what `Client.stream` made, with its types.
         ``headers``: (name, bytes) pairs or a mapping; names that begin with "ab." are reserved. ``timestamp``:
         Unix milliseconds above 0; None: now. Events of one key keep their order.
 
@@ -315,6 +346,8 @@ class Transaction:
             WriteFailed: a write of this writer failed, so it makes no more receipts.
             DeadlineExceeded: no room in the queue, or no answer, within the client's timeout.
         """
+        if type(stream) is not str:
+            stream, value, key = encoded(stream, value, key)
         pairs = check_headers(headers) if headers is not None else None
         if timestamp is not None:
             self._shared.check_time(stream, timestamp)
@@ -328,7 +361,13 @@ class Transaction:
                 self._end(error)
                 raise
 
-    def write_many(self, stream: str, events: Iterable[EventFields]) -> int:
+    @overload
+    def write_many(self, stream: str, events: Iterable[EventFields]) -> int: ...
+
+    @overload
+    def write_many(self, stream: Stream[Any, V], events: Iterable[TypedFields[V]]) -> int: ...
+
+    def write_many(self, stream: Any, events: Iterable[Any]) -> int:
         """Write many events, faster than by `write`; returns how many.
 
         ``events``: tuples (value, key, headers, timestamp) as `write` takes them; trailing fields may be omitted.
@@ -338,6 +377,8 @@ class Transaction:
         written, every later call of this handle raises `WriteFailed`, so that no part of them is committed. Raises:
         as `write`.
         """
+        if type(stream) is not str:
+            stream, events = encoded_events(stream, events)
         written = 0
         with AllOrNothing("write_many", self._end_in_between) as call:
             for chunk in chunks_of(events):

@@ -9,11 +9,12 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from anabranch.client.receipts import (
     EventFields,
     StreamLane,
+    TypedFields,
     WriteFunction,
     WriterAccount,
     check_fields,
@@ -40,7 +41,8 @@ from anabranch.protocol.legal_names import check_type
 from anabranch.protocol.limits import LABEL, check_event, check_headers
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import Rights, Token, check_right, peek
-from anabranch.types import Headers, Receipt
+from anabranch.types import Headers, K, Receipt, V
+from anabranch.values import Stream, encoded, encoded_events
 from anabranch.waits import here
 
 if TYPE_CHECKING:
@@ -170,6 +172,7 @@ class Writer:
 
     # -- writing --------------------------------------------------------------------------------------
 
+    @overload
     def write(
         self,
         stream: str,
@@ -177,11 +180,32 @@ class Writer:
         key: bytes | None = None,
         headers: Headers | None = None,
         timestamp: int | None = None,
+    ) -> None: ...
+
+    @overload
+    def write(
+        self,
+        stream: Stream[K, V],
+        value: V | None = None,
+        key: K | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> None: ...
+
+    def write(
+        self,
+        stream: Any,
+        value: Any = None,
+        key: Any = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
     ) -> None:
         """Queue an event; `flush` or `finish` waits until it is stored. Arguments: as of `Transaction.write`.
 
         Raises: as `Transaction.write`; IllegalState (the writer is finished, or was discarded), Expired.
         """
+        if type(stream) is not str:
+            stream, value, key = encoded(stream, value, key)
         pairs = check_headers(headers) if headers is not None else None
         if timestamp is not None:
             self._shared.check_time(stream, timestamp)
@@ -215,11 +239,19 @@ class Writer:
             self._end(error)
             raise
 
-    def write_many(self, stream: str, events: Iterable[EventFields]) -> int:
+    @overload
+    def write_many(self, stream: str, events: Iterable[EventFields]) -> int: ...
+
+    @overload
+    def write_many(self, stream: Stream[Any, V], events: Iterable[TypedFields[V]]) -> int: ...
+
+    def write_many(self, stream: Any, events: Iterable[Any]) -> int:
         """Write many events, faster than by `write`; returns how many. Arguments: as of `Transaction.write_many`.
 
         Raises: as `write`.
         """
+        if type(stream) is not str:
+            stream, events = encoded_events(stream, events)
         written = 0
         with AllOrNothing("write_many", self._end_in_between) as call:
             for chunk in chunks_of(events):

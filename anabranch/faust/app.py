@@ -31,10 +31,11 @@ from anabranch.faust.agents import Agent, AgentHandlers, Stream
 from anabranch.faust.refusals import APP, TABLE, refuse, refusing
 from anabranch.processing.app import Processor
 from anabranch.processing.batch import HandlerContext, Written, current_context, outside
-from anabranch.processing.stores import RAW, Codec, Store
+from anabranch.processing.stores import Store
 from anabranch.processing.worker import Worker
 from anabranch.protocol.legal_names import split_stream
 from anabranch.protocol.limits import copied_time
+from anabranch.values import Codec, stream_of
 
 _HANDOVER_S = 10.0  # how long a commit under way may take at the end
 _OURS = (
@@ -333,7 +334,7 @@ class App(faust.App):
     def add_output(self, stream: str) -> None:
         """Add a stream that agents write to. Raises: CrossScope, UnknownScope, UnknownStream."""
         self.client.check_outputs(self.program.name, (stream,))
-        self.program.outputs[stream] = RAW
+        self.program.outputs[stream] = stream_of(stream, None, None, "raise")
 
     def write_alone(self, stream: str, event: Written) -> None:
         """Write an event in a transaction of its own. Raises: as `Client.begin` and `Transaction.commit`."""

@@ -7,6 +7,7 @@ of it; a table or a page shows a part.
 from __future__ import annotations
 
 import base64
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -234,6 +235,43 @@ def bytes_fields(**data: bytes | None) -> dict[str, Any]:
         except UnicodeDecodeError:
             row[f"{name}_base64"] = base64.b64encode(some or b"").decode("ascii")
     return row
+
+
+def value_fields(**data: Any) -> dict[str, Any]:
+    """Bytes as `bytes_fields`, decoded keys and values as JSON."""
+    row: dict[str, Any] = {}
+    for name, each in data.items():
+        if each is None or isinstance(each, bytes):
+            row |= bytes_fields(**{name: each})
+        else:
+            row[name] = json.loads(_json_of(each))
+    return row
+
+
+def value_text(value: Any) -> str:
+    """A decoded key or value as one cell: a text as it is, others as JSON."""
+    return bytes_text(
+        value
+        if isinstance(value, bytes)
+        else (value if isinstance(value, str) else _json_of(value)).encode()
+    )
+
+
+def _json_of(value: Any) -> str:
+    def plain(each: Any) -> Any:
+        if hasattr(each, "model_dump"):
+            return each.model_dump(mode="json")
+        if hasattr(each, "__struct_fields__"):
+            import msgspec
+
+            return msgspec.to_builtins(each)
+        if hasattr(each, "DESCRIPTOR"):  # a message of Protobuf
+            from google.protobuf.json_format import MessageToDict
+
+            return MessageToDict(each)
+        return str(each)
+
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=plain)
 
 
 # Moments of system tables are shown as the hybrid times in these columns, which commands accept as times.

@@ -18,11 +18,13 @@ from anabranch.processing.program import (
     check_plain,
     is_async,
 )
-from anabranch.processing.stores import Codec, Store, codec_of
+from anabranch.processing.stores import Store
 from anabranch.processing.timers import Timer, Windows
 from anabranch.protocol import defaults
 from anabranch.protocol.legal_names import PLAIN, check_input, check_type, split_stream
 from anabranch.reading.history import Start
+from anabranch.topics.names import stream_topic
+from anabranch.values import Stream, codec_of, stream_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST = 1 << 30
@@ -88,20 +90,20 @@ class Processor(Program):
         self.concurrency = concurrency
         self.start: Start = start
         if dead_letter is not None:
-            self._writes(dead_letter, None)
+            self._writes(dead_letter, None, None)
 
-    def input(self, stream: str, *, value: Any = None) -> Input:
-        """Read a stream, of any scope. ``value``: json, str, bytes (None), or an object with loads and dumps.
+    def input(self, stream: str, *, key: Any = None, value: Any = None) -> Input:
+        """Read a stream, of any scope. ``key``, ``value``: codecs, as of `Client.stream`.
 
-        Raises: InvalidArgument (also if an earlier call named the stream with another ``value``).
+        Raises: InvalidArgument (also if an earlier call named the stream with other codecs).
         """
-        split_stream(stream)
-        return self._input(stream, value)
+        return self._input(stream, key, value, stream_topic(stream))
 
     def topic(
         self,
         topic: str,
         *,
+        key: Any = None,
         value: Any = None,
         bootstrap: str | None = None,
         config: Mapping[str, Any] | None = None,
@@ -117,11 +119,14 @@ class Processor(Program):
         if self.cluster not in (None, cluster):
             raise InvalidArgument(f"{topic} is of another cluster than the topics before")
         self.cluster = cluster
-        return self._input(PLAIN + topic, value)
+        return self._input(PLAIN + topic, key, value, topic)
 
-    def output(self, stream: str, *, value: Any = None) -> Output:
-        """Write a stream. Workers start only if its scope is in the control partition of the processor's scope."""
-        return Output(stream, self._writes(stream, value))
+    def output(self, stream: str, *, key: Any = None, value: Any = None) -> Output:
+        """Write a stream. Workers start only if its scope is in the control partition of the processor's scope.
+
+        ``key``, ``value``: codecs, as of `Client.stream`. Raises: InvalidArgument.
+        """
+        return Output(self._writes(stream, key, value), text_keys=key is None)
 
     def store(self, name: str, *, value: Any = None, local: bool = False) -> Store:
         """Add state by key, kept in RocksDB and in the processor's state stream.
@@ -129,7 +134,7 @@ class Processor(Program):
         A key belongs to the task of its hash, as events do. ``local``: each task has rows of its own, and its
         handlers may use any key. Raises: InvalidArgument.
         """
-        store: Store = self._add(name, Store(name, codec_of(value), local=local))
+        store: Store = self._add(name, Store(name, codec_of(value, name), local=local))
         return store
 
     def timer(self, name: str, *, wall: bool = False) -> Callable[[TimerHandler], Timer]:
@@ -161,14 +166,16 @@ class Processor(Program):
 
         Raises: InvalidArgument.
         """
-        windows: Windows = self._add(name, Windows(name, codec_of(value), size, every, grace, late))
+        windows: Windows = self._add(
+            name, Windows(name, codec_of(value, name), size, every, grace, late)
+        )
         self.timers.add(name)
         return windows
 
     def on(self, *inputs: Input, batch: bool = False) -> Callable[[F], F]:
         """Decorate a handler of these inputs' events: a function, plain or ``async``, of an `anabranch.Event`.
 
-        The event's ``value`` is decoded. Events of a key come in order. If the handler raises, its changes are
+        The event's key and value are decoded. Events of a key come in order. If the handler raises, its changes are
         undone. ``batch``: the handler gets a pyarrow.RecordBatch with events of one input transaction, in the
         columns of the Spark source; values are bytes.
 
@@ -211,20 +218,18 @@ class Processor(Program):
         with connect(bootstrap, **options) as client:
             run_worker(self, client, folder=folder, standby=standby, http=http)
 
-    def _input(self, name: str, value: Any) -> Input:
-        codec = codec_of(value)
-        found = self.inputs.setdefault(name, Input(name, codec))
-        if found.codec.decode != codec.decode:
+    def _input(self, name: str, key: Any, value: Any, topic: str) -> Input:
+        made = Input(name, codec_of(key, topic, of_keys=True), codec_of(value, topic))
+        found = self.inputs.setdefault(name, made)
+        if (found.key.spec, found.codec.spec) != (made.key.spec, made.codec.spec):
             raise InvalidArgument(
                 f"{name} is an input already, with another codec: all handlers of an input get the same values"
             )
         return found
 
-    def _writes(self, stream: str, value: Any) -> Codec:
-        split_stream(stream)
-        codec = codec_of(value)
-        self.outputs[stream] = codec
-        return codec
+    def _writes(self, stream: str, key: Any, value: Any) -> Stream[Any, Any]:
+        made = self.outputs[stream] = stream_of(stream, key, value, "raise")
+        return made
 
     def _add(self, name: str, store: Any) -> Any:
         check_type("a store's name", name, str)

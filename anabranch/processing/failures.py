@@ -8,7 +8,6 @@ import pickle
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 from anabranch.backoff import Backoff
@@ -25,12 +24,11 @@ from anabranch.errors import (
 from anabranch.ports import TableError
 from anabranch.processing.batch import HandlerContext
 from anabranch.processing.program import NotAHandler, Program
-from anabranch.protocol.limits import HEADERS, copied_name, copied_time
 from anabranch.types import Event
+from anabranch.values import dead_letters, place_of, text_of
 
 log = logging.getLogger("anabranch.processor")
 
-_ERROR_BYTES = 1024  # of an error's text in a dead letter
 _FIRST_PAUSE_S = 0.1  # between tries
 _LONGEST_PAUSE_S = 2.0
 PATIENCE_S = 60.0
@@ -69,8 +67,7 @@ class Case(NamedTuple):
     @classmethod
     def of(cls, event: Event) -> Case:
         """An event, undecoded."""
-        place = f"{event.stream}[{event.partition}]@{event.offset}"
-        return cls(place, event.value, event.key, event.headers, event.timestamp, event)
+        return cls(place_of(event), event.value, event.key, event.headers, event.timestamp, event)
 
 
 class Failures:
@@ -150,19 +147,8 @@ class Failures:
         stream = self._app.dead_letter
         if stream is None:
             raise HandlerFailed(case.event, error, case.place) from error
-        own = [
-            ("error", text_of(error).encode("utf-8", "replace")[:_ERROR_BYTES]),
-            ("from", case.place.encode()),
-        ]
-        copied = ((copied_name(name), value) for name, value in case.headers)
-        headers = [*islice(copied, HEADERS.value - len(own)), *own]
-        letters = (
-            (case.value, case.key, headers, copied_time(case.timestamp)),
-            (case.value, case.key, headers, None),  # in case the stream refuses only the time
-            # In case it is too big; the header `from` says where the rest is.
-            (None, case.key, [*own, ("left_out", b"value, headers")], None),
-            (None, None, [*own, ("left_out", b"key, value, headers")], None),
-        )
+        fields = (case.value, case.key, case.headers, case.timestamp)
+        letters = list(dead_letters(fields, case.place, error))
         for letter in letters[:-1]:
             if failure_of(at.write, stream, letter) is None:
                 break
@@ -178,10 +164,6 @@ class Failures:
 def new_pauses() -> Backoff:
     """The pauses between the tries of one event."""
     return Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, SystemClock())
-
-
-def text_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def failure_of(call: Callable[..., Any], *args: Any) -> BaseException | None:

@@ -40,7 +40,7 @@ FULL_BYTES = 8 << 20  # below the 16 MiB of state that a controller merges in on
 _END_S = 5.0  # how long cancelled asyncio tasks may take
 _SAID = 1000  # the most characters of a log line that names them
 log = logging.getLogger("anabranch.processor")
-_make_event: Callable[[Sequence[Any]], Event] = partial(tuple.__new__, Event)
+Decode = Callable[[Event], Event[Any, Any]] | None
 Given = tuple[Event, int]  # an event and its task
 
 
@@ -163,7 +163,7 @@ class Handlers:
         if registered[0].batch:
             self._batch(at, piece, registered)
             return
-        decode = self._app.inputs[piece.stream].codec.decode
+        decode = self._app.inputs[piece.stream].decode
         given = zip(piece.events, piece.tasks, strict=True)
         if any(one.is_async for one in registered):
             self._side_by_side(at.batch, given, registered, decode)
@@ -210,7 +210,7 @@ class Handlers:
 
     def _in_turn(
         self, at: HandlerContext, given: Iterator[Given], registered: Sequence[Registered],
-        decode: Callable[[bytes], Any],
+        decode: Decode,
     ) -> None:  # fmt: skip
         """Call the handlers with one event after another."""
         calls = [one.call for one in registered]
@@ -221,9 +221,7 @@ class Handlers:
         def handle(event: Event) -> None:
             undo.clear()
             at.key, at.value, at.timestamp = event.key, event.value, event.timestamp
-            decoded = event
-            if event.value is not None:
-                decoded = event._replace(value=decode(event.value))
+            decoded: Event[Any, Any] = event if decode is None else decode(event)
             for call in calls:
                 check_result(call, call(decoded))
 
@@ -231,11 +229,10 @@ class Handlers:
             try:
                 for event, at.task in given:  # `handle`, inlined for speed
                     undo.clear()
-                    stream, at.key, value, headers, at.timestamp, *more = event
-                    at.value, decoded = value, event
-                    if value is not None and decode is not bytes:
-                        fields = (stream, at.key, decode(value), headers, at.timestamp, *more)
-                        decoded = _make_event(fields)
+                    at.key, at.value, at.timestamp = event.key, event.value, event.timestamp
+                    decoded: Event[Any, Any] = event
+                    if decode is not None:
+                        decoded = decode(event)
                     for call in calls:
                         if (found := call(decoded)) is not None:
                             check_result(call, found)
@@ -258,7 +255,7 @@ class Handlers:
 
     def _side_by_side(
         self, batch: WorkBatch, given: Iterable[Given], registered: Sequence[Registered],
-        decode: Callable[[bytes], Any],
+        decode: Decode,
     ) -> None:  # fmt: skip
         """Handle events of different keys concurrently, and events of one key in order."""
         chains: dict[Any, list[Given]] = {}
@@ -270,9 +267,7 @@ class Handlers:
 
         async def handle(at: HandlerContext, event: Event, task: int) -> None:
             at.task, at.key, at.value, at.timestamp = task, event.key, event.value, event.timestamp
-            decoded = event
-            if event.value is not None:
-                decoded = event._replace(value=decode(event.value))
+            decoded = event if decode is None else decode(event)
             for one in registered:
                 found = one.call(decoded)
                 if isawaitable(found):

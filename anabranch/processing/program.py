@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from anabranch.errors import InvalidArgument
 from anabranch.processing.batch import current_context
 from anabranch.processing.plain import Cluster
-from anabranch.processing.stores import Codec, Keyed
+from anabranch.processing.stores import Keyed
 from anabranch.protocol.legal_names import is_plain, split_stream
 from anabranch.protocol.limits import copied_time
 from anabranch.reading.history import Start
-from anabranch.types import Headers
+from anabranch.types import Event, Headers
+from anabranch.values import Codec, Stream, event_decoder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,31 +29,41 @@ class Input:
     """A stream that the processor reads."""
 
     stream: str
+    key: Codec
     codec: Codec
+
+    @property
+    def decode(self) -> Callable[[Event], Event[Any, Any]] | None:
+        """Decodes an event; None if key and value are bytes."""
+        return event_decoder(self.key, self.codec)
 
 
 class Output:
     """A stream that the processor writes, in the commit of what it consumed."""
 
-    def __init__(self, stream: str, codec: Codec) -> None:
-        self.stream = stream
-        self._encode = codec.encode
+    def __init__(self, stream: Stream[Any, Any], *, text_keys: bool) -> None:
+        """``text_keys``: without a codec of keys, these may be texts, too."""
+        self.stream = stream.name
+        self._encode = stream.encode
+        self._text_keys = text_keys
 
     def write(
         self,
         value: Any,
-        key: bytes | str | None = None,
+        key: Any = None,
         headers: Headers | None = None,
         timestamp: int | None = None,
     ) -> None:
-        """Write an event. ``timestamp``: Unix milliseconds, by default those of the event that is handled.
+        """Write an event. Without a codec of keys, ``key`` is bytes, or a text as UTF-8.
+
+        ``timestamp``: Unix milliseconds, by default those of the event that is handled.
 
         Raises: IllegalState (not called by a handler), InvalidArgument.
         """
         at = current_context()
-        if value is not None:
-            value = self._encode(value)
-        raw = key.encode() if isinstance(key, str) else key
+        if self._text_keys and isinstance(key, str):
+            key = key.encode()
+        raw, value = self._encode(key, value)
         time = copied_time(at.timestamp) if timestamp is None else timestamp
         at.write(self.stream, (value, raw, headers, time))
 
@@ -137,7 +148,7 @@ class Program:
         self.handlers: dict[str, list[Registered]] = {}
         self.stores: dict[str, Keyed] = {}
         self.timers = set[str]()  # names of those stores that are timers or windows
-        self.outputs: dict[str, Codec] = {}
+        self.outputs: dict[str, Stream[Any, Any]] = {}
         self.cluster: Cluster | None = None  # of plain topics
 
     def check(self) -> Sequence[str]:

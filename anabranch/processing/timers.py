@@ -15,9 +15,10 @@ from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.processing.batch import HandlerContext, TaskRows, WorkBatch, current_context
 from anabranch.processing.failures import Case, Failures, failure_of
 from anabranch.processing.program import Output, TimerHandler, check_plain, check_result
-from anabranch.processing.stores import RAW, TIME, Codec, Keyed, after, prefix_of
+from anabranch.processing.stores import TIME, Keyed, after, prefix_of
 from anabranch.protocol.legal_names import check_type
 from anabranch.protocol.limits import copied_name, copied_time
+from anabranch.values import RAW, Codec
 
 if TYPE_CHECKING:
     from anabranch.types import Event

@@ -9,7 +9,13 @@ from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, closing
 from typing import Any, Generic, Self, TypeVar
 
-from anabranch.errors import AnabranchError, InvalidArgument, RetryError, UnsupportedSetting
+from anabranch.errors import (
+    AnabranchError,
+    InvalidArgument,
+    RetryError,
+    UndecodableValue,
+    UnsupportedSetting,
+)
 from anabranch.ports import GroupMember
 from anabranch.protocol.legal_names import check_text, check_type
 from anabranch.reading.committed_log import CommittedLog, Groups, ReaderPorts
@@ -25,7 +31,11 @@ class Iteration(Iterator[T], Generic[T]):
     """
 
     _member: GroupMember | None = None  # of the reader's group, if it has one
-    _resumes_after: type[AnabranchError] = RetryError  # after such an error `next` continues
+    # After such an error `next` continues.
+    _resumes_after: type[AnabranchError] | tuple[type[AnabranchError], ...] = (
+        RetryError,
+        UndecodableValue,
+    )
 
     def __init__(self) -> None:
         self._closed = True  # until `__init__` of the subclass is done

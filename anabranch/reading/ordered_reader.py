@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import length_hint
+from typing import Any, Generic
 
 from anabranch.backoff import Backoff
 from anabranch.errors import AnabranchError, NotReady, RetryError
@@ -30,7 +31,8 @@ from anabranch.reading.feed import Feed
 from anabranch.reading.history import HistorySearch, Start, check_start
 from anabranch.reading.iteration import Iteration, check_group, check_timeout
 from anabranch.topics.names import stream_topic
-from anabranch.types import Event
+from anabranch.types import Event, K, V
+from anabranch.values import Decoder, Held
 
 log = logging.getLogger("anabranch.client")
 
@@ -53,10 +55,10 @@ def turn_pauses(clock: Clock) -> Backoff:
     return Backoff(_TURN_S, _LONGEST_TURN_S, clock, growth=_TURN_GROWTH)
 
 
-class Step:
+class Step(Held):
     """Events of one partition that may be returned, in order."""
 
-    __slots__ = ("_floor", "_left", "offsets", "place", "rest")
+    __slots__ = ("_floor", "_left", "offsets", "place")
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class Step:
         self.place = place
         self.offsets = offsets
         self._left = iter(offsets)
-        self.rest = make(self._left)  # the events that are not returned yet
+        super().__init__(make(self._left))  # the events that are not returned yet
         self._floor = 0
 
     def asked_for_more(self) -> None:
@@ -77,7 +79,7 @@ class Step:
 
     @property
     def _given(self) -> int:
-        return len(self.offsets) - length_hint(self._left)
+        return len(self.offsets) - length_hint(self._left) - (self.kept is not None)
 
     @property
     def given_to(self) -> int:
@@ -388,7 +390,7 @@ _BIGGEST_STEP = 1024
 _NOTHING = Step(TopicPartition("", 0), [], lambda _: iter(()))
 
 
-class Reader(Iteration[Event]):
+class Reader(Iteration[Event[K, V]], Generic[K, V]):
     """Committed events, one after the other. An iterator; close it, or use it as a context manager.
 
     Events of one key come in commit order, however the stream is scaled meanwhile. The members of a group share the
@@ -405,8 +407,12 @@ class Reader(Iteration[Event]):
         timeout: float | None,
         start: Start,
         ask_timeout: float,
+        *,
+        decoders: Mapping[str, Decoder] | None = None,
     ) -> None:
+        """``decoders``: stream -> its decoder, for streams that were given by a handle."""
         super().__init__()
+        self._decoders = {stream_topic(name): each for name, each in (decoders or {}).items()}
         self._clock = ports.clock
         self._names = {stream_topic(stream): stream for stream in streams}
         self._group = check_group(group)
@@ -442,6 +448,11 @@ class Reader(Iteration[Event]):
         else:
             member.join(list(self._names), self._gained, self._lost)
 
+    @property
+    def skipped(self) -> int:
+        """How many undecodable events this reader skipped, or wrote as dead letters."""
+        return sum(decoder.skipped for decoder in self._decoders.values())
+
     def commit(self) -> None:
         """Commit in the group what is processed, and wait for it. Without a group it does nothing."""
         self._commit(wait=True)
@@ -455,15 +466,17 @@ class Reader(Iteration[Event]):
 
     # -- events ---------------------------------------------------------------------------------------
 
-    def _run(self) -> Generator[Event, None, None]:
+    def _run(self) -> Generator[Event[Any, Any], None, None]:
         now = self._clock.monotonic
         self._step.asked_for_more()
         while not self._closed:
             step = self._step
+            decoder = self._decoders.get(step.place.topic)
+            events = step.rest if decoder is None else decoder.decoded(step)
             if self._member is None:
-                yield from step.rest
+                yield from events
             else:
-                for event in step.rest:
+                for event in events:
                     yield event
                     if now() >= self._next_tick and not self._tick(step):
                         break

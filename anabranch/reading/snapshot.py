@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, get_args, overload
 from zlib import crc32
 
 from anabranch.errors import (
@@ -42,7 +42,8 @@ from anabranch.reading.history import Found, HistorySearch
 from anabranch.reading.iteration import Iteration
 from anabranch.reading.ordered_reader import IDLE_S, OrderedStream, Step, turn_pauses
 from anabranch.topics.names import history_topic, stream_topic
-from anabranch.types import Event
+from anabranch.types import Event, K, V
+from anabranch.values import Decoder, Held, Stream, name_of
 
 _STEP = 1024
 
@@ -81,7 +82,7 @@ class Given:
         return self._done | {step.place.partition: step.given_to}
 
 
-class SnapshotReader(Iteration[Event]):
+class SnapshotReader(Iteration[Event[K, V]], Generic[K, V]):
     """The events of a stream as of a snapshot, each key in commit order. An iterator that ends by itself.
 
     Everything is freed at the end, by closing it, and by leaving the loop. One thread at a time.
@@ -89,7 +90,14 @@ class SnapshotReader(Iteration[Event]):
 
     _resumes_after = AnabranchError  # the next call continues after an error
 
-    def __init__(self, ports: ReaderPorts, stream: str, cut: StreamCut, timeout: float) -> None:
+    def __init__(
+        self,
+        ports: ReaderPorts,
+        stream: str,
+        cut: StreamCut,
+        timeout: float,
+        decoder: Decoder | None = None,
+    ) -> None:
         """``timeout``: seconds without new records after which it raises `DeadlineExceeded`.
 
         Raises: SnapshotExpired, UnknownStream (the stream was deleted), NotReady.
@@ -102,7 +110,8 @@ class SnapshotReader(Iteration[Event]):
         self._timeout = timeout
         # Partitions that are not fetched to their ends yet.
         self._unread = {p for p, end in cut.offsets.items() if cut.start_offsets[p] < end}
-        self._rest: Iterator[Event] = iter(())
+        self._step = Step(TopicPartition("", 0), [], lambda _: iter(()))
+        self._decoder = decoder
         self.given = Given(cut.start_offsets)
         self._source = source = ports.committed_log(timeout)
         source.expect(stream, cut.ids)
@@ -121,16 +130,21 @@ class SnapshotReader(Iteration[Event]):
         )
 
     def _free(self) -> None:
-        self._rest = iter(())
+        self._step = Step(TopicPartition("", 0), [], lambda _: iter(()))
         self._source.close()
+
+    @property
+    def skipped(self) -> int:
+        """As `Reader.skipped`."""
+        return 0 if self._decoder is None else self._decoder.skipped
 
     # -- events ---------------------------------------------------------------------------------------
 
-    def _run(self) -> Generator[Event, None, None]:
+    def _run(self) -> Generator[Event[Any, Any], None, None]:
         while not self._closed:
-            rest = self._rest
-            yield from rest
-            if self._rest is not rest:
+            current = self._step
+            yield from current.rest if self._decoder is None else self._decoder.decoded(current)
+            if self._step is not current:
                 continue  # another thread iterates, too, and was faster
             try:
                 step = self._next_step()
@@ -142,7 +156,7 @@ class SnapshotReader(Iteration[Event]):
             if step is None:
                 self.close()
                 break
-            self._rest = step.rest
+            self._step = step
 
     def _next_step(self) -> Step | None:
         """The next events; None when all of the snapshot is returned, or the reader is closed."""
@@ -263,10 +277,13 @@ class Snapshot:
     """
 
     def __init__(
-        self, plan: SnapshotPlan, reader: Callable[[str, StreamCut], SnapshotReader]
+        self,
+        plan: SnapshotPlan,
+        reader: Callable[[str, StreamCut, Decoder | None], SnapshotReader[Any, Any]],
+        decoder: Callable[[Stream[Any, Any]], Decoder],
     ) -> None:
         self._plan = plan
-        self._reader = reader
+        self._reader, self._decoder = reader, decoder
         self._given: dict[str, Given] = {}
 
     def __repr__(self) -> str:
@@ -320,29 +337,44 @@ class Snapshot:
         """The offset after the snapshot's last record in the stream's history."""
         return self._cut(stream).history
 
-    def read(self, stream: str) -> SnapshotReader:
+    @overload
+    def read(self, stream: str) -> SnapshotReader: ...
+
+    @overload
+    def read(self, stream: Stream[K, V]) -> SnapshotReader[K, V]: ...
+
+    def read(self, stream: str | Stream[Any, Any]) -> SnapshotReader[Any, Any]:
         """The stream's events, each key in commit order, as an iterator that ends by itself.
 
         Raises: SnapshotExpired, UnknownStream (it was deleted, perhaps created again), NotReady; while iterating
         also DeadlineExceeded (read again).
         """
-        reader = self._reader(stream, self._cut(stream))
-        self._given[stream] = reader.given
+        name: str = name_of(stream)
+        decoder = self._decoder(stream) if isinstance(stream, Stream) else None
+        reader = self._reader(name, self._cut(name), decoder)
+        self._given[name] = reader.given
         return reader
 
-    def changes(self, stream: str) -> Iterator[Event]:
+    @overload
+    def changes(self, stream: str) -> Iterator[Event]: ...
+
+    @overload
+    def changes(self, stream: Stream[K, V]) -> Iterator[Event[K, V]]: ...
+
+    def changes(self, stream: str | Stream[Any, Any]) -> Iterator[Event[Any, Any]]:
         """The last event of each key, in the order of reading: with `since`, what has changed from then on.
 
         A value of None means that the key was deleted. Events without a key are skipped. All keys are in memory.
         Raises: as `read`, before the first event is returned.
         """
         last: dict[bytes, Event] = {}
-        with self.read(stream) as reader:
+        with self.read(name_of(stream)) as reader:
             for event in reader:
                 if event.key is not None:
                     last.pop(event.key, None)
                     last[event.key] = event
-        return iter(last.values())
+        found = iter(last.values())
+        return self._decoder(stream).decoded(Held(found)) if isinstance(stream, Stream) else found
 
     def _cut(self, stream: str) -> StreamCut:
         cut = self._plan.cuts.get(stream)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Generator
+from typing import Any, Generic
 
 from anabranch.errors import (
     RetryError,
@@ -26,7 +27,8 @@ from anabranch.reading.committed_log import (
 from anabranch.reading.history import HistorySearch, Start, check_start
 from anabranch.reading.iteration import Iteration, check_group, check_timeout
 from anabranch.topics.names import history_topic
-from anabranch.types import Committed
+from anabranch.types import Committed, Events, K, V
+from anabranch.values import DecodedEvents, Decoder
 
 log = logging.getLogger("anabranch.client")
 
@@ -34,7 +36,7 @@ _PACE_S = 0.25  # the group is served this often while nothing comes
 _TICK_S = 0.5  # the same while transactions are processed
 
 
-class TransactionReader(Iteration[Committed]):
+class TransactionReader(Iteration[Committed[K, V]], Generic[K, V]):
     """Whole transactions in commit order. An iterator; close it, or use it as a context manager.
 
     A group has one active member; another member resumes where that one stopped. A transaction counts as processed
@@ -52,9 +54,14 @@ class TransactionReader(Iteration[Committed]):
         ask_timeout: float,
         *,
         whole: bool = False,
+        decoder: Decoder | None = None,
     ) -> None:
-        """``whole``: raise `SnapshotExpired` where events are deleted, instead of skipping such transactions."""
+        """``decoder``: of the events, if the stream was given by a handle.
+
+        ``whole``: raise `SnapshotExpired` where events are deleted, instead of skipping such transactions.
+        """
         super().__init__()
+        self._decoder = decoder
         split_stream(stream)
         self._clock = ports.clock
         self._ask_timeout = ask_timeout
@@ -82,6 +89,11 @@ class TransactionReader(Iteration[Committed]):
         else:
             self._member.join([self._place.topic], self._gained, self._lost)
 
+    @property
+    def skipped(self) -> int:
+        """As `Reader.skipped`; of the events that were iterated over."""
+        return 0 if self._decoder is None else self._decoder.skipped
+
     def _free(self) -> None:
         self._commit(wait=True)
         self._source.close()
@@ -90,7 +102,7 @@ class TransactionReader(Iteration[Committed]):
 
     # -- transactions ---------------------------------------------------------------------------------
 
-    def _run(self) -> Generator[Committed, None, None]:
+    def _run(self) -> Generator[Committed[Any, Any], None, None]:
         if self._given is not None:
             self._processed(self._given)
             self._given = None
@@ -123,7 +135,7 @@ class TransactionReader(Iteration[Committed]):
             elif not self._whole or self._done is not None:
                 self._done = offset + 1
 
-    def _committed(self, record: CommitRecord) -> Committed | None:
+    def _committed(self, record: CommitRecord) -> Committed[Any, Any] | None:
         events = self._feed.events()
         if events is None and self._whole:
             raise SnapshotExpired(f"events of a transaction in {self._stream} are deleted")
@@ -131,7 +143,10 @@ class TransactionReader(Iteration[Committed]):
             log.warning("passed over: %s", self._feed.parts.expired(record))
             return None
         txn_id = None if record.txn_id == NO_TXN else record.txn_id
-        return Committed(txn_id, record.timestamp, self._stream, events)
+        given: Events[Any, Any] = events
+        if self._decoder is not None:
+            given = DecodedEvents(events, self._decoder)
+        return Committed(txn_id, record.timestamp, self._stream, given)
 
     def _processed(self, after: int) -> None:
         self._done = after

@@ -8,22 +8,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
-from anabranch.errors import NotReady, SnapshotExpired
+from anabranch.errors import NotReady, SnapshotExpired, UndecodableValue
 from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.schemas.records import BaseRow
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history import HistorySearch
 from anabranch.reading.iteration import Iteration
 from anabranch.reading.transaction_reader import TransactionReader
-from anabranch.types import Committed
+from anabranch.types import Committed, K, V
+from anabranch.values import Decoder
 
 if TYPE_CHECKING:
     from anabranch.tables.replica import ReadReplica
 
 
-class Change(NamedTuple):
+class Change(NamedTuple, Generic[K, V]):
     """A commit's change of a table's row.
 
     ``before``: the row before; None if there was no row, or if it was not requested. ``after``: the new row; None
@@ -31,9 +32,9 @@ class Change(NamedTuple):
     """
 
     table: str
-    key: bytes
-    before: bytes | None
-    after: bytes | None
+    key: K
+    before: V | None
+    after: V | None
     commit_timestamp: int
     txn_id: bytes | None
 
@@ -54,7 +55,7 @@ def end_at(ports: ReaderPorts, table: str, until: int, newest: int, timeout: flo
     return End(until, newest)
 
 
-class Changes(Iteration[Change]):
+class Changes(Iteration[Change[K, V]], Generic[K, V]):
     """Changes of a table's rows in commit order. An iterator; close it, or use it as a context manager.
 
     A transaction changes a key once, to the last value that it wrote. Its keys are in byte order, and all its
@@ -73,6 +74,7 @@ class Changes(Iteration[Change]):
         timeout: float,
         base_of: Callable[[], BaseRow | None],
         group: str | None,
+        decoder: Decoder | None = None,
     ) -> None:
         """``rows``: a replica with the rows before; None if these are not requested.
 
@@ -86,6 +88,7 @@ class Changes(Iteration[Change]):
         self._at, self._end = begin, end
         self._timeout = timeout
         self._base_of, self._group = base_of, group
+        self._decoder = decoder
         self._transactions: Iterator[Committed] | None = None
         self._next: Committed | None = None  # read, and not split into changes yet
         self._left: deque[Change] = deque()
@@ -96,10 +99,18 @@ class Changes(Iteration[Change]):
         if self._rows is not None:
             self._rows.close()
 
-    def _run(self) -> Generator[Change, None, None]:
+    @property
+    def skipped(self) -> int:
+        """How many undecodable changes were skipped."""
+        return 0 if self._decoder is None else self._decoder.skipped
+
+    def _run(self) -> Generator[Change[Any, Any], None, None]:
         while not self._closed:
             while self._left:
-                yield self._left.popleft()
+                change = self._left.popleft()
+                found = change if self._decoder is None else self._decoded(change, self._decoder)
+                if found is not None:
+                    yield found
             if self._end is not None and self._at >= min(self._end):
                 return
             if self._next is None:
@@ -119,6 +130,23 @@ class Changes(Iteration[Change]):
             # After an error it is still the next transaction.
             self._left.extend(self._taken_apart(self._next))
             self._at, self._next = self._next.commit_timestamp, None
+
+    def _decoded(self, change: Change, decoder: Decoder) -> Change[Any, Any] | None:
+        """The change, decoded; None if it is skipped. Raises: UndecodableValue, NotReady."""
+        stream = decoder.stream
+        try:
+            key = stream.decode_key(change.key)
+            before = stream.decode_value(change.key, change.before)
+            after = stream.decode_value(change.key, change.after)
+        except UndecodableValue:
+            if stream.undecodable == "raise":
+                raise
+            decoder.skipped += 1
+            return None
+        except NotReady:
+            self._left.appendleft(change)
+            raise
+        return change._replace(key=key, before=before, after=after)
 
     def _expired(self) -> SnapshotExpired:
         base = self._base_of()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import islice, starmap
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired
 from anabranch.protocol.hybrid_time import to_text
@@ -13,6 +13,8 @@ from anabranch.protocol.legal_names import check_type
 from anabranch.protocol.limits import ROW_KEY, check_row_key
 from anabranch.tables.indexes import Indexed
 from anabranch.tables.store import Seen, Store
+from anabranch.types import K, V
+from anabranch.values import Stream
 
 T = TypeVar("T")
 
@@ -67,23 +69,43 @@ class TableSnapshot:
         if not self.is_forked:
             self._closed(self)
 
-    def get(self, table: str, key: bytes) -> bytes | None:
-        """The row of a key, or None.
+    @overload
+    def get(self, table: str, key: bytes) -> bytes | None: ...
 
-        Raises: InvalidArgument, IllegalState (closed), SnapshotExpired (the table is loaded again).
+    @overload
+    def get(self, table: Stream[K, V], key: K) -> V | None: ...
+
+    def get(self, table: Any, key: Any) -> Any:
+        """The row of a key, or None. ``table``: a name, or what `Client.stream` made, with its types.
+
+        Raises: InvalidArgument, IllegalState (closed), SnapshotExpired (the table is loaded again),
+        UndecodableValue.
         """
+        if type(table) is not str and isinstance(table, Stream):
+            key = table.encode_key(key)
+            return table.decode_value(key, self.get(table.name, key))
         number = self._number(table)
         row = self._store.row(number, check_row_key(key), self.timestamp)
         self._number(table)  # raises if the table was dropped while it was read
         return row
 
-    def get_many(self, table: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+    @overload
+    def get_many(self, table: str, keys: Iterable[bytes]) -> dict[bytes, bytes]: ...
+
+    @overload
+    def get_many(self, table: Stream[K, V], keys: Iterable[K]) -> dict[K, V]: ...
+
+    def get_many(self, table: Any, keys: Iterable[Any]) -> dict[Any, Any]:
         """The rows of these keys, without missing ones. This is faster than `get`. Raises: as `get`."""
+        if type(table) is not str and isinstance(table, Stream):
+            found = self.get_many(table.name, map(table.encode_key, keys))
+            return dict(starmap(table.decode_row, found.items()))
         wanted = sorted({check_row_key(key) for key in keys})
         rows = self._store.get_many(self._number(table), wanted, self.timestamp)
         self._number(table)  # as in `get`
         return rows
 
+    @overload
     def scan(
         self,
         table: str,
@@ -93,11 +115,38 @@ class TableSnapshot:
         prefix: bytes | None = None,
         reverse: bool = False,
         limit: int | None = None,
-    ) -> Iterator[tuple[bytes, bytes]]:
+    ) -> Iterator[tuple[bytes, bytes]]: ...
+
+    @overload
+    def scan(
+        self,
+        table: Stream[K, V],
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[tuple[K, V]]: ...
+
+    def scan(
+        self,
+        table: Any,
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[tuple[Any, Any]]:
         """Keys and rows of [low, high), or with a prefix, in byte order of the keys; at most ``limit``.
 
-        Raises: as `get`, before the first row is returned.
+        Bounds and prefixes are bytes, also with the handle of a table. Raises: as `get`; except for
+        UndecodableValue, before the first row is returned.
         """
+        if type(table) is not str and isinstance(table, Stream):
+            rows = self.scan(table.name, low, high, prefix=prefix, reverse=reverse, limit=limit)
+            return starmap(table.decode_row, rows)
         check_limit(limit)
         begin, end = bounds(low, high, prefix)
         if reverse:

@@ -27,6 +27,7 @@ from anabranch.protocol.partitioner import task_of
 from anabranch.reading.slices import EVENT_BYTES, Piece, Place, count_within
 from anabranch.testing.rows import SortedRows
 from anabranch.types import Event, Headers
+from anabranch.values import RAW, event_decoder
 
 START_MS = 1_750_000_000_000  # where a driver's clock begins by default: in June 2025
 _MESSAGE_BYTES = 1_048_588  # `max.message.bytes` of a topic with a broker's defaults
@@ -35,14 +36,14 @@ _INSIDE = Place(0, 0, 0, 0)
 
 
 class InputEvent(NamedTuple):
-    """An event of an input. ``value`` is encoded by the input's codec; bytes and None stay as they are.
+    """An event of an input. ``key`` and ``value`` are encoded by the input's codecs; bytes and None stay as they are.
 
     ``timestamp``: Unix milliseconds; None: the driver's clock. ``partition``: of a plain topic.
     """
 
     stream: str
     value: Any
-    key: bytes | str | None = None
+    key: Any = None
     timestamp: int | None = None
     headers: Headers = ()
     partition: int = 0
@@ -142,14 +143,12 @@ class Driver:
         return self._now_us // 1000
 
     def outputs(self, stream: str) -> list[Any]:
-        """All events written to a stream: `Event`, its value decoded by the codec of `Processor.output`."""
-        codec = self._app.outputs.get(stream)
-        if codec is None:
+        """All events written to a stream: `Event`, decoded by the codecs of `Processor.output`."""
+        output = self._app.outputs.get(stream)
+        if output is None:
             raise InvalidArgument(f"{stream} is no output: {', '.join(self._app.outputs)}")
-        return [
-            event if event.value is None else event._replace(value=codec.decode(event.value))
-            for event in self._written[stream]
-        ]
+        decode = event_decoder(output.key, output.value)
+        return [event if decode is None else decode(event) for event in self._written[stream]]
 
     def dead_letters(self) -> list[Event]:
         """The events of the dead-letter stream, undecoded; the headers ``error`` and ``from`` say why."""
@@ -194,10 +193,11 @@ class Driver:
         name = stream if stream in self._app.inputs else PLAIN + stream
         if name not in self._app.inputs:
             raise InvalidArgument(f"{stream} is no input: {', '.join(self._app.inputs)}")
+        app_input = self._app.inputs[name]
         if value is not None and not isinstance(value, bytes):
-            value = self._app.inputs[name].codec.encode(value)
-        if isinstance(key, str):
-            key = key.encode()
+            value = app_input.codec.encode(value)
+        if key is not None and not isinstance(key, bytes):
+            key = key.encode() if app_input.key is RAW else app_input.key.encode(key)
         check_event(key, value, time)
         time = self.now if time is None else time
         return _event(name, (value, key, headers, time), timestamp, (partition, -1))

@@ -101,7 +101,7 @@ def test_arguments_that_no_reader_takes(client: anabranch.Client, stream: str) -
         with pytest.raises(errors.InvalidArgument):
             client.read(streams)
     with pytest.raises(errors.InvalidArgument, match="str, not list"):
-        client.read_transactions([stream])  # type: ignore[arg-type]
+        client.read_transactions([stream])  # type: ignore[call-overload]
 
 
 @pytest.mark.soak

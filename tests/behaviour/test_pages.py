@@ -19,6 +19,7 @@ pytestmark = pytest.mark.broker
 CALLS = {
     "README.md": ["N14228", "N24211"],
     "docs/tour.md": ["b'5'"],
+    "docs/values.md": ["ann 3"],
     "docs/client.md": ["done before:", "b'ann' b'3 apples'"],
     "docs/asyncio.md": ["b'N14228' b'landed'", "committed: 100", "seats left: b'97'", "1 event is"],
 }
@@ -26,7 +27,18 @@ QUICK = ["docs/tutorial.md", "docs/testing.md"]
 COMMANDS = [*QUICK, "docs/concepts.md"]
 COMMANDS += [f"docs/how-to/{path.name}" for path in sorted((DOCS / "how-to").glob("*.md"))]
 # Blocks that are no code, and what else a page may show.
-KINDS = {"python", "console", "", "text", "mermaid", "properties", "dockerfile", "toml", "sql"}
+KINDS = {
+    "python",
+    "py",
+    "console",
+    "",
+    "text",
+    "mermaid",
+    "properties",
+    "dockerfile",
+    "toml",
+    "sql",
+}
 
 
 @pytest.mark.parametrize("name", CALLS)

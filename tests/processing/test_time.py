@@ -26,11 +26,12 @@ from anabranch.processing.batch import WorkBatch, begin_context
 from anabranch.processing.failures import Failures, HandlerFailed
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.metrics import TABLE
-from anabranch.processing.stores import RAW, prefix_of
+from anabranch.processing.stores import prefix_of
 from anabranch.processing.table import Table
 from anabranch.processing.timers import Windows
 from anabranch.protocol.partitioner import SPACE, position_of
 from anabranch.reading.slices import Piece
+from anabranch.values import RAW
 
 TASKS = 4
 KEYS = [b"k%d" % i for i in range(9)]

@@ -514,6 +514,7 @@ NEVER_SENT = frozenset(
         "RowMissing",
         "NonTransactional",
         "NotForkSafe",
+        "UndecodableValue",
     )
 )
 

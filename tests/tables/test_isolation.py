@@ -319,11 +319,11 @@ def test_what_is_refused(bank: Bank) -> None:
     inside: Refused = [
         (InvalidArgument, lambda: txn.get(A, b"")),
         (InvalidArgument, lambda: txn.put(A, b"k" * 8193, b"")),
-        (InvalidArgument, lambda: txn.put(A, b"k", None)),  # type: ignore[arg-type]
+        (InvalidArgument, lambda: txn.put(A, b"k", None)),  # type: ignore[call-overload]
         (InvalidArgument, lambda: txn.put("bank/plain", b"k", b"")),
         (InvalidArgument, lambda: txn.get("no/table", b"k")),
         (InvalidArgument, lambda: txn.scan(A, low=b"b", high=b"a")),
-        (InvalidArgument, lambda: txn.scan(A, prefix="a")),  # type: ignore[arg-type]
+        (InvalidArgument, lambda: txn.scan(A, prefix="a")),  # type: ignore[call-overload]
     ]
     for error, call in inside:
         with pytest.raises(error):
