@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from anabranch.client.client import Client, V
+    from anabranch.client.client import Client, T
     from anabranch.client.own_writes import Writers
-    from anabranch.client.receipts import EventFields
+    from anabranch.client.receipts import EventFields, TypedFields
     from anabranch.client.replica import Replica
     from anabranch.client.reservation import Reservation, RightNames
     from anabranch.client.table_transaction import (
@@ -79,6 +79,7 @@ if TYPE_CHECKING:
         FeatureLevel,
         Grant,
         Headers,
+        K,
         Lane,
         Listed,
         OpenTransaction,
@@ -87,7 +88,9 @@ if TYPE_CHECKING:
         StreamDescription,
         Transacted,
         TransactionInfo,
+        V,
     )
+    from anabranch.values import Stream
 
 
 class AsyncReader(Rows[Event]):
@@ -184,13 +187,13 @@ class AsyncSnapshot(Handle):
         """As `Snapshot.history`."""
         return self._blocking.history(stream)
 
-    def read(self, stream: str) -> OpeningReader[AsyncSnapshotReader, Event]:
+    def read(self, stream: str | Stream[Any, Any]) -> OpeningReader[AsyncSnapshotReader, Event]:
         """As `Snapshot.read`."""
         return opening_reader(
             self._waits, AsyncSnapshotReader, partial(self._blocking.read, stream)
         )
 
-    def changes(self, stream: str) -> OpeningRows[Event]:
+    def changes(self, stream: str | Stream[Any, Any]) -> OpeningRows[Event[Any, Any]]:
         """As `Snapshot.changes`."""
         return OpeningRows(self._waits, partial(self._blocking.changes, stream))
 
@@ -238,6 +241,7 @@ class AsyncWriter(Handle):
         """As `Writer.open`."""
         await self._waits.call(self._blocking.open, timeout)
 
+    @overload
     async def write(
         self,
         stream: str,
@@ -245,11 +249,36 @@ class AsyncWriter(Handle):
         key: bytes | None = None,
         headers: Headers | None = None,
         timestamp: int | None = None,
+    ) -> None: ...
+
+    @overload
+    async def write(
+        self,
+        stream: Stream[K, V],
+        value: V | None = None,
+        key: K | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> None: ...
+
+    async def write(
+        self,
+        stream: Any,
+        value: Any = None,
+        key: Any = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
     ) -> None:
         """As `Writer.write`."""
         await self._waits.call(self._blocking.write, stream, value, key, headers, timestamp)
 
-    async def write_many(self, stream: str, events: Iterable[EventFields]) -> int:
+    @overload
+    async def write_many(self, stream: str, events: Iterable[EventFields]) -> int: ...
+
+    @overload
+    async def write_many(self, stream: Stream[Any, V], events: Iterable[TypedFields[V]]) -> int: ...
+
+    async def write_many(self, stream: Any, events: Iterable[Any]) -> int:
         """As `Writer.write_many`."""
         return await self._waits.call(self._blocking.write_many, stream, events)
 
@@ -308,6 +337,7 @@ class AsyncTransaction(Handle):
         """As `Transaction.cluster`."""
         return await self._waits.call(lambda: self._blocking.cluster)
 
+    @overload
     async def write(
         self,
         stream: str,
@@ -315,11 +345,36 @@ class AsyncTransaction(Handle):
         key: bytes | None = None,
         headers: Headers | None = None,
         timestamp: int | None = None,
+    ) -> None: ...
+
+    @overload
+    async def write(
+        self,
+        stream: Stream[K, V],
+        value: V | None = None,
+        key: K | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> None: ...
+
+    async def write(
+        self,
+        stream: Any,
+        value: Any = None,
+        key: Any = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
     ) -> None:
         """As `Transaction.write`."""
         await self._waits.call(self._blocking.write, stream, value, key, headers, timestamp)
 
-    async def write_many(self, stream: str, events: Iterable[EventFields]) -> int:
+    @overload
+    async def write_many(self, stream: str, events: Iterable[EventFields]) -> int: ...
+
+    @overload
+    async def write_many(self, stream: Stream[Any, V], events: Iterable[TypedFields[V]]) -> int: ...
+
+    async def write_many(self, stream: Any, events: Iterable[Any]) -> int:
         """As `Transaction.write_many`."""
         return await self._waits.call(self._blocking.write_many, stream, events)
 
@@ -407,11 +462,23 @@ class AsyncTableSnapshot(Handle):
     def is_open(self) -> bool:
         return self._blocking.is_open
 
-    async def get(self, table: str, key: bytes) -> bytes | None:
+    @overload
+    async def get(self, table: str, key: bytes) -> bytes | None: ...
+
+    @overload
+    async def get(self, table: Stream[K, V], key: K) -> V | None: ...
+
+    async def get(self, table: Any, key: Any) -> Any:
         """As `TableSnapshot.get`."""
         return await self._waits.call(self._blocking.get, table, key)
 
-    async def get_many(self, table: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+    @overload
+    async def get_many(self, table: str, keys: Iterable[bytes]) -> dict[bytes, bytes]: ...
+
+    @overload
+    async def get_many(self, table: Stream[K, V], keys: Iterable[K]) -> dict[K, V]: ...
+
+    async def get_many(self, table: Any, keys: Iterable[Any]) -> dict[Any, Any]:
         """As `TableSnapshot.get_many`."""
         return await self._waits.call(self._blocking.get_many, table, keys)
 
@@ -421,14 +488,14 @@ class AsyncTableSnapshot(Handle):
 
     def scan(
         self,
-        table: str,
+        table: Any,
         low: bytes | None = None,
         high: bytes | None = None,
         *,
         prefix: bytes | None = None,
         reverse: bool = False,
         limit: int | None = None,
-    ) -> OpeningRows[tuple[bytes, bytes]]:
+    ) -> OpeningRows[tuple[Any, Any]]:
         """As `TableSnapshot.scan`."""
         return OpeningRows(
             self._waits,
@@ -475,14 +542,20 @@ class AsyncTableTransaction(Handle):
         """As `TableTransaction.result`."""
         return self._blocking.result
 
-    async def get(self, table: str, key: bytes, *, lock: bool = True) -> bytes | None:
+    @overload
+    async def get(self, table: str, key: bytes, *, lock: bool = True) -> bytes | None: ...
+
+    @overload
+    async def get(self, table: Stream[K, V], key: K, *, lock: bool = True) -> V | None: ...
+
+    async def get(self, table: Any, key: Any, *, lock: bool = True) -> Any:
         """As `TableTransaction.get`."""
         return await self._waits.call(self._blocking.get, table, key, lock=lock)
 
     async def lock(
         self,
-        table: str,
-        key: bytes | None = None,
+        table: Any,
+        key: Any = None,
         *,
         low: bytes | None = None,
         high: bytes | None = None,
@@ -495,27 +568,71 @@ class AsyncTableTransaction(Handle):
         """As `TableTransaction.refresh`."""
         await self._waits.call(self._blocking.refresh)
 
-    async def put(self, table: str, key: bytes, value: bytes) -> None:
+    @overload
+    async def put(self, table: str, key: bytes, value: bytes) -> None: ...
+
+    @overload
+    async def put(self, table: Stream[K, V], key: K, value: V) -> None: ...
+
+    async def put(self, table: Any, key: Any, value: Any) -> None:
         """As `TableTransaction.put`."""
         await self._waits.call(self._blocking.put, table, key, value)
 
-    async def delete(self, table: str, key: bytes) -> None:
+    @overload
+    async def delete(self, table: str, key: bytes) -> None: ...
+
+    @overload
+    async def delete(self, table: Stream[K, Any], key: K) -> None: ...
+
+    async def delete(self, table: Any, key: Any) -> None:
         """As `TableTransaction.delete`."""
         await self._waits.call(self._blocking.delete, table, key)
 
-    async def insert(self, table: str, key: bytes, value: bytes) -> None:
+    @overload
+    async def insert(self, table: str, key: bytes, value: bytes) -> None: ...
+
+    @overload
+    async def insert(self, table: Stream[K, V], key: K, value: V) -> None: ...
+
+    async def insert(self, table: Any, key: Any, value: Any) -> None:
         """As `TableTransaction.insert`."""
         await self._waits.call(self._blocking.insert, table, key, value)
 
-    async def replace(self, table: str, key: bytes, value: bytes) -> None:
+    @overload
+    async def replace(self, table: str, key: bytes, value: bytes) -> None: ...
+
+    @overload
+    async def replace(self, table: Stream[K, V], key: K, value: V) -> None: ...
+
+    async def replace(self, table: Any, key: Any, value: Any) -> None:
         """As `TableTransaction.replace`."""
         await self._waits.call(self._blocking.replace, table, key, value)
 
+    @overload
     async def write(
         self,
         stream: str,
         value: bytes | None = None,
         key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> None: ...
+
+    @overload
+    async def write(
+        self,
+        stream: Stream[K, V],
+        value: V | None = None,
+        key: K | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> None: ...
+
+    async def write(
+        self,
+        stream: Any,
+        value: Any = None,
+        key: Any = None,
         headers: Headers | None = None,
         timestamp: int | None = None,
     ) -> None:
@@ -552,7 +669,7 @@ class AsyncTableTransaction(Handle):
 
     def scan(
         self,
-        table: str,
+        table: Any,
         low: bytes | None = None,
         high: bytes | None = None,
         *,
@@ -560,7 +677,7 @@ class AsyncTableTransaction(Handle):
         reverse: bool = False,
         limit: int | None = None,
         lock: bool = True,
-    ) -> OpeningRows[tuple[bytes, bytes]]:
+    ) -> OpeningRows[tuple[Any, Any]]:
         """As `TableTransaction.scan`."""
         return OpeningRows(
             self._waits,
@@ -599,14 +716,20 @@ class AsyncJoinedTransaction(Handle):
         """As `JoinedTransaction.txn_id`."""
         return self._blocking.txn_id
 
-    async def get(self, table: str, key: bytes, *, lock: bool = True) -> bytes | None:
+    @overload
+    async def get(self, table: str, key: bytes, *, lock: bool = True) -> bytes | None: ...
+
+    @overload
+    async def get(self, table: Stream[K, V], key: K, *, lock: bool = True) -> V | None: ...
+
+    async def get(self, table: Any, key: Any, *, lock: bool = True) -> Any:
         """As `JoinedTransaction.get`."""
         return await self._waits.call(self._blocking.get, table, key, lock=lock)
 
     async def lock(
         self,
-        table: str,
-        key: bytes | None = None,
+        table: Any,
+        key: Any = None,
         *,
         low: bytes | None = None,
         high: bytes | None = None,
@@ -619,27 +742,71 @@ class AsyncJoinedTransaction(Handle):
         """As `JoinedTransaction.refresh`."""
         await self._waits.call(self._blocking.refresh)
 
-    async def put(self, table: str, key: bytes, value: bytes) -> None:
+    @overload
+    async def put(self, table: str, key: bytes, value: bytes) -> None: ...
+
+    @overload
+    async def put(self, table: Stream[K, V], key: K, value: V) -> None: ...
+
+    async def put(self, table: Any, key: Any, value: Any) -> None:
         """As `JoinedTransaction.put`."""
         await self._waits.call(self._blocking.put, table, key, value)
 
-    async def delete(self, table: str, key: bytes) -> None:
+    @overload
+    async def delete(self, table: str, key: bytes) -> None: ...
+
+    @overload
+    async def delete(self, table: Stream[K, Any], key: K) -> None: ...
+
+    async def delete(self, table: Any, key: Any) -> None:
         """As `JoinedTransaction.delete`."""
         await self._waits.call(self._blocking.delete, table, key)
 
-    async def insert(self, table: str, key: bytes, value: bytes) -> None:
+    @overload
+    async def insert(self, table: str, key: bytes, value: bytes) -> None: ...
+
+    @overload
+    async def insert(self, table: Stream[K, V], key: K, value: V) -> None: ...
+
+    async def insert(self, table: Any, key: Any, value: Any) -> None:
         """As `JoinedTransaction.insert`."""
         await self._waits.call(self._blocking.insert, table, key, value)
 
-    async def replace(self, table: str, key: bytes, value: bytes) -> None:
+    @overload
+    async def replace(self, table: str, key: bytes, value: bytes) -> None: ...
+
+    @overload
+    async def replace(self, table: Stream[K, V], key: K, value: V) -> None: ...
+
+    async def replace(self, table: Any, key: Any, value: Any) -> None:
         """As `JoinedTransaction.replace`."""
         await self._waits.call(self._blocking.replace, table, key, value)
 
+    @overload
     async def write(
         self,
         stream: str,
         value: bytes | None = None,
         key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> None: ...
+
+    @overload
+    async def write(
+        self,
+        stream: Stream[K, V],
+        value: V | None = None,
+        key: K | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> None: ...
+
+    async def write(
+        self,
+        stream: Any,
+        value: Any = None,
+        key: Any = None,
         headers: Headers | None = None,
         timestamp: int | None = None,
     ) -> None:
@@ -660,7 +827,7 @@ class AsyncJoinedTransaction(Handle):
 
     def scan(
         self,
-        table: str,
+        table: Any,
         low: bytes | None = None,
         high: bytes | None = None,
         *,
@@ -668,7 +835,7 @@ class AsyncJoinedTransaction(Handle):
         reverse: bool = False,
         limit: int | None = None,
         lock: bool = True,
-    ) -> OpeningRows[tuple[bytes, bytes]]:
+    ) -> OpeningRows[tuple[Any, Any]]:
         """As `JoinedTransaction.scan`."""
         return OpeningRows(
             self._waits,
@@ -733,15 +900,15 @@ class AsyncReplica(Handle):
 
     async def transact(
         self,
-        function: Callable[[AsyncTableTransaction], Awaitable[V]],
+        function: Callable[[AsyncTableTransaction], Awaitable[T]],
         *,
         isolation: Isolation = "serializable",
         name: str | None = None,
         timeout: float | None = None,
-    ) -> Transacted[V]:
+    ) -> Transacted[T]:
         """As `Replica.transact`."""
 
-        def run(txn: TableTransaction) -> V:
+        def run(txn: TableTransaction) -> T:
             return in_loop(function, AsyncTableTransaction(self._waits, txn))
 
         return await self._waits.call(
@@ -1114,7 +1281,7 @@ class AsyncClient(Handle):
 
     async def snapshot(
         self,
-        streams: str | Sequence[str],
+        streams: str | Stream[Any, Any] | Sequence[str | Stream[Any, Any]],
         at: At = None,
         since: At = None,
         mode: Mode = "snapshot",
@@ -1386,16 +1553,16 @@ class AsyncClient(Handle):
 
     async def transact(
         self,
-        function: Callable[[AsyncTransaction], Awaitable[V]],
+        function: Callable[[AsyncTransaction], Awaitable[T]],
         *,
         scope: str | None = None,
         name: str | None = None,
         keepalive: float = defaults.KEEPALIVE_S,
         timeout: float | None = None,
-    ) -> Transacted[V]:
+    ) -> Transacted[T]:
         """As `Client.transact`."""
 
-        def run(txn: Transaction) -> V:
+        def run(txn: Transaction) -> T:
             return in_loop(function, AsyncTransaction(self._waits, txn))
 
         return await self._waits.call(
@@ -1432,7 +1599,7 @@ class AsyncClient(Handle):
 
     def read(
         self,
-        streams: str | Sequence[str],
+        streams: Any,
         group: str | None = None,
         timeout: float | None = None,
         start: Start = "begin",
@@ -1444,7 +1611,7 @@ class AsyncClient(Handle):
 
     def read_transactions(
         self,
-        stream: str,
+        stream: str | Stream[Any, Any],
         group: str | None = None,
         timeout: float | None = None,
         start: Start = "begin",
@@ -1458,7 +1625,7 @@ class AsyncClient(Handle):
 
     def replica(
         self,
-        *tables: str,
+        *tables: str | Stream[Any, Any],
         folder: str | Path | None = None,
         timeout: float | None = None,
         threads: bool = True,
@@ -1480,7 +1647,7 @@ class AsyncClient(Handle):
 
     def changes(
         self,
-        table: str,
+        table: str | Stream[Any, Any],
         group: str | None = None,
         timeout: float | None = None,
         start: Start = "begin",

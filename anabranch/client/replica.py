@@ -18,7 +18,7 @@ from anabranch.reading.committed_log import ReaderPorts
 from anabranch.tables.replica import ReadReplica, ReplicaSettings
 from anabranch.types import Transacted
 
-V = TypeVar("V")
+T = TypeVar("T")
 _ISOLATIONS = get_args(Isolation)
 _WRITERS = get_args(Writers)
 
@@ -127,12 +127,12 @@ class Replica(ReadReplica):
 
     def transact(
         self,
-        function: Callable[[TableTransaction], V],
+        function: Callable[[TableTransaction], T],
         *,
         isolation: Isolation = "serializable",
         name: str | None = None,
         timeout: float | None = None,
-    ) -> Transacted[V]:
+    ) -> Transacted[T]:
         """Call ``function`` with a transaction, and commit; repeat this while locks break, for ``timeout`` seconds.
 
         The function may be called several times, so it must have no side effects. The result has what it returned

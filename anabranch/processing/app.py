@@ -21,7 +21,7 @@ from anabranch.processing.program import (
 from anabranch.processing.stores import Store
 from anabranch.processing.timers import Timer, Windows
 from anabranch.protocol import defaults
-from anabranch.protocol.legal_names import PLAIN, check_input, check_type, split_stream
+from anabranch.protocol.legal_names import PLAIN, check_input, check_type
 from anabranch.reading.history import Start
 from anabranch.topics.names import stream_topic
 from anabranch.values import Stream, codec_of, stream_of

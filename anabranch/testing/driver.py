@@ -36,7 +36,7 @@ _INSIDE = Place(0, 0, 0, 0)
 
 
 class InputEvent(NamedTuple):
-    """An event of an input. ``key`` and ``value`` are encoded by the input's codecs; bytes and None stay as they are.
+    """An event of an input. Its codecs encode ``key`` and ``value``; bytes and None stay as they are.
 
     ``timestamp``: Unix milliseconds; None: the driver's clock. ``partition``: of a plain topic.
     """

@@ -165,13 +165,13 @@ READERS = {kind.name: kind.is_reader for kind in KINDS if kind.is_reader}
 # Calls whose body is their own.
 BODIES = {
     "Replica.transact": """
-def run(txn: TableTransaction) -> V:
+def run(txn: TableTransaction) -> T:
     return in_loop(function, AsyncTableTransaction(self._waits, txn))
 
 return await self._waits.call(self._blocking.transact, run, isolation=isolation, name=name, timeout=timeout)
 """,
     "Client.transact": """
-def run(txn: Transaction) -> V:
+def run(txn: Transaction) -> T:
     return in_loop(function, AsyncTransaction(self._waits, txn))
 
 return await self._waits.call(
@@ -184,8 +184,8 @@ self._waits.close()
 """,
 }
 TYPES = {
-    "Callable[[TableTransaction], V]": "Callable[[AsyncTableTransaction], Awaitable[V]]",
-    "Callable[[Transaction], V]": "Callable[[AsyncTransaction], Awaitable[V]]",
+    "Callable[[TableTransaction], T]": "Callable[[AsyncTableTransaction], Awaitable[T]]",
+    "Callable[[Transaction], T]": "Callable[[AsyncTransaction], Awaitable[T]]",
     "dict[str, Lag]": "dict[str, TableLag]",  # another class of the same name is of streams
 }
 
@@ -307,7 +307,7 @@ def _call(kind: Kind, name: str) -> list[str]:
     signature, passed = _signature(found)
     made = _type(found.returns)
     new = HANDLES.get(made)
-    note = "  # type: ignore[misc] # as of the blocking one\n" if overloads else ""
+    note = "  # type: ignore[misc] # as of the blocking one\n" if name == "system" else ""
     lines += [
         f"async def {name}({note}{signature}) -> {new or made}:",
         f'    """As `{kind.name}.{name}`."""',

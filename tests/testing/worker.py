@@ -19,6 +19,7 @@ from anabranch.processing.worker import AllTasks, Worker
 from anabranch.testing import Driver, InputEvent
 from anabranch.testing.driver import START_MS
 from anabranch.types import Event
+from anabranch.values import event_decoder
 from tests.testing.programs import Row
 
 PATIENCE_S = 30.0  # for a worker that does less than the driver
@@ -137,11 +138,9 @@ class Trial:
         worker._commits.wait()
 
     def _read(self, app: Processor, stream: str) -> list[Written]:
-        codec = app.outputs[stream]
-        found = [
-            event._replace(value=None if event.value is None else codec.decode(event.value))
-            for event in self._events(stream)
-        ]
+        output = app.outputs[stream]
+        decode = event_decoder(output.key, output.value)
+        found = [event if decode is None else decode(event) for event in self._events(stream)]
         return [
             (
                 key,
