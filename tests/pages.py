@@ -66,7 +66,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def run_page(page: Path, bootstrap: str, folder: Path, names: Mapping[str, Any]) -> None:
-    """Run all blocks; ``names``: what its python finds."""
+    """Run all blocks in ``folder``; ``names``: what its python finds."""
     namespace = {**names}
     for number, block in enumerate(blocks(page)):
         text = _ADDRESS.sub(bootstrap, block.text)
@@ -75,7 +75,8 @@ def run_page(page: Path, bootstrap: str, folder: Path, names: Mapping[str, Any])
         if block.title is not None:
             (folder / block.title).write_text(text)
         elif block.kind == "python":
-            exec(compile(text, f"{page.name}, block {number}", "exec"), namespace)  # noqa: S102
+            with chdir(folder):
+                exec(compile(text, f"{page.name}, block {number}", "exec"), namespace)  # noqa: S102
         elif block.kind == "console":
             _run(Block("console", None, text, None), bootstrap, folder)
 

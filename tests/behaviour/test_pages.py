@@ -27,29 +27,14 @@ QUICK = ["docs/tutorial.md", "docs/testing.md"]
 COMMANDS = [*QUICK, "docs/concepts.md"]
 COMMANDS += [f"docs/how-to/{path.name}" for path in sorted((DOCS / "how-to").glob("*.md"))]
 # Blocks that are no code, and what else a page may show.
-KINDS = {
-    "python",
-    "py",
-    "console",
-    "",
-    "text",
-    "mermaid",
-    "properties",
-    "dockerfile",
-    "toml",
-    "sql",
-}
+KINDS = {"python", "py", "console", "", "text", "mermaid", "properties", "dockerfile", "toml", "sql"}
+KINDS |= {"java"}  # programs of other systems
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_run(
-    name: str,
-    cluster: Cluster,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, cluster: Cluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # where an example makes a database
     run_page(ROOT / name, cluster.bootstrap, tmp_path, {"bootstrap": cluster.bootstrap})
     printed = capsys.readouterr().out
     assert [text for text in CALLS[name] if text not in printed] == []
