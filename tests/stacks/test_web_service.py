@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import runpy
 import shlex
 import signal
 import subprocess
@@ -166,6 +167,7 @@ def test_a_repeated_request_is_one_commit(shop: Cluster, unique: str) -> None:
     assert [orders[key.encode()] for key in keys] == [1] * len(keys)
 
 
+@pytest.mark.long
 def test_an_unknown_outcome_is_one_commit_after_all(shop: Cluster, unique: str) -> None:
     with started(command("uvicorn", "shop:app"), shop, "/ready") as program:
         assert program.order(f"{unique}-0").status_code == 200
@@ -196,6 +198,22 @@ def test_two_services_write_one_transaction(shop: Cluster, unique: str) -> None:
             failed = program.order(f"{unique}-late", "/checkout")
             assert (failed.status_code, failed.headers["retry-after"]) == (503, "1")
     assert items(shop, BOTH[0])[f"{unique}-late".encode()] == 0
+
+
+def test_settings_come_from_the_environment(
+    shop: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANABRANCH_BOOTSTRAP", shop.bootstrap)
+    monkeypatch.setenv("SHOP_TIMEOUT_S", "20")
+    with runpy.run_path(str(folder / "settings.py"))["connect"]() as client:
+        assert client.describe(BOTH[0]).stream == BOTH[0]
+    monkeypatch.setenv("SHOP_KAFKA_PROTOCOL", "SASL_SSL")
+    monkeypatch.setenv("SHOP_TIMEOUT_S", "1")
+    with (
+        runpy.run_path(str(folder / "settings.py"))["connect"]() as client,
+        pytest.raises(anabranch.errors.RetryError),  # the broker has no TLS
+    ):
+        client.describe(BOTH[0])
 
 
 # -- shutdown -------------------------------------------------------------------------------------------
@@ -244,6 +262,7 @@ def stopped_under_load(
         pytest.param(("gunicorn", "shop:app", ""), marks=pytest.mark.long),
         pytest.param(("gunicorn", "shop:app", "--preload"), marks=pytest.mark.long),
     ],
+    ids=["uvicorn", "gunicorn", "gunicorn --preload"],
 )
 def test_sigterm_loses_no_answered_order(
     shop: Cluster, unique: str, words: tuple[str, ...]
