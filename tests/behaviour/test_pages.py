@@ -27,7 +27,18 @@ QUICK = ["docs/tutorial.md", "docs/testing.md"]
 COMMANDS = [*QUICK, "docs/concepts.md"]
 COMMANDS += [f"docs/how-to/{path.name}" for path in sorted((DOCS / "how-to").glob("*.md"))]
 # Blocks that are no code, and what else a page may show.
-KINDS = {"python", "py", "console", "", "text", "mermaid", "properties", "dockerfile", "toml", "sql"}
+KINDS = {
+    "python",
+    "py",
+    "console",
+    "",
+    "text",
+    "mermaid",
+    "properties",
+    "dockerfile",
+    "toml",
+    "sql",
+}
 KINDS |= {"java"}  # programs of other systems
 
 
