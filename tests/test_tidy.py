@@ -112,10 +112,7 @@ SPLIT_CLASSES = {
     "anabranch/spark/api.py: DataSourceStreamArrowWriter": "Spark's class",
     "anabranch/spark/api.py: SupportsTriggerAvailableNow": "Spark's class",
 }
-FEW_IMPLEMENTATIONS = {
-    "anabranch/reading/committed_log.py: Groups": "a port",
-    "anabranch/values.py: DumpsLoads": "modules such as json and pickle",
-}
+FEW_IMPLEMENTATIONS = {"anabranch/reading/committed_log.py: Groups": "a port"}
 # A docstring's subject comes first, and the code names it.
 _HEADLESS = re.compile(r"^(?:Who|What|That|Of|It|Where|Whatever|Whoever)\b")
 _COMMENT = re.compile(r"(?:^|  )# (.*)$", re.MULTILINE)
