@@ -42,7 +42,7 @@ PAIR = (lambda number: b"%d" % number, int)
 
 @cache
 def registry_client(url: str, number: int = 0) -> Any:
-    """A client that stays open: it has no call that closes its sockets. Another ``number``: one without its caches."""
+    """A client that stays open, as no call closes its sockets. ``number``: another one has caches of its own."""
     return SchemaRegistryClient({"url": url})
 
 
