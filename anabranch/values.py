@@ -8,16 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UndecodableValue
 from anabranch.protocol.legal_names import split_stream
 from anabranch.protocol.limits import HEADERS, copied_name, copied_time
 from anabranch.topics.names import stream_topic
 from anabranch.types import Event, Events, K, V
-
-if TYPE_CHECKING:
-    from confluent_kafka.serialization import SerializationContext
 
 T_co = TypeVar("T_co", covariant=True)
 _ERROR_BYTES = 1024  # of an error's text in a dead letter
@@ -170,7 +167,7 @@ def _with_context(call: Any, topic: str, of_keys: bool) -> Callable[[Any], Any]:
     if module is None or not isinstance(call, module.Serializer | module.Deserializer):
         return call  # type: ignore[no-any-return]
     field = module.MessageField.KEY if of_keys else module.MessageField.VALUE
-    context: SerializationContext = module.SerializationContext(topic, field)
+    context = module.SerializationContext(topic, field)
     return lambda value: call(value, context)
 
 
@@ -383,7 +380,7 @@ def undecodable(key: Codec, value: Codec, event: Event, error: Exception) -> Und
 
 
 def place_of(event: Event) -> str:
-    """Where an event is, as text."""
+    """The place of an event, as text."""
     return f"{event.stream}[{event.partition}]@{event.offset}"
 
 

@@ -115,7 +115,6 @@ SPLIT_CLASSES = {
 }
 FEW_IMPLEMENTATIONS = {
     "anabranch/reading/committed_log.py: Groups": "a port",
-    "anabranch/values.py: DumpsLoads": "modules such as json and pickle",
     "anabranch/waits.py: Condition": "the other one is `threading.Condition`",
     "anabranch/waits.py: Job": "the other one is `threading.Thread`",
     "anabranch/waits.py: Queue": "the other one is `queue.SimpleQueue`",

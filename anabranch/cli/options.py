@@ -377,7 +377,7 @@ class TypedReading(Typed):
 
 
 def spec_of(word: str | None) -> Any:
-    """What a word of `--key` or `--value` means, for `codec_of`. Raises: InvalidArgument."""
+    """The codec of a word of `--key` or `--value`, for `codec_of`. Raises: InvalidArgument."""
     if word is None or word in _CODECS:
         return None if word is None else _CODECS[word]
     module, _, name = word.partition(":")
@@ -396,7 +396,7 @@ def line_encoder(
 ) -> Callable[[bytes], bytes]:
     """A function that encodes what a person wrote: with str it is text, with other codecs JSON.
 
-    It raises `InvalidArgument` for a text that the codec does not take.
+    The function raises `InvalidArgument` for a text that the codec does not take.
     """
     spec = spec_of(word)
     if spec is None or spec is bytes:

@@ -52,7 +52,7 @@ EventFields: TypeAlias = (
     " | tuple[bytes | None, bytes | None, Headers | None, int | None]"
 )
 
-# The same for a stream's handle. Of a union of tuples, type checkers can't infer the types of keys and values.
+# The same for a stream's handle. Type checkers can't infer the types of keys and values from a union of tuples.
 TypedFields: TypeAlias = "tuple[V | None, *tuple[Any, ...]]"
 
 

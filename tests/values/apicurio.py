@@ -15,6 +15,7 @@ from anabranch.infra.sockets import free_port
 from tests.waiting import wait_until
 
 VERSION = "3.3.3"
+JAVA = 21  # the least major version that it runs on
 START_S = 180.0
 
 
@@ -46,7 +47,7 @@ class Apicurio:
         log = self._folder / "log"
         with log.open("wb") as output:
             settings = [f"-Dquarkus.http.port={self.port}", "-Dquarkus.http.host=127.0.0.1"]
-            command = [str(find_java().path), "-Xmx512m", *settings, "-jar", "quarkus-run.jar"]
+            command = [str(find_java(JAVA).path), "-Xmx512m", *settings, "-jar", "quarkus-run.jar"]
             self._process = subprocess.Popen(
                 command, cwd=self._folder, stdout=output, stderr=subprocess.STDOUT
             )

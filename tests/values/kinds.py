@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,13 +40,19 @@ class Line(msgspec.Struct):  # type: ignore[misc,unused-ignore]
 PAIR = (lambda number: b"%d" % number, int)
 
 
-def avro() -> tuple[Any, Any]:
-    client = SchemaRegistryClient({"url": os.environ[REGISTRY]})
+@cache
+def registry_client(url: str, number: int = 0) -> Any:
+    """A client that stays open, as no call closes its sockets. ``number``: another one has caches of its own."""
+    return SchemaRegistryClient({"url": url})
+
+
+def avro(number: int = 0) -> tuple[Any, Any]:
+    client = registry_client(os.environ[REGISTRY], number)
     return AvroSerializer(client, AVRO_SCHEMA), AvroDeserializer(client)
 
 
 def protobuf() -> tuple[Any, Any]:
-    client = SchemaRegistryClient({"url": os.environ[REGISTRY]})
+    client = registry_client(os.environ[REGISTRY])
     settings = {"use.deprecated.format": False}
     return ProtobufSerializer(Money, client, settings), ProtobufDeserializer(Money, settings)
 

@@ -11,7 +11,7 @@ import pytest
 from anabranch.errors import InvalidArgument, NotReady, UndecodableValue
 from anabranch.types import Event
 from anabranch.values import Decoder, Held, codec_of, stream_of
-from tests.values.kinds import KINDS, Line, Order
+from tests.values.kinds import KINDS, Line, Order, avro
 from tests.values.registry import Registry
 
 STREAM = "shop/orders"
@@ -117,8 +117,7 @@ def test_an_event_whose_dead_letter_fails_comes_again() -> None:
 def test_a_registry_that_is_away_makes_no_value_undecodable(registry: Registry) -> None:
     kind = KINDS["avro"]
     _, value = stream_of(STREAM, None, kind.spec, "raise").encode(None, kind.value)
-    encode, decode = kind.spec
-    fresh = stream_of(STREAM, None, (encode, decode), "skip")
+    fresh = stream_of(STREAM, None, avro(1), "skip")  # its client has no schema yet
     held, decoder = Held(iter(events(value, b"\0junk"))), Decoder(fresh, lambda *_: None)
     registry.away = True
     try:

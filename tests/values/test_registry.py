@@ -20,7 +20,7 @@ def apicurio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apicurio]:
 
 
 @pytest.mark.network
-@pytest.mark.slow(60)
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["avro", "protobuf"])
 def test_what_one_client_encodes_another_decodes(
