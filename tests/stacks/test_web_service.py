@@ -207,7 +207,8 @@ def test_settings_come_from_the_environment(
     monkeypatch.setenv("SHOP_TIMEOUT_S", "20")
     with runpy.run_path(str(folder / "settings.py"))["connect"]() as client:
         assert client.describe(BOTH[0]).stream == BOTH[0]
-    monkeypatch.setenv("SHOP_KAFKA_PROTOCOL", "SASL_SSL")
+    monkeypatch.setenv("SHOP_KAFKA_USER", "shop")
+    monkeypatch.setenv("SHOP_KAFKA_PASSWORD", "secret")
     monkeypatch.setenv("SHOP_TIMEOUT_S", "1")
     with (
         runpy.run_path(str(folder / "settings.py"))["connect"]() as client,
