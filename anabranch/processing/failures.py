@@ -23,6 +23,7 @@ from anabranch.errors import (
     read_back,
 )
 from anabranch.ports import TableError
+from anabranch.presentation.rows import bytes_text
 from anabranch.processing.batch import HandlerContext
 from anabranch.processing.program import NotAHandler, Program
 from anabranch.protocol.limits import HEADERS, copied_name, copied_time
@@ -31,6 +32,7 @@ from anabranch.types import Event
 log = logging.getLogger("anabranch.processor")
 
 _ERROR_BYTES = 1024  # of an error's text in a dead letter
+_KEY_BYTES = 100  # of a key in an error
 _FIRST_PAUSE_S = 0.1  # between tries
 _LONGEST_PAUSE_S = 2.0
 PATIENCE_S = 60.0
@@ -39,7 +41,14 @@ FAILURES = (Exception, asyncio.CancelledError, SystemExit)
 
 
 class HandlerFailed(FixCallError):
-    """A handler raised an error. ``event``: the event that it was called with; None for a timer or Arrow batch."""
+    """A handler raised an error, or the codec of its input did. ``event``: the event that failed; None for a timer
+    or Arrow batch.
+    """
+
+    to_do = (
+        'repair the handler or the codec; or give the processor dead_letter="SCOPE/STREAM", a stream for '
+        "events that fail"
+    )
 
     def __init__(self, event: Event | None, error: BaseException, place: str = "") -> None:
         super().__init__(f"{place}{': ' if place else ''}{text_of(error)}")
@@ -149,7 +158,7 @@ class Failures:
         """Write a dead letter. Raises: HandlerFailed (no stream takes it), EventTooLarge, InvalidArgument."""
         stream = self._app.dead_letter
         if stream is None:
-            raise HandlerFailed(case.event, error, case.place) from error
+            raise HandlerFailed(case.event, error, self._cause(case)) from error
         own = [
             ("error", text_of(error).encode("utf-8", "replace")[:_ERROR_BYTES]),
             ("from", case.place.encode()),
@@ -173,6 +182,22 @@ class Failures:
                 raise type(refused)(f"{case.place} can't be a dead letter: {refused}") from refused
         at.count("processor_dead_letters")
         at.undo.clear()
+
+    def _cause(self, case: Case) -> str:
+        """The place and the key of an event, and the codec or handlers that failed."""
+        event = case.event
+        if event is None:
+            return case.place
+        key = "" if event.key is None else f", key {bytes_text(event.key[:_KEY_BYTES])}"
+        codec = self._app.inputs[event.stream].codec if event.stream in self._app.inputs else None
+        # Decoding again shows whether the codec is the cause: no event pays for that before one has failed.
+        if codec and event.value is not None and failure_of(codec.decode, event.value):
+            return f"{case.place}{key}, value codec {codec.name}"
+        called = (one.call for one in self._app.handlers.get(event.stream, ()))
+        names = " or ".join(
+            getattr(call, "__qualname__", repr(call)[:_KEY_BYTES]) for call in called
+        )
+        return f"{case.place}{key}, handler {names}" if names else f"{case.place}{key}"
 
 
 def new_pauses() -> Backoff:
