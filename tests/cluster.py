@@ -51,7 +51,7 @@ class ControllerProcess:
         grant(self.bootstrap, CONTROLLER, rights.controller_rights(self.prefix))
         for lane in (OPEN_LANE, ADMIN_LANE):
             grant(self.bootstrap, CLIENT, rights.client_rights(self.prefix, lane))
-        arguments = ["controller", "--bootstrap", address, "--prefix", self.prefix]
+        arguments = ["controller", "--bootstrap", address, "--cluster-prefix", self.prefix]
         arguments += ["--trusts-open"] if self.trusts_open else []
         arguments += words(options)
         arguments += ["--data-dir", str(self.folder / "data")]

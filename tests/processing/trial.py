@@ -73,7 +73,7 @@ class Trial:
             "heartbeat.interval.ms": plan.session * 150,
         }
         options = words({name: f"{ms:.0f}" for name, ms in group.items()})
-        arguments = ("--bootstrap", bootstrap, "--prefix", prefix, *options)
+        arguments = ("--bootstrap", bootstrap, "--cluster-prefix", prefix, *options)
         environment = {"ANABRANCH_TRIAL_SCOPE": self.writing.scope}
         module = "tests.processing.planted" if plan.bug else "anabranch.cli"
         environment[planted.VARIABLE] = plan.bug
