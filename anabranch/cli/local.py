@@ -59,8 +59,10 @@ def dev(
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="anabranch-dev-")))
         folder = folder.absolute()
         stack.enter_context(hold(folder))
-        if prepare():
-            print_note("Starting a broker and controllers, which compile their code the first time")
+        prepare()
+        print_note(
+            "starting a broker and controllers; the first time they compile their code for half a minute"
+        )
         broker = stack.enter_context(EmbeddedBroker(folder / "broker", port=port, heap_mb=heap))
         running = [
             ControllerProcess.inside(
