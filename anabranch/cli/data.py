@@ -25,6 +25,7 @@ from anabranch.cli.options import (
     Verbose,
     argument,
     moment_of,
+    opened,
     option,
     parse_segment,
     start_of,
@@ -202,7 +203,7 @@ def read(
     if transactions:
         document, line = transaction_document, transaction_line
         headings = ("COMMITTED AT", "TRANSACTION", "EVENTS")
-    with options.client_within(_CONNECT_TIMEOUT_S) as client:
+    with opened(options.target_within(_CONNECT_TIMEOUT_S)) as client:
         found: Iterator[Any]
         if transactions:
             found = client.read_transactions(

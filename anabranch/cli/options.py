@@ -161,12 +161,6 @@ class ConnectionOptions:
     kafka: Kafka = field(default=None, repr=False)  # may hold secrets
     kafka_file: KafkaFile = None
 
-    @contextmanager
-    def client_within(self, timeout: float) -> Iterator[Client]:
-        """A client of that cluster. An unknown stream is raised with a similar name, if there is one."""
-        with connected(self.target_within(timeout)) as client, _similar_named(client):
-            yield client
-
     def target_within(self, timeout: float) -> Target:
         """The cluster of these options. ``timeout``: seconds of each call. Raises: InvalidArgument."""
         settings = parse_kafka(self.kafka, file=self.kafka_file)
@@ -187,13 +181,13 @@ class ClusterOptions(ConnectionOptions):
 
     def client(self) -> AbstractContextManager[Client]:
         """A client of that cluster."""
-        return self.client_within(self.timeout)
+        return opened(self.target())
 
     def client_after(self, warning: str, *, yes: bool) -> AbstractContextManager[Client]:
         """A client, if the user agrees to ``warning``. Wrong options are refused before the question."""
-        self.target()
+        target = self.target()
         confirm(warning, yes=yes)
-        return self.client()
+        return opened(target)
 
     def losses(self) -> list[str]:
         """The features that don't work because brokers lack a call, in sentences."""
@@ -380,6 +374,13 @@ def losses_of(target: Target) -> list[str]:
     with closing(Cluster(raw_settings(target))) as cluster, suppress(LogError):
         return losses(lacking_of(look_at(cluster, _LOOK_S, disks=False)))
     return []
+
+
+@contextmanager
+def opened(target: Target) -> Iterator[Client]:
+    """A client for one command. An error about an unknown stream names a similar stream, if there is one."""
+    with connected(target) as client, _similar_named(client):
+        yield client
 
 
 @contextmanager
