@@ -25,7 +25,6 @@ from anabranch.client.connect import connect as blocking_connect
 from anabranch.client.reservation import WRITER
 from anabranch.protocol import defaults
 from anabranch.tables.changes import Change
-from anabranch.topics.names import DEFAULT_PREFIX
 from anabranch.types import Committed, Event
 
 if TYPE_CHECKING:
@@ -1166,12 +1165,13 @@ class AsyncClient(Handle):
     async def create_stream(
         self,
         stream: str,
-        segments: int = 1,
+        segments: int | None = None,
         settings: Mapping[str, Any] | None = None,
         *,
         adopt: bool = False,
         near: str | None = None,
         description: str = "",
+        exist_ok: bool = False,
         timeout: float | None = None,
     ) -> StreamDescription:
         """As `Client.create_stream`."""
@@ -1183,17 +1183,19 @@ class AsyncClient(Handle):
             adopt=adopt,
             near=near,
             description=description,
+            exist_ok=exist_ok,
             timeout=timeout,
         )
 
     async def create_table(
         self,
         table: str,
-        segments: int = 1,
+        segments: int | None = None,
         settings: Mapping[str, Any] | None = None,
         *,
         near: str | None = None,
         description: str = "",
+        exist_ok: bool = False,
         timeout: float | None = None,
     ) -> StreamDescription:
         """As `Client.create_table`."""
@@ -1204,6 +1206,7 @@ class AsyncClient(Handle):
             settings,
             near=near,
             description=description,
+            exist_ok=exist_ok,
             timeout=timeout,
         )
 
@@ -1683,7 +1686,7 @@ class AsyncClient(Handle):
 def connect(
     bootstrap: str | None = None,
     *,
-    prefix: str = DEFAULT_PREFIX,
+    prefix: str | None = None,
     lane: str | None = None,
     timeout: float = defaults.TIMEOUT_S,
     one_shot_bytes: int = defaults.ONE_SHOT_BYTES,

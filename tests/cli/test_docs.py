@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,22 @@ def test_every_command_has_help_for_every_option(run: Run, name: str) -> None:
         assert parameter.help, f"{name}: {parameter.name}"
         if parameter.param_type_name == "option":
             assert max(parameter.opts, key=len)[:20] in result.stdout
+
+
+def words(text: str) -> Counter[str]:
+    return Counter(re.findall(r"[\w\"./\[\]]+", text))
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_no_part_of_a_help_is_taken_for_markup(
+    run: Run, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("TERMINAL_WIDTH", "400")
+    monkeypatch.setenv("COLUMNS", "400")
+    shown = words(run(*name.split(), "--help").stdout)
+    for parameter in commands()[name].params:
+        assert not words(parameter.help) - shown, f"{name}: {parameter.name}"
+    assert not words(commands()[name].help) - shown
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
