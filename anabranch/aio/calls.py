@@ -30,6 +30,7 @@ from anabranch.types import Committed, Event
 if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
+    from types import ModuleType
 
     import pyarrow as pa
 
@@ -89,7 +90,7 @@ if TYPE_CHECKING:
         TransactionInfo,
         V,
     )
-    from anabranch.values import Stream
+    from anabranch.values import Spec, Stream
 
 
 class AsyncReader(Rows[Event]):
@@ -98,6 +99,11 @@ class AsyncReader(Rows[Event]):
     __slots__ = ()
 
     _blocking: Reader
+
+    @property
+    def skipped(self) -> int:
+        """As `Reader.skipped`."""
+        return self._blocking.skipped
 
     async def commit(self) -> None:
         """As `Reader.commit`."""
@@ -115,6 +121,11 @@ class AsyncTransactionReader(Rows[Committed]):
 
     _blocking: TransactionReader
 
+    @property
+    def skipped(self) -> int:
+        """As `TransactionReader.skipped`."""
+        return self._blocking.skipped
+
     async def close(self) -> None:
         """As `TransactionReader.close`."""
         await self._waits.call(self._blocking.close)
@@ -127,6 +138,11 @@ class AsyncSnapshotReader(Rows[Event]):
 
     _blocking: SnapshotReader
 
+    @property
+    def skipped(self) -> int:
+        """As `SnapshotReader.skipped`."""
+        return self._blocking.skipped
+
     async def close(self) -> None:
         """As `SnapshotReader.close`."""
         await self._waits.call(self._blocking.close)
@@ -138,6 +154,11 @@ class AsyncChanges(Rows[Change]):
     __slots__ = ()
 
     _blocking: Changes
+
+    @property
+    def skipped(self) -> int:
+        """As `Changes.skipped`."""
+        return self._blocking.skipped
 
     async def close(self) -> None:
         """As `Changes.close`."""
@@ -995,6 +1016,42 @@ class AsyncClient(Handle):
     def open_snapshot(self, plan: SnapshotPlan | str) -> AsyncSnapshot:
         """As `Client.open_snapshot`."""
         return AsyncSnapshot(self._waits, self._blocking.open_snapshot(plan))
+
+    @overload
+    def stream(
+        self, name: str, key: Spec[K], value: ModuleType, undecodable: str = "raise"
+    ) -> Stream[K, Any]: ...
+
+    @overload
+    def stream(
+        self, name: str, key: None = None, *, value: ModuleType, undecodable: str = "raise"
+    ) -> Stream[bytes, Any]: ...
+
+    @overload
+    def stream(
+        self, name: str, key: None = None, value: None = None, undecodable: str = "raise"
+    ) -> Stream: ...
+
+    @overload
+    def stream(
+        self, name: str, key: Spec[K], value: None = None, undecodable: str = "raise"
+    ) -> Stream[K, bytes]: ...
+
+    @overload
+    def stream(
+        self, name: str, key: None = None, *, value: Spec[V], undecodable: str = "raise"
+    ) -> Stream[bytes, V]: ...
+
+    @overload
+    def stream(
+        self, name: str, key: Spec[K], value: Spec[V], undecodable: str = "raise"
+    ) -> Stream[K, V]: ...
+
+    def stream(
+        self, name: str, key: Any = None, value: Any = None, undecodable: str = "raise"
+    ) -> Stream[Any, Any]:
+        """As `Client.stream`."""
+        return self._blocking.stream(name, key, value, undecodable)
 
     async def cluster(self) -> str:
         """As `Client.cluster`."""
