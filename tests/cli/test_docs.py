@@ -76,7 +76,9 @@ def test_a_stranger_is_found() -> None:
 @pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md", "docs/how-to/containers.md"])
 def test_pip_is_asked_for_extras_that_there_are(name: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = re.findall(r"pip install '?anabranch(?:\[([\w,]+)\])?", (ROOT / name).read_text())
+    asked = re.findall(
+        r"pip install '?(?:anabranch|\.)(?:\[([\w,]+)\])?", (ROOT / name).read_text()
+    )
     assert asked
     wanted = {extra for extras in asked for extra in extras.split(",") if extra}
     assert wanted <= set(project["optional-dependencies"])
