@@ -758,6 +758,27 @@ def test_read_of_one_key(run: Run, fake: FakeClient, chosen: str, offsets: list[
     assert [json.loads(line)["offset"] for line in lines] == offsets
 
 
+@pytest.mark.parametrize(
+    ("chosen", "offsets"),
+    [
+        ("--key str --with-key N1", [0]),
+        ("--key json --with-key 7", [1]),
+        ('--key json --with-key "N1"', [0]),
+        ("--value json --with-key N1", [2]),
+    ],
+)
+def test_read_of_one_decoded_key(
+    run: Run, fake: FakeClient, chosen: str, offsets: list[int]
+) -> None:
+    keys: tuple[Any, ...] = ("N1", 7, b"N1", None)
+    fake.events = [event(0)._replace(offset=n, key=key) for n, key in enumerate(keys)]
+    result = run("read", "nyc/flights", *chosen.split(), "--json")
+    assert [json.loads(line)["offset"] for line in result.stdout.splitlines()] == offsets
+    refused = run("read", "nyc/flights", "--key", "json", "--with-key", "{")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "codec json" in refused.stderr
+
+
 @pytest.fixture
 def stretches(fake: FakeClient, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A stream of 200 commits of one event at the times 1, 2 …; every 50th has the key `b`.

@@ -14,6 +14,7 @@ import pytest
 from anabranch import errors
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
 from anabranch.protocol import limits
+from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.tokens import peek
 from anabranch.testing.memory.client import MemoryJournal, memory_client
 from anabranch.testing.memory.cluster import CLIENT
@@ -64,6 +65,18 @@ def test_exist_ok_accepts_what_has_all_that_was_asked_for(world: World) -> None:
         create("nyc/rows", exist_ok=True)
     with pytest.raises(errors.InvalidArgument, match="or a span of time such as 90s"):
         create("nyc/other", settings={"retention.ms": "7 days"})
+
+
+def test_a_description_is_compared_only_if_it_is_given(world: World) -> None:
+    create = world.client.create_stream
+    world.connect(lane=ADMIN_LANE).feature_level(raise_to=2)
+    made = create("nyc/new", description="From JFK")
+    assert create("nyc/new", exist_ok=True) == create("nyc/new") == made
+    for exist_ok in (True, False):
+        with pytest.raises(errors.StreamExists) as refused:
+            create("nyc/new", description="From EWR", exist_ok=exist_ok)
+        differs = "nyc/new exists, but the description is 'From JFK' (asked: 'From EWR')"
+        assert str(refused.value).startswith(differs)
 
 
 def test_a_flush_before_the_first_write_is_in_no_commit_s_way(world: World) -> None:
