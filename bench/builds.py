@@ -110,8 +110,8 @@ def _build(name: str, folder: Path, broker: EmbeddedBroker) -> Iterator[_Build]:
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="anabranch-bench-")))
         trusts = "--trusts-open" in (folder / "anabranch/cli/controller.py").read_text()
-        options = ("--prefix", prefix)
-        leading = controller(broker.bootstrap, place, options, where, trusts_open=trusts)
+        where["ANABRANCH_PREFIX"] = prefix  # its option has another name in older builds
+        leading = controller(broker.bootstrap, place, (), where, trusts_open=trusts)
         pid = stack.enter_context(leading)
         client = subprocess.Popen(
             [sys.executable, "-m", "bench.builds_client", broker.bootstrap, prefix, name],

@@ -237,7 +237,9 @@ def hold(minutes: float, *, quick: bool = False) -> dict[str, Any]:
                 pids = [
                     stack.enter_context(
                         controller(
-                            bootstrap, folder / f"{name}{number // 2}", ("--prefix", f"of-{name}")
+                            bootstrap,
+                            folder / f"{name}{number // 2}",
+                            ("--cluster-prefix", f"of-{name}"),
                         )
                     )
                     for name in clients

@@ -51,15 +51,15 @@ class ControllerProcess:
         grant(self.bootstrap, CONTROLLER, rights.controller_rights(self.prefix))
         for lane in (OPEN_LANE, ADMIN_LANE):
             grant(self.bootstrap, CLIENT, rights.client_rights(self.prefix, lane))
-        arguments = ["controller", "--bootstrap", address, "--prefix", self.prefix]
+        arguments = ["controller", "--bootstrap", address]
         arguments += ["--trusts-open"] if self.trusts_open else []
         arguments += words(options)
         arguments += ["--data-dir", str(self.folder / "data")]
         arguments += ["--status-file", str(self.status_file), *self.arguments]
+        # Older builds know the variable, but not the option --cluster-prefix.
+        environment = os.environ | {"ANABRANCH_PREFIX": self.prefix} | self.environment
         with self.log_file.open("ab") as log:
-            self.process = start_module(
-                self.module, arguments, output=log, environment=os.environ | self.environment
-            )
+            self.process = start_module(self.module, arguments, output=log, environment=environment)
         return self
 
     @property

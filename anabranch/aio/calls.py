@@ -25,12 +25,12 @@ from anabranch.client.connect import connect as blocking_connect
 from anabranch.client.reservation import WRITER
 from anabranch.protocol import defaults
 from anabranch.tables.changes import Change
-from anabranch.topics.names import DEFAULT_PREFIX
 from anabranch.types import Committed, Event
 
 if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
+    from types import ModuleType
 
     import pyarrow as pa
 
@@ -90,7 +90,7 @@ if TYPE_CHECKING:
         TransactionInfo,
         V,
     )
-    from anabranch.values import Stream
+    from anabranch.values import Spec, Stream
 
 
 class AsyncReader(Rows[Event]):
@@ -99,6 +99,11 @@ class AsyncReader(Rows[Event]):
     __slots__ = ()
 
     _blocking: Reader
+
+    @property
+    def skipped(self) -> int:
+        """As `Reader.skipped`."""
+        return self._blocking.skipped
 
     async def commit(self) -> None:
         """As `Reader.commit`."""
@@ -116,6 +121,11 @@ class AsyncTransactionReader(Rows[Committed]):
 
     _blocking: TransactionReader
 
+    @property
+    def skipped(self) -> int:
+        """As `TransactionReader.skipped`."""
+        return self._blocking.skipped
+
     async def close(self) -> None:
         """As `TransactionReader.close`."""
         await self._waits.call(self._blocking.close)
@@ -128,6 +138,11 @@ class AsyncSnapshotReader(Rows[Event]):
 
     _blocking: SnapshotReader
 
+    @property
+    def skipped(self) -> int:
+        """As `SnapshotReader.skipped`."""
+        return self._blocking.skipped
+
     async def close(self) -> None:
         """As `SnapshotReader.close`."""
         await self._waits.call(self._blocking.close)
@@ -139,6 +154,11 @@ class AsyncChanges(Rows[Change]):
     __slots__ = ()
 
     _blocking: Changes
+
+    @property
+    def skipped(self) -> int:
+        """As `Changes.skipped`."""
+        return self._blocking.skipped
 
     async def close(self) -> None:
         """As `Changes.close`."""
@@ -997,6 +1017,42 @@ class AsyncClient(Handle):
         """As `Client.open_snapshot`."""
         return AsyncSnapshot(self._waits, self._blocking.open_snapshot(plan))
 
+    @overload
+    def stream(
+        self, name: str, key: Spec[K], value: ModuleType, undecodable: str = "raise"
+    ) -> Stream[K, Any]: ...
+
+    @overload
+    def stream(
+        self, name: str, key: None = None, *, value: ModuleType, undecodable: str = "raise"
+    ) -> Stream[bytes, Any]: ...
+
+    @overload
+    def stream(
+        self, name: str, key: None = None, value: None = None, undecodable: str = "raise"
+    ) -> Stream: ...
+
+    @overload
+    def stream(
+        self, name: str, key: Spec[K], value: None = None, undecodable: str = "raise"
+    ) -> Stream[K, bytes]: ...
+
+    @overload
+    def stream(
+        self, name: str, key: None = None, *, value: Spec[V], undecodable: str = "raise"
+    ) -> Stream[bytes, V]: ...
+
+    @overload
+    def stream(
+        self, name: str, key: Spec[K], value: Spec[V], undecodable: str = "raise"
+    ) -> Stream[K, V]: ...
+
+    def stream(
+        self, name: str, key: Any = None, value: Any = None, undecodable: str = "raise"
+    ) -> Stream[Any, Any]:
+        """As `Client.stream`."""
+        return self._blocking.stream(name, key, value, undecodable)
+
     async def cluster(self) -> str:
         """As `Client.cluster`."""
         return await self._waits.call(lambda: self._blocking.cluster)
@@ -1166,12 +1222,13 @@ class AsyncClient(Handle):
     async def create_stream(
         self,
         stream: str,
-        segments: int = 1,
+        segments: int | None = None,
         settings: Mapping[str, Any] | None = None,
         *,
         adopt: bool = False,
         near: str | None = None,
         description: str = "",
+        exist_ok: bool = False,
         timeout: float | None = None,
     ) -> StreamDescription:
         """As `Client.create_stream`."""
@@ -1183,17 +1240,19 @@ class AsyncClient(Handle):
             adopt=adopt,
             near=near,
             description=description,
+            exist_ok=exist_ok,
             timeout=timeout,
         )
 
     async def create_table(
         self,
         table: str,
-        segments: int = 1,
+        segments: int | None = None,
         settings: Mapping[str, Any] | None = None,
         *,
         near: str | None = None,
         description: str = "",
+        exist_ok: bool = False,
         timeout: float | None = None,
     ) -> StreamDescription:
         """As `Client.create_table`."""
@@ -1204,6 +1263,7 @@ class AsyncClient(Handle):
             settings,
             near=near,
             description=description,
+            exist_ok=exist_ok,
             timeout=timeout,
         )
 
@@ -1683,7 +1743,7 @@ class AsyncClient(Handle):
 def connect(
     bootstrap: str | None = None,
     *,
-    prefix: str = DEFAULT_PREFIX,
+    prefix: str | None = None,
     lane: str | None = None,
     timeout: float = defaults.TIMEOUT_S,
     one_shot_bytes: int = defaults.ONE_SHOT_BYTES,

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from anabranch.cli.options import OperatorOptions, argument, option
 from anabranch.cli.output import Grid, print_result
-from anabranch.core.stream_settings import BYTES, EVENTS, FIXED, SEGMENT_BYTES, check_settings
+from anabranch.core.stream_settings import (
+    BYTES,
+    EVENTS,
+    FIXED,
+    SEGMENT_BYTES,
+    check_settings,
+    setting_text,
+)
 from anabranch.errors import InvalidArgument, UnknownScope, UnknownStream, WouldDelete, count_of
 from anabranch.protocol.legal_names import split_stream
 
@@ -104,7 +111,7 @@ def _parsed(where: str, name: str, given: object) -> Wanted:
             raise InvalidArgument(
                 f"{where}: {key} = {value!r} is not allowed; the keys are {known}"
             )
-    settings = {n: str(v) for n, v in given.get("settings", {}).items()}
+    settings = {n: setting_text(n, v) for n, v in given.get("settings", {}).items()}
     check_settings(settings)
     return Wanted(**(given | {"settings": settings}))
 

@@ -37,6 +37,7 @@ RENAMED = {
     "native_timeout_s": "--native-timeout",
     "max_clock_skew_s": "--max-clock-skew",
     "skip_commands": "--skip-command",
+    "prefix": "--cluster-prefix",
 }
 
 

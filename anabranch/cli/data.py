@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,11 +28,19 @@ from anabranch.cli.options import (
     argument,
     line_encoder,
     moment_of,
+    opened,
     option,
     parse_segment,
     start_of,
 )
-from anabranch.cli.output import begin_task, print_json, print_line, print_result, progress_bar
+from anabranch.cli.output import (
+    begin_task,
+    print_headings,
+    print_json,
+    print_line,
+    print_result,
+    progress_bar,
+)
 from anabranch.errors import InvalidArgument, count_of
 from anabranch.extras import need
 from anabranch.presentation.rows import bytes_fields, value_fields, value_text
@@ -39,12 +49,14 @@ from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.legal_names import split_stream
 
 if TYPE_CHECKING:
-    from anabranch import Committed, Event, Transaction
+    from anabranch import Client, Committed, Event, Transaction
     from anabranch.cli.load_csv import Events
     from anabranch.reading.snapshot import Mode
 
+    AnyEvent = Event[Any, Any]
 
 _CONNECT_TIMEOUT_S = 30.0
+_WIDER = 16  # how much farther back `--tail` looks if too few events were wanted
 _LONGEST = 64 << 20  # bytes of a line, the most that any stream takes
 
 
@@ -97,6 +109,16 @@ class Part:
         bool, option("--changes", "Only the last event of each key, as of --at or now.")
     ] = False
 
+    tail: Annotated[int | None, option("--tail N", "Only the newest N events.", min=1)] = None
+    follow: Annotated[
+        bool,
+        option(
+            "--follow -f",
+            "Continue with new events: the default, but not with --tail or options of a snapshot.",
+        ),
+    ] = False
+    key: Annotated[str | None, option("--with-key KEY", "Only events with this key.")] = None
+
     @property
     def is_snapshot(self) -> bool:
         """Whether events are read as of a time."""
@@ -116,8 +138,35 @@ class Part:
             raise InvalidArgument(
                 "--to means the same as --at, and --from the same as --since: give only one of each"
             )
-        if self.segment is not None and transactions:
-            raise InvalidArgument("--segment chooses events: leave out --transactions")
+        if (self.segment is not None or self.key is not None) and transactions:
+            raise InvalidArgument(
+                "--segment and --with-key choose events: leave out --transactions"
+            )
+        if self.tail is not None and (
+            self.is_snapshot or transactions or group is not None or self.start != "begin"
+        ):
+            raise InvalidArgument(
+                "--tail begins at the newest events: leave out --group, --transactions, --from, --to, --at, "
+                "--since, --latest and --changes"
+            )
+        if self.follow and self.is_snapshot:
+            raise InvalidArgument(
+                "a snapshot has an end: leave out --follow, or --at, --to, --since, --latest and --changes"
+            )
+
+    def chooser(self, typed: TypedReading, stream: str) -> Callable[[AnyEvent], bool]:
+        """Whether an event has the segment and the key that were asked for. Raises: InvalidArgument."""
+        segment = None if self.segment is None else parse_segment(self.segment, "--segment")
+        key: Any = None
+        if self.key is not None:
+            encode = line_encoder(typed.key_codec, stream, of_keys=True)
+            key = typed.handle(stream).decode_key(encode(os.fsencode(self.key)))
+
+        def is_wanted(event: AnyEvent) -> bool:
+            is_key = self.key is None or event.key == key
+            return is_key and segment in (None, event.segment_id)
+
+        return is_wanted
 
     def bounds(self) -> tuple[int | datetime | None, int | datetime | None]:
         """(the time of the snapshot, the time after which its events begin); None: now, and the beginning."""
@@ -150,31 +199,35 @@ def read(
         ),
     ] = None,
 ) -> None:
-    """Read committed events of a stream, in stream order."""
-    from anabranch.cli import options as connecting
+    """Read committed events of a stream, in stream order.
 
+    By default the command begins at the oldest event, and continues with new events until Ctrl-C. --tail, --to,
+    --at, --limit and --timeout end it.
+    """
     part.check(group, transactions=transactions)
-    first = start_of(part.start, "--from")
-    wanted = None if part.segment is None else parse_segment(part.segment, "--segment")
-    until, since = part.bounds() if part.is_snapshot else (None, None)
-    with connecting.connected(options.target_within(_CONNECT_TIMEOUT_S)) as client:
-        found: Any
-        document: Callable[[Any], dict[str, Any]] = event_document
-        line: Callable[[Any], tuple[str, ...]] = event_line
-        given = typed.given(stream)
+    document: Callable[[Any], dict[str, Any]] = event_document
+    line: Callable[[Any], tuple[str, ...]] = event_line
+    headings: tuple[str, ...] = ("PARTITION@OFFSET", "KEY", "VALUE")
+    if transactions:
+        document, line = transaction_document, transaction_line
+        headings = ("COMMITTED AT", "TRANSACTION", "EVENTS")
+    first, given = start_of(part.start, "--from"), typed.given(stream)
+    is_wanted = part.chooser(typed, stream)
+    with opened(options.target_within(_CONNECT_TIMEOUT_S)) as client:
+        found: Iterator[Any]
         if transactions:
             found = client.read_transactions(
                 given, group=group, timeout=options.timeout, start=first
             )
-            document, line = transaction_document, transaction_line
+        elif part.tail is not None:
+            found = _tail(client, given, part, is_wanted, options.timeout)
         elif part.is_snapshot:
-            mode: Mode = "latest" if part.latest else "snapshot"
-            snapshot = client.snapshot(given, until, since, mode, timeout=options.timeout)
-            found = snapshot.changes(given) if part.changes else snapshot.read(given)
+            found = filter(is_wanted, _snapshot(client, given, part, options.timeout))
         else:
             found = client.read(given, group=group, timeout=options.timeout, start=first)
-        if wanted is not None:
-            found = (each for each in found if each.segment_id == wanted)
+            found = filter(is_wanted, found)
+        if not options.json:
+            print_headings(headings)
         for each in islice(found, limit):
             if options.json:  # only one form is made: making both would be slow
                 print_json(document(each))
@@ -182,7 +235,53 @@ def read(
                 print_line(*line(each))
 
 
-def event_document(event: Event[Any, Any]) -> dict[str, Any]:
+def _snapshot(client: Client, given: Any, part: Part, timeout: float | None) -> Iterator[AnyEvent]:
+    """The events of a snapshot of a stream, which is ``given`` by its name or handle."""
+    until, since = part.bounds()
+    mode: Mode = "latest" if part.latest else "snapshot"
+    snapshot = client.snapshot(given, until, since, mode, timeout=timeout)
+    return snapshot.changes(given) if part.changes else snapshot.read(given)
+
+
+def _tail(
+    client: Client,
+    given: Any,
+    part: Part,
+    is_wanted: Callable[[AnyEvent], bool],
+    timeout: float | None,
+) -> Iterator[AnyEvent]:
+    """The newest events that are wanted, in stream order; with `--follow` also those that come later."""
+    at = client.snapshot(given).timestamp
+    count = window = part.tail or 0
+    while True:
+        since = _before_newest(client, str(given), at, window)
+        read = client.snapshot(given, at, since).read(given)
+        found = deque(filter(is_wanted, read), maxlen=count)
+        if len(found) == count or since is None:
+            break
+        window *= _WIDER  # few events were wanted
+    yield from found
+    if part.follow:
+        yield from filter(is_wanted, client.read(given, timeout=timeout, start=at))
+
+
+def _before_newest(client: Client, stream: str, until: int, count: int) -> int | None:
+    """A hybrid time after which at least ``count`` events were committed; None: there are not more than that."""
+    from anabranch.presentation.system_tables import MOST_ROWS
+
+    while True:
+        most = min(count, MOST_ROWS)
+        commits = client.system("commits", stream, until=until, limit=most)
+        for commit in commits:
+            count -= commit.rows
+            if count <= 0:
+                return commit.commit_timestamp - 1
+        if len(commits) < most:
+            return None
+        until = commits[-1].commit_timestamp - 1
+
+
+def event_document(event: AnyEvent) -> dict[str, Any]:
     """An event as JSON. Bytes that are not UTF-8 go into fields with the suffix _base64."""
     return {
         "stream": event.stream,
@@ -200,7 +299,7 @@ def event_document(event: Event[Any, Any]) -> dict[str, Any]:
     }
 
 
-def event_line(event: Event[Any, Any]) -> tuple[str, ...]:
+def event_line(event: AnyEvent) -> tuple[str, ...]:
     """An event for people: its place, its key and its value."""
     key = "-" if event.key is None else _cell(event.key)
     value = "null" if event.value is None else _cell(event.value)

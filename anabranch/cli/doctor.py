@@ -38,6 +38,7 @@ class State(StrEnum):
     OK = "ok"
     WARN = "warn"
     BAD = "bad"
+    UNKNOWN = "not checked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ def command(
         ),
     ] = False,
 ) -> None:
-    """Check brokers, rights, topics, clocks, disks and controllers: each is ok, warn or bad, with what to do.
+    """Check brokers, rights, topics, clocks, disks and controllers: each is ok, warn, bad
+    or not checked, with what to do.
 
     Nothing is changed. The exit code is 1 if a check is bad.
     """
@@ -176,7 +178,7 @@ def _topics(cluster: Cluster, target: Target) -> Iterator[Row]:
         topic = found.get(name)
         if topic is None:
             text = "it is not there, or may not be seen"
-            do = "start `anabranch controller`; compare --prefix and --lane; grant Describe"
+            do = "start `anabranch controller`; compare --cluster-prefix and --lane; grant Describe"
             yield Row(f"topic {name}", State.BAD, text, do)
             continue
         text = f"{topic.in_sync} of {count_of(topic.replication_factor, 'replica')} in sync"
@@ -296,7 +298,7 @@ def _settings(cluster: Cluster, streams: list[StreamDescription]) -> Iterator[Ro
     try:
         found = describe_topics(cluster, names, cluster.deadline(_ANSWER_S))
     except (LogError, Again) as error:
-        yield Row("settings", State.OK, f"not checked: {error}")
+        yield Row("settings", State.UNKNOWN, str(error), "check the rights of this client")
         return
     for one, name in zip(streams, names, strict=True):
         asked = {s.name: s.value for s in of_stream(one.stream) if s.name == RETENTION_MS}
@@ -333,7 +335,7 @@ def _asked(rows: list[Row], what: str, to_do: str) -> Iterator[None]:
     try:
         yield
     except NotAuthorized as error:
-        rows.append(Row(what, State.OK, f"not checked: {error}"))
+        rows.append(Row(what, State.UNKNOWN, str(error), "repeat the command with --lane admin"))
     except FixCallError as error:
         rows.append(
             Row(what, State.BAD, f"{type(error).__name__}: {error}", to_do or "correct this")

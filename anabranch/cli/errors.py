@@ -38,7 +38,10 @@ class ExitCode(IntEnum):
 # Code: (meaning, what to do). An error line ends with what to do.
 EXIT_CODES: dict[ExitCode, tuple[str, str]] = {
     ExitCode.OK: ("done", ""),
-    ExitCode.DIFFERENCE: ("a check found a difference", "see the differences above"),
+    ExitCode.DIFFERENCE: (
+        "a check found a difference, or there is no such row",
+        "see the differences above",
+    ),
     ExitCode.USAGE: ("the command can't succeed as it is", "fix the command"),
     ExitCode.RETRY: ("nothing was changed, or it is safe to repeat", "repeat the command"),
     ExitCode.BEGIN_AGAIN: ("the transaction has ended without effect", "begin a new transaction"),
@@ -75,8 +78,11 @@ class CheckFailed(AnabranchError):
         self.to_do = to_do
 
 
-class NotFound(FixCallError):
-    """The requested thing does not exist."""
+class NotFound(CheckFailed):
+    """The requested row does not exist."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "check the key")
 
 
 class ChildFailed(AnabranchError):
@@ -169,5 +175,5 @@ def failure_of(error: BaseException) -> Failure:
         message=str(error) or (type(error).__doc__ or "").strip(),
         code=exit_code_of(error),
         txn_id=txn_id.hex() if isinstance(txn_id, bytes) else None,
-        own_step=error.to_do if isinstance(error, CheckFailed) else "",
+        own_step=getattr(error, "to_do", ""),
     )

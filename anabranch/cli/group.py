@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 from anabranch.cli.options import (
@@ -15,9 +16,12 @@ from anabranch.cli.options import (
     start_of,
 )
 from anabranch.cli.output import Column, Grid, Row, print_result, show
+from anabranch.errors import FixCallError, RetryError
 from anabranch.presentation.rows import group_row
+from anabranch.topics.names import mirror_group
 
 if TYPE_CHECKING:
+    from anabranch import Client
     from anabranch.reading.group_lag import ConsumerGroup
 
 app = App(
@@ -35,10 +39,15 @@ def list_groups(
         option("--stream -s SCOPE/STREAM", "Only groups with a position in this stream."),
     ] = None,
 ) -> None:
-    """List the consumer groups with positions in streams."""
+    """List the consumer groups with positions in streams.
+
+    A mirror has copies of a processor's positions; `anabranch processor list` has the processor's own lag.
+    """
     with options.client() as client:
         found = client.groups(stream)
-    show("groups", map(group_row, found), _COLUMNS, as_json=options.json, title="Consumer groups")
+        mirrors = _mirrors(client, [group.name for group in found])
+    rows = [group_row(group) | {"mirror_of": mirrors.get(group.name)} for group in found]
+    show("groups", rows, _COLUMNS, as_json=options.json, title="Consumer groups")
 
 
 @app.command("describe")
@@ -70,6 +79,16 @@ def reset(
         _show(client.reset_group(group, stream, start), as_json=options.json)
 
 
+def _mirrors(client: Client, groups: Iterable[str]) -> dict[str, str]:
+    """Mirror group -> its processor. Processors that this client may not see are missing."""
+    found: dict[str, str] = {}
+    for scope in sorted({name.partition(".")[0] for name in groups if "." in name}):
+        with suppress(FixCallError, RetryError):
+            infos = client.processors(scope)
+            found |= {mirror_group(one.processor): one.processor for one in infos}
+    return found
+
+
 def _all_known(key: str, among: Callable[[list[Any]], object]) -> Callable[[Row], object]:
     """A column's value for all streams of a group together; None if it is not known for some stream."""
 
@@ -87,6 +106,7 @@ _COLUMNS = (
     Column("streams", lambda row: [one["stream"] for one in row["streams"]]),
     Column("events behind", _all_known("events_behind", sum)),
     Column("seconds behind", _all_known("seconds_behind", max)),
+    "mirror_of",
 )
 
 

@@ -59,6 +59,11 @@ def _connector(database: str | None) -> Callable[[], Any]:
             f"no database given: use --database URL or set {DATABASE_VARIABLE}, such as postgresql://HOST/NAME"
         )
     scheme, is_url, _ = database.partition("://")
+    if is_url and scheme == "sqlite":
+        path = database.removeprefix("sqlite://").removeprefix("/") or "FILE"
+        raise InvalidArgument(
+            f"--database {database}: of SQLite give the file's path: --database {path}"
+        )
     if is_url and scheme not in ("postgresql", "postgres"):
         raise InvalidArgument(f"--database {scheme}://… is not supported: {FORMS}")
     if is_url or "=" in database:

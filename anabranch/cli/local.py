@@ -55,8 +55,10 @@ def dev(
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="anabranch-dev-")))
         folder = folder.absolute()
         stack.enter_context(hold(folder))
-        if prepare():
-            print_note("Starting a broker and controllers, which compile their code the first time")
+        prepare()
+        print_note(
+            "starting a broker and controllers; the first time they compile their code for half a minute"
+        )
         broker, running = stack.enter_context(
             local_cluster(folder, controllers, port=port, heap_mb=heap)
         )

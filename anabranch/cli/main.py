@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Annotated, Any
@@ -170,27 +170,38 @@ def root(
     """Transactions for Kafka-compatible logs."""
 
 
-app.command("dev")(local.dev)
-app.command("broker")(local.broker)
-app.command("controller")(controller.command)
-app.command("warm")(controller.warm)
-app.add_typer(stream.app, name="stream")
-app.add_typer(table.app, name="table")
-app.add_typer(txn.app, name="txn")
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(lane.commands_app, name="command")
-app.add_typer(txn.series_app, name="series")
-app.add_typer(processor.app, name="processor")
-app.add_typer(lane.app, name="lane")
-app.add_typer(lane.grants_app, name="grants")
-app.add_typer(lane.cluster_app, name="cluster")
-app.command("audit-log")(lane.audit_log)
-app.command("apply")(apply.command)
-app.command("read")(data.read)
-app.command("write")(data.write)
-app.command("load")(data.load)
-app.command("web")(local.web)
-app.add_typer(group.app, name="group")
-app.command("doctor")(doctor.command)
-app.command("bridge")(processor.bridge)
-app.add_typer(spark.app, name="spark")
+_DATA = "Commands for data"
+_OPERATORS = "Commands for operators"
+_SERVICES = "Commands that run services"
+_GROUPS: tuple[tuple[str, typer.Typer, str], ...] = (
+    ("stream", stream.app, _DATA),
+    ("table", table.app, _DATA),
+    ("txn", txn.app, _DATA),
+    ("series", txn.series_app, _DATA),
+    ("group", group.app, _DATA),
+    ("processor", processor.app, _DATA),
+    ("ledger", ledger.app, _DATA),
+    ("spark", spark.app, _DATA),
+    ("lane", lane.app, _OPERATORS),
+    ("grants", lane.grants_app, _OPERATORS),
+    ("command", lane.commands_app, _OPERATORS),
+    ("cluster", lane.cluster_app, _OPERATORS),
+)
+_COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
+    ("read", data.read, _DATA),
+    ("write", data.write, _DATA),
+    ("load", data.load, _DATA),
+    ("doctor", doctor.command, _OPERATORS),
+    ("apply", apply.command, _OPERATORS),
+    ("audit-log", lane.audit_log, _OPERATORS),
+    ("dev", local.dev, _SERVICES),
+    ("broker", local.broker, _SERVICES),
+    ("controller", controller.command, _SERVICES),
+    ("warm", controller.warm, _SERVICES),
+    ("web", local.web, _SERVICES),
+    ("bridge", processor.bridge, _SERVICES),
+)
+for _name, _group, _panel in _GROUPS:
+    app.add_typer(_group, name=_name, rich_help_panel=_panel)
+for _name, _command, _panel in _COMMANDS:
+    app.command(_name, rich_help_panel=_panel)(_command)

@@ -12,38 +12,40 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
+from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from stat import S_IROTH
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer.models import CommandFunctionType
 
 from anabranch.cli.output import is_agreed, print_note
-from anabranch.errors import InvalidArgument, NotReady
+from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownScope, UnknownStream
+from anabranch.librdkafka.environment import (
+    BOOTSTRAP_VARIABLE,
+    KAFKA_FILE_VARIABLE,
+    LANE_VARIABLE,
+    PREFIX_VARIABLE,
+    exposed_secrets,
+    lines_of,
+    named_values,
+)
 from anabranch.protocol import defaults
 from anabranch.protocol.hybrid_time import read_moment
 from anabranch.protocol.ids import segment_id
 from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
-from anabranch.protocol.partitioner import SPACE
 from anabranch.topics.names import DEFAULT_PREFIX, stream_topic
 
 if TYPE_CHECKING:
     from anabranch import Client
     from anabranch.kafka.settings import Settings
     from anabranch.values import Stream
-
-
-BOOTSTRAP_VARIABLE = "ANABRANCH_BOOTSTRAP"
-PREFIX_VARIABLE = "ANABRANCH_PREFIX"
-LANE_VARIABLE = "ANABRANCH_LANE"
-KAFKA_FILE_VARIABLE = "ANABRANCH_KAFKA_FILE"
 
 
 def option(form: str, text: str, **more: Any) -> Any:
@@ -66,10 +68,8 @@ def _streams(incomplete: str) -> list[str]:
     try:
         import anabranch
 
-        address, lane = os.environ[BOOTSTRAP_VARIABLE], os.environ.get(LANE_VARIABLE)
-        prefix = os.environ.get(PREFIX_VARIABLE, DEFAULT_PREFIX)
         logging.getLogger("anabranch").setLevel(logging.CRITICAL)
-        with anabranch.connect(address, prefix=prefix, lane=lane, timeout=1.0) as client:
+        with anabranch.connect(timeout=1.0) as client:
             found = [one.stream for one in client.streams()]
     except Exception:  # noqa: BLE001 - a shell can't show errors here
         return []
@@ -90,7 +90,7 @@ Bootstrap = Annotated[
 Prefix = Annotated[
     str,
     option(
-        "--prefix NAME",
+        "--cluster-prefix NAME",
         "The prefix of the command, reply and status topics.",
         envvar=PREFIX_VARIABLE,
     ),
@@ -125,10 +125,19 @@ Into = Annotated[
     str,
     option("--stream -s SCOPE/STREAM", "The stream to write to.", autocompletion=_streams),
 ]
-Segments = Annotated[int, option("--segments -s", "The number of segments.", min=1, max=10_000)]
+Segments = Annotated[
+    int | None, option("--segments -s", "The number of segments (default: 1).", min=1, max=10_000)
+]
+IfNotExists = Annotated[
+    bool,
+    option(
+        "--if-not-exists",
+        "Accept one that exists if it has the --segments and settings that are given here.",
+    ),
+]
 StreamSettings = Annotated[
     list[str] | None,
-    option("--setting NAME=VALUE", "A setting of the stream, such as retention.ms=-1. Repeatable."),
+    option("--setting NAME=VALUE", "A setting of the stream, such as retention.ms=7d. Repeatable."),
 ]
 Near = Annotated[
     str | None, option("--near SCOPE", "Put a new scope on the control partition of this scope.")
@@ -176,18 +185,21 @@ class ClusterOptions(ConnectionOptions):
 
     def client(self) -> AbstractContextManager[Client]:
         """A client of that cluster."""
-
-        return connected(self.target())
+        return opened(self.target())
 
     def client_after(self, warning: str, *, yes: bool) -> AbstractContextManager[Client]:
         """A client, if the user agrees to ``warning``. Wrong options are refused before the question."""
         target = self.target()
         confirm(warning, yes=yes)
-        return connected(target)
+        return opened(target)
 
     def losses(self) -> list[str]:
         """The features that don't work because brokers lack a call, in sentences."""
         return losses_of(self.target())
+
+    def topic_sizes(self, topics: Collection[str]) -> dict[str, int]:
+        """The bytes of topics; without those that brokers don't show to this client."""
+        return topic_sizes_of(self.target(), topics)
 
 
 @dataclass(frozen=True)
@@ -304,6 +316,8 @@ def parse_segment(text: str, option: str = "--seal") -> int:
 
 def parse_range(text: str) -> tuple[int, int]:
     """(low, high) of ``LOW:HIGH``, decimal or hexadecimal with 0x. Raises: InvalidArgument."""
+    from anabranch.protocol.partitioner import SPACE
+
     low, _, high = text.partition(":")
     try:
         found = int(low, 0), int(high, 0)
@@ -426,34 +440,13 @@ def parse_kafka(
     InvalidArgument."""
     found: dict[str, str] = {}
     for setting in (*([f"@{file}"] if file else ()), *(settings or ())):
-        path = setting[1:] if setting.startswith("@") else None
-        lines = [setting] if path is None else _lines_of(path)
-        if path is not None and any(map(_is_secret, lines)) and Path(path).stat().st_mode & S_IROTH:
-            print_note(
-                f"warning: all users of this machine can read the secrets in {path}: chmod 600 {path}"
-            )
-        for line in lines:
-            name, equals, value = line.partition("=")
-            if not equals or not name.strip():
-                # The message shows a part only: the rest may hold a secret.
-                begin = name.split()[0] if name.split() else ""
-                raise InvalidArgument(f"{option} {begin!r} must have the form NAME=VALUE or @FILE")
-            found[name.strip()] = value
+        lines = [setting]
+        if setting.startswith("@"):
+            lines = lines_of(path := setting[1:])
+            if warning := exposed_secrets(path, lines):
+                print_note(f"warning: {warning}")
+        found |= named_values(lines, option)
     return found
-
-
-def _lines_of(path: str) -> list[str]:
-    """The settings of a file, one a line. ``#`` begins a comment."""
-    try:
-        lines = [line.strip() for line in Path(path).read_text().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"the settings in {path} can't be read: {error}") from error
-    return [line for line in lines if line and not line.startswith("#")]
-
-
-def _is_secret(line: str) -> bool:
-    name = line.partition("=")[0].strip()
-    return name.endswith((".password", ".secret"))
 
 
 def losses_of(target: Target) -> list[str]:
@@ -465,6 +458,43 @@ def losses_of(target: Target) -> list[str]:
     with closing(Cluster(raw_settings(target))) as cluster, suppress(LogError):
         return losses(lacking_of(look_at(cluster, _LOOK_S, disks=False)))
     return []
+
+
+@contextmanager
+def opened(target: Target) -> Iterator[Client]:
+    """A client for one command. An error about an unknown stream names a similar stream, if there is one."""
+    with connected(target) as client, _similar_named(client):
+        yield client
+
+
+@contextmanager
+def _similar_named(client: Client) -> Iterator[None]:
+    """Add the most similar stream to an error about an unknown one."""
+    try:
+        yield
+    except (UnknownStream, UnknownScope) as error:
+        named = re.search(r"'([^'/]+(/[^'/]+)?)'", str(error))
+        similar: list[str] = []
+        if named is not None:
+            with suppress(AnabranchError):
+                known = [one.stream for one in client.streams()]
+                if not named[2]:
+                    known = sorted({name.partition("/")[0] for name in known})
+                similar = get_close_matches(named[1], known, 1)
+        if not similar:
+            raise
+        raise type(error)(f"{error}; did you mean {similar[0]}?") from error
+
+
+def topic_sizes_of(target: Target, topics: Collection[str]) -> dict[str, int]:
+    """The bytes of topics; without those that brokers don't show to this client."""
+    from anabranch.kafka.cluster import Cluster
+    from anabranch.kafka.needs import sizes_of
+    from anabranch.ports import LogError
+
+    with closing(Cluster(raw_settings(target))) as cluster, suppress(LogError):
+        return sizes_of(cluster, topics, _LOOK_S)
+    return {}
 
 
 def raw_settings(target: Target) -> Settings:
@@ -479,7 +509,7 @@ def raw_settings(target: Target) -> Settings:
 @contextmanager
 def connected(target: Target) -> Iterator[Client]:
     """A client for one command."""
-    import anabranch
+    from anabranch.client.connect import connect_to
     from anabranch.librdkafka.admin import no_broker
 
     if trouble := no_broker(target.bootstrap):  # a wrong address fails at once
@@ -487,11 +517,7 @@ def connected(target: Target) -> Iterator[Client]:
     if not logging.getLogger().handlers:
         # Without -v an error is one line, without librdkafka's messages.
         logging.getLogger("anabranch").setLevel(logging.CRITICAL)
-    with anabranch.connect(
-        target.bootstrap,
-        prefix=target.prefix,
-        lane=target.lane,
-        timeout=target.timeout,
-        config=target.kafka,
+    with connect_to(
+        target.bootstrap, target.prefix, target.lane, target.kafka, timeout=target.timeout
     ) as client:
         yield client

@@ -12,13 +12,14 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from anabranch.cli.errors import Failure, OutputClosed
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
+    from rich.text import Text
 
 Row = Mapping[str, Any]
 
@@ -47,6 +48,18 @@ def take_any_text() -> None:
 def print_json(document: object) -> None:
     """Print one JSON document, or one line of a stream of them."""
     _write(_json(document, sys.stdout))
+
+
+# Colours of states at a terminal; rich leaves them out if $NO_COLOR is set.
+_STYLES = {
+    **dict.fromkeys(("ACTIVE", "COMMITTED", "Stable", "ok"), "green"),
+    **dict.fromkeys(("OPEN", "PREPARED", "CREATING", "ALTERING", "warn", "not checked"), "yellow"),
+    **dict.fromkeys(("FINALIZE_IN_PROGRESS", "ABORT_IN_PROGRESS"), "cyan"),
+    **dict.fromkeys(("ABORTED", "LOST", "DELETING", "bad", "fails"), "red"),
+}
+_ID = re.compile("[0-9a-f]{32}")
+_MS_TIME = re.compile(r"([0-9-]{10}T[0-9:]{8})\.[0-9]{3}\+00:00")
+_LEAST_CELL = 8  # characters of a column that may be folded
 
 
 class Column(NamedTuple):
@@ -79,6 +92,12 @@ def print_result(document: object, *parts: str | Grid | tuple[str, ...], as_json
             print_line(*part)
         else:
             print_line(part)
+
+
+def print_headings(cells: Sequence[str]) -> None:
+    """Print the headings of lines of cells, if people read them at a terminal."""
+    if sys.stdout.isatty():
+        _write("\t".join(cells))
 
 
 def print_line(*cells: str) -> None:
@@ -168,27 +187,93 @@ def show(
 
 
 def print_table(title: str, rows: Iterable[Row], columns: Columns) -> None:
-    """Print rows as a table, with numbers aligned to the right."""
+    """Print rows as a table, with numbers aligned to the right.
+
+    If the terminal is too narrow, columns without content are left out, and times are shown in seconds. If that is
+    not enough, each row becomes several lines.
+    """
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(escaped(title)), title_justify="left", header_style="bold")
     chosen = [Column(_title(one), one) if isinstance(one, str) else one for one in columns]
     cells = [
         [row[value] if isinstance(value, str) else value(row) for _, value in chosen]
         for row in rows
     ]
-    for column, values in zip(
-        chosen, zip(*cells, strict=True) if cells else ((),) * len(chosen), strict=True
-    ):
-        numbers = bool(values) and all(
-            isinstance(value, int | float) and not isinstance(value, bool) for value in values
+    shown = [
+        _Shown(
+            escaped(column.title),
+            [escaped(cell_text(row[at])) for row in cells],
+            bool(cells) and all(_is_number(row[at]) for row in cells),
         )
-        heading = Text(escaped(column.title))
-        table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
-    for row in cells:
-        table.add_row(*(Text(escaped(cell_text(cell))) for cell in row))
-    console().print(table)
+        for at, column in enumerate(chosen)
+    ]
+    screen = console()
+    if sum(one.width + 3 for one in shown) + 1 > screen.width:
+        shown = [one.shortened() for one in shown if one.says_something]
+        if sum(one.least_width + 3 for one in shown) + 1 > screen.width:
+            _print_rows(screen, title, shown)
+            return
+    table = Table(title=Text(escaped(title)), title_justify="left", header_style="bold")
+    for one in shown:
+        side: Literal["left", "right"] = "right" if one.are_numbers else "left"
+        table.add_column(Text(one.title), justify=side, overflow="fold", no_wrap=one.has_ids)
+    for row in zip(*(one.cells for one in shown), strict=True):
+        table.add_row(*map(_coloured, row))
+    screen.print(table)
+
+
+class _Shown(NamedTuple):
+    """A column of a table as texts."""
+
+    title: str
+    cells: list[str]
+    are_numbers: bool
+
+    @property
+    def width(self) -> int:
+        return max(map(len, (self.title, *self.cells)))
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether it has ids of transactions: these stay whole, so that they can be copied."""
+        return any(map(_ID.fullmatch, self.cells))
+
+    @property
+    def least_width(self) -> int:
+        return self.width if self.has_ids else min(self.width, _LEAST_CELL)
+
+    @property
+    def says_something(self) -> bool:
+        """Whether any cell is neither empty nor 0; so is a column without cells."""
+        return not self.cells or not {"-", "0"}.issuperset(self.cells)
+
+    def shortened(self) -> _Shown:
+        """The same with times in seconds."""
+        return self._replace(cells=[_MS_TIME.sub(r"\1Z", cell) for cell in self.cells])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _coloured(cell: str) -> Text:
+    from rich.text import Text
+
+    return Text(cell, style=_STYLES.get(cell, ""))
+
+
+def _print_rows(screen: Console, title: str, columns: Sequence[_Shown]) -> None:
+    """Print each row as lines of a heading and a cell, which the terminal may wrap."""
+    from rich.text import Text
+
+    screen.print(Text(escaped(title), style="italic"))
+    size = max((len(one.title) for one in columns), default=0)
+    for row in zip(*(one.cells for one in columns), strict=True):
+        for one, cell in zip(columns, row, strict=True):
+            heading = Text(f"{one.title:{size}}  ", style="bold")
+            screen.print(heading + _coloured(cell), soft_wrap=True)
+        screen.print()
 
 
 def fields_of(title: str, document: Row) -> Grid:

@@ -180,7 +180,7 @@ def get(
     key: Annotated[str, argument("KEY", "The key.")],
     task: Annotated[int | None, option("--task", "The task of a local store.", min=0)] = None,
 ) -> None:
-    """Show the committed value of a key in a processor's store. The exit code is 2 if the key has no value.
+    """Show the committed value of a key in a processor's store. The exit code is 1 if the key has no value.
 
     This reads the whole partition of the key's task in the state topic, so it is too slow to serve requests.
     """

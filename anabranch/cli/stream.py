@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from anabranch.cli.options import (
     App,
     ClusterOptions,
+    IfNotExists,
     Near,
     OnlyScope,
     OperatorOptions,
@@ -33,34 +35,35 @@ from anabranch.cli.output import (
     print_result,
     show,
 )
-from anabranch.core.stream_states import FORGOTTEN
+from anabranch.core.stream_settings import BASE, PROCESSOR, is_table
 from anabranch.errors import (
     IllegalState,
     InvalidArgument,
     NotAuthorized,
     NotReady,
+    UnknownScope,
     UnknownStream,
     count_of,
 )
-from anabranch.presentation.rows import events_of, segment_name, stream_row, topic_id_of
+from anabranch.presentation.rows import (
+    events_of,
+    events_text,
+    segment_name,
+    stream_row,
+    topic_id_of,
+)
 from anabranch.protocol.hybrid_time import to_text
-from anabranch.topics.names import topics_of
+from anabranch.topics.names import stream_topic, topics_of
 
 if TYPE_CHECKING:
     from anabranch import Client, StreamDescription
     from anabranch.presentation.history import History
+    from anabranch.reading.group_lag import StreamCount
 
 app = App(
     no_args_is_help=True, help="Create, list, describe, scale, draw, alter and delete streams."
 )
-_COLUMNS = (
-    "stream",
-    Column("segments", lambda row: len(row["segments"])),
-    "stream_epoch",
-    "reference_epoch",
-    "state",
-    "trouble",
-)
+_COLUMNS = ("stream", Column("segments", lambda row: len(row["segments"])), "state", "trouble")
 Last = Annotated[int, option("--last", "Only this number of the newest epochs.", min=1)]
 
 
@@ -68,7 +71,7 @@ Last = Annotated[int, option("--last", "Only this number of the newest epochs.",
 def create(
     options: ClusterOptions,
     stream: StreamName,
-    segments: Segments = 1,
+    segments: Segments = None,
     setting: StreamSettings = None,
     adopt: Annotated[
         bool,
@@ -81,6 +84,7 @@ def create(
     description: Annotated[
         str, option("--description TEXT", "Text for people. Needs feature level 2.")
     ] = "",
+    if_not_exists: IfNotExists = False,
 ) -> None:
     """Create a stream, and its scope if that is new.
 
@@ -88,31 +92,96 @@ def create(
     """
     settings = parse_kafka(setting, "--setting")
     with options.client() as client:
+        is_new = not exists(client, stream)
         client.create_stream(
             stream,
-            segments=segments,
-            settings=settings,
+            segments,
+            settings,
             adopt=adopt,
             near=near,
             description=description,
+            exist_ok=if_not_exists,
         )
-        created = client.describe(stream)
-    row = stream_row(created)
-    print_result(row, Grid("Created", [row], _COLUMNS), as_json=options.json)
+        found = client.describe(stream)
+    title = "Created" if is_new else "Nothing to do: the stream exists"
+    row = stream_row(found)
+    print_result(row | {"created": is_new}, Grid(title, [row], _COLUMNS), as_json=options.json)
+
+
+def exists(client: Client, stream: str) -> bool:
+    """Whether there is a stream that this client may see."""
+    try:
+        client.describe(stream)
+    except (UnknownScope, UnknownStream, NotAuthorized):
+        return False
+    return True
+
+
+_COUNT_S = 10.0  # of all streams: the command must not wait for brokers in trouble
+_LIST_COLUMNS = (
+    "stream",
+    "kind",
+    "state",
+    Column("segments", lambda row: len(row["segments"])),
+    Column("events", lambda row: events_text(row["events"], row["exact"])),
+    "bytes",
+    "newest_commit",
+    "trouble",
+)
 
 
 @app.command("list")
 def list_streams(
     options: ClusterOptions,
     scope: OnlyScope = None,
+    brief: Annotated[
+        bool, option("--brief", "Without events, bytes and newest commits: one request.")
+    ] = False,
 ) -> None:
-    """List streams."""
+    """List streams: events, bytes and newest commit of each. Tables, and states of processors, are marked."""
+    from anabranch.core.stream_states import ACTIVE
+
     with options.client() as client:
         found = client.streams(scope)
+        active = [] if brief else [one.stream for one in found if one.state == ACTIVE]
+        counts = _counts(client, active, options.timeout)
     losses = options.losses()
-    rows = sorted(map(stream_row, found), key=itemgetter("stream"))
-    show("streams", rows, _COLUMNS, as_json=options.json, losses=losses)
+    topics = {stream: stream_topic(stream) for stream in active}
+    sizes = options.topic_sizes([*topics.values()]) if topics else {}
+    rows = []
+    for one in sorted(found, key=attrgetter("stream")):
+        row = stream_row(one) | {"kind": _kind(one.settings)} | _count_fields(counts, one.stream)
+        rows.append(row | {"bytes": sizes.get(topics.get(one.stream, ""))})
+    columns = _COLUMNS if brief else _LIST_COLUMNS
+    show("streams", rows, columns, as_json=options.json, losses=losses)
     found.check()
+
+
+def _counts(client: Client, streams: Sequence[str], timeout: float) -> dict[str, StreamCount]:
+    from anabranch.reading.group_lag import count_streams
+
+    if not streams:
+        return {}
+    return count_streams(client.reader_ports(), streams, min(timeout, _COUNT_S))
+
+
+def _count_fields(counts: Mapping[str, StreamCount], stream: str) -> dict[str, Any]:
+    """The number of a stream's events, and its newest commit; None if they are not known."""
+    found = counts.get(stream)
+    return {
+        "events": found and found.events,
+        "exact": found and found.exact,
+        "newest_commit": to_text(found.newest) if found and found.newest else None,
+    }
+
+
+def _kind(settings: Mapping[str, str]) -> str:
+    """Whether a stream is one of events, a table, a table's bases, or a processor's state."""
+    if PROCESSOR in settings:
+        return "state"
+    if BASE in settings:
+        return "bases"
+    return "table" if is_table(settings) else "stream"
 
 
 @app.command("describe")
@@ -124,17 +193,20 @@ def describe(
 ) -> None:
     """Show a stream: its segments and key ranges, its journal, its settings, and what prevents its deletion."""
     from anabranch.core.decisions.scopes import text_of
+    from anabranch.core.stream_states import ACTIVE
     from anabranch.presentation import history
 
     with options.client() as client:
         found = client.describe(stream)
         ports = client.reader_ports()
         effective = effective_of(client, stream)
+        counted = [stream] if found.state == ACTIVE else []
+        counts = _count_fields(_counts(client, counted, options.timeout), stream)
     losses = options.losses()
     past = (
         history.read_history(ports, stream, last=last, timeout=options.timeout) if epochs else None
     )
-    document = stream_row(found) | {"effective": effective, "losses": losses}
+    document = stream_row(found) | counts | {"effective": effective, "losses": losses}
     if past is not None:
         document["epochs"] = _epoch_documents(past)
     print_result(
@@ -143,6 +215,8 @@ def describe(
         *([f"description: {found.description}"] if found.description else ()),
         *([Grid("Epochs", _epoch_rows(past), _EPOCH_COLUMNS)] if past is not None else ()),
         f"state: {found.state}" + (f", {found.trouble}" if found.trouble else ""),
+        f"events: {events_text(counts['events'], counts['exact'])}",
+        f"newest commit: {counts['newest_commit'] or 'none, or not known'}",
         f"partitions: {found.partitions:,}",
         f"journal indexed up to: {_numbers(found.journal) or 'nothing yet'}",
         f"journal deleted up to: {_numbers(found.low_water) or 'nothing yet'}",
@@ -240,6 +314,8 @@ def draw_stream(
     lines = [f"{count_of(len(past.epochs), 'epoch')} drawn to {output}"]
     if output is None:
         lines = picture.splitlines()
+        if sys.stdout.isatty():
+            print_note("this is a picture in SVG: --output FILE keeps it")
     print_result(document, *lines, as_json=options.json)
 
 
@@ -260,6 +336,8 @@ def forget(options: OperatorOptions, stream: StreamName, yes: Yes = False) -> No
 
     The command is refused while an unfinished transaction writes to the stream.
     """
+    from anabranch.core.stream_states import FORGOTTEN
+
     with options.client_after(
         f"The rest of {stream} and its topics will be deleted for good.", yes=yes
     ) as client:
@@ -283,6 +361,8 @@ def delete(
     The command is refused while an unfinished transaction writes to the stream, or a processor reads it that
     --despite does not name.
     """
+    from anabranch.core.stream_states import FORGOTTEN
+
     with options.client() as client:
         found = client.describe(stream)
         topic_id = topic_id_of(lambda: client.topic_id(stream))

@@ -14,11 +14,12 @@ from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from anabranch.cli.errors import failure_of
+from anabranch.cli.errors import NotFound, failure_of
 from anabranch.cli.options import (
     App,
     At,
     ClusterOptions,
+    IfNotExists,
     KeyCodec,
     Limit,
     Near,
@@ -46,6 +47,7 @@ from anabranch.cli.output import (
     show,
     show_failure,
 )
+from anabranch.cli.stream import exists
 from anabranch.core.stream_settings import RATIO, is_table
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownStream, count_of
 from anabranch.presentation.rows import (
@@ -80,21 +82,25 @@ Folder = Annotated[
 def create(
     options: ClusterOptions,
     table: Table,
-    segments: Segments = 1,
+    segments: Segments = None,
     setting: StreamSettings = None,
     near: Near = None,
+    if_not_exists: IfNotExists = False,
 ) -> None:
     """Create a table, and its scope if that is new. A table that exists with the same settings is not changed."""
+    settings = parse_kafka(setting, "--setting")
     with options.client() as client:
-        made = client.create_table(table, segments, parse_kafka(setting, "--setting"), near=near)
+        is_new = not exists(client, table)
+        made = client.create_table(table, segments, settings, near=near, exist_ok=if_not_exists)
     document = {
         "table": made.stream,
         "segments": len(made.segments),
         "settings": dict(made.settings),
+        "created": is_new,
     }
-    print_result(
-        document, f"{table}: {count_of(len(made.segments), 'segment')}", as_json=options.json
-    )
+    done = "is created" if is_new else "exists, so there was nothing to do"
+    line = f"{table} {done}: {count_of(len(made.segments), 'segment')}"
+    print_result(document, line, as_json=options.json)
 
 
 def _digits(column: str) -> Column:
@@ -149,7 +155,7 @@ def get(
     at: At = None,
     folder: Folder = None,
 ) -> None:
-    """Print a row. If it does not exist, nothing is printed, and the exit code is 1."""
+    """Print a row. If it does not exist, the exit code is 1."""
     raw = line_encoder(typed.key_codec, table, of_keys=True)(os.fsencode(key))
     with _view(options, table, at, folder) as view:
         value: Any = view.get(table, raw)
@@ -162,7 +168,7 @@ def get(
         is_bytes = isinstance(value, bytes)
         print_line(value.decode(errors="backslashreplace") if is_bytes else value_text(value))
     if value is None:
-        raise SystemExit(1)
+        raise NotFound(f"{table} has no row {bytes_text(os.fsencode(key))}")
 
 
 @app.command("scan")
@@ -170,7 +176,7 @@ def scan(
     options: ClusterOptions,
     typed: Typed,
     table: Table,
-    starts: Annotated[str | None, option("--starts KEY", "Only keys with this prefix.")] = None,
+    starts: Annotated[str | None, option("--prefix KEY", "Only keys that begin with this.")] = None,
     low: Annotated[str | None, option("--from KEY", "From this key on.")] = None,
     high: Annotated[str | None, option("--to KEY", "Before this key.")] = None,
     reverse: Annotated[bool, option("--reverse", "The highest keys first.")] = False,
@@ -180,11 +186,11 @@ def scan(
 ) -> None:
     """Print rows in the order of their keys, one line each: key, tab, row.
 
-    Choose keys by --starts, or by --from and --to (--prefix is for the cluster's topics). In keys and rows, a tab
-    is `\\t`, a backslash `\\\\`, and a byte that is not UTF-8 `\\xff`; --json is exact.
+    Choose keys by --prefix, or by --from and --to. In keys and rows, a tab is `\\t`, a backslash `\\\\`, and a byte
+    that is not UTF-8 `\\xff`; --json is exact.
     """
     if starts is not None and (low is not None or high is not None):
-        raise InvalidArgument("give --starts, or --from and --to")
+        raise InvalidArgument("give --prefix, or --from and --to")
     given = {"low": low, "high": high, "prefix": starts}
     bounds = {name: os.fsencode(key) for name, key in given.items() if key is not None}
     with _view(options, table, at, folder) as view:

@@ -489,52 +489,71 @@ class Client:
     def create_stream(
         self,
         stream: str,
-        segments: int = 1,
+        segments: int | None = None,
         settings: Mapping[str, Any] | None = None,
         *,
         adopt: bool = False,
         near: str | None = None,
         description: str = "",
+        exist_ok: bool = False,
         timeout: float | None = None,
     ) -> StreamDescription:
         """Create a stream (``scope/name``), and its scope if that is new. Repeating the call changes nothing.
 
-        ``segments``: 1 to 10,000 key ranges, each a partition. ``settings``: of the stream's topic, under Kafka's
-        names. ``adopt``: the topic may exist and have records, which readers get unchanged (this needs the right
-        operate on ``*``). ``near``: a new scope gets the control partition of this one, so that transactions can
-        write to both. None: the control partition with the fewest scopes. ``description``: text for people, up to
-        1,024 characters; it needs feature level 2.
+        ``segments``: 1 to 10,000 key ranges, each a partition (default: 1). ``settings``: of the stream's topic,
+        under Kafka's names; a span of time may be a text such as ``"7d"``, or a `timedelta`. ``exist_ok``: a stream
+        that exists may have other settings, and another number of segments, than those that you do not give: it is
+        returned unchanged. ``adopt``: the topic may exist and have records, which readers get unchanged (this needs
+        the right operate on ``*``). ``near``: a new scope gets the control partition of this one, so that
+        transactions can write to both. None: the control partition with the fewest scopes. ``description``: text
+        for people, up to 1,024 characters; it needs feature level 2.
 
-        Raises: StreamExists (with other settings or another description), TopicNotEmpty, InvalidArgument (also if
-        the scope exists, but on another control partition than ``near``), FeatureNotEnabled (``description``),
+
+        Raises: StreamExists (it differs; the message says in what), TopicNotEmpty, InvalidArgument (also if the
+        scope exists, but on another control partition than ``near``), FeatureNotEnabled (``description``),
         NotAuthorized, UnknownScope (``near``), TopicMisconfigured, NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.deadline_outside("create_stream", timeout)
         return self._streams.create(
-            stream, segments, settings, deadline, adopt=adopt, near=near, description=description
+            stream,
+            segments,
+            settings,
+            deadline,
+            adopt=adopt,
+            near=near,
+            description=description,
+            exist_ok=exist_ok,
         )
 
     def create_table(
         self,
         table: str,
-        segments: int = 1,
+        segments: int | None = None,
         settings: Mapping[str, Any] | None = None,
         *,
         near: str | None = None,
         description: str = "",
+        exist_ok: bool = False,
         timeout: float | None = None,
     ) -> StreamDescription:
         """Create a table: a stream whose newest value of a key is a row; an event without a value deletes it.
 
         Write to it as to any stream; read it with `replica`. ``settings``: as of `create_stream`, without
         ``retention.*``; and ``table.history.ms``, the milliseconds that replicas keep versions (default: an hour).
+        ``exist_ok``: as of `create_stream`.
 
         Raises: as `create_stream`.
         """
         self._shared.deadline_outside("create_table", timeout)
         chosen = {TABLE: "true", **given(settings)}
         return self.create_stream(
-            table, segments, chosen, near=near, description=description, timeout=timeout
+            table,
+            segments,
+            chosen,
+            near=near,
+            description=description,
+            exist_ok=exist_ok,
+            timeout=timeout,
         )
 
     def streams(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import os
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -18,23 +17,27 @@ from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.settings import addresses, parse_settings
 from anabranch.librdkafka.admin import KafkaAdmin
 from anabranch.librdkafka.command_bus import KafkaBus
+from anabranch.librdkafka.environment import (
+    BOOTSTRAP_VARIABLE,
+    file_options,
+    given_bootstrap,
+    given_lane,
+    given_prefix,
+)
 from anabranch.librdkafka.groups import KafkaGroupMember, KafkaGroups
 from anabranch.librdkafka.journal_writer import KafkaJournals
 from anabranch.librdkafka.options import Options, named_options
 from anabranch.protocol import defaults
-from anabranch.protocol.legal_names import OPEN_LANE, check_lane
+from anabranch.protocol.legal_names import check_lane
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.iteration import Readers
-from anabranch.topics.names import DEFAULT_PREFIX, check_prefix
-
-BOOTSTRAP_VARIABLE = "ANABRANCH_BOOTSTRAP"
-LANE_VARIABLE = "ANABRANCH_LANE"
+from anabranch.topics.names import check_prefix
 
 
 def connect(
     bootstrap: str | None = None,
     *,
-    prefix: str = DEFAULT_PREFIX,
+    prefix: str | None = None,
     lane: str | None = None,
     timeout: float = defaults.TIMEOUT_S,
     one_shot_bytes: int = defaults.ONE_SHOT_BYTES,
@@ -49,7 +52,8 @@ def connect(
 
     Args:
         bootstrap: the brokers to ask first.
-        prefix: the prefix of the topics that controllers and clients share.
+        prefix: the prefix of the topics that controllers and clients share; default $ANABRANCH_PREFIX, or
+            ``anabranch``.
         lane: the lane whose topics this client uses, and so its identity; default $ANABRANCH_LANE, or ``open``.
         timeout: seconds that a call without its own timeout may take.
         one_shot_bytes: the most bytes that a transaction keeps in memory before it opens; it also opens at 5,001
@@ -59,7 +63,7 @@ def connect(
             ``--clock-error-ms``.
         max_clock_skew: how many seconds a timestamp from others may be ahead of this machine's clock.
         config: librdkafka options by their names; and ``max.event.bytes``, the most bytes that a batch of events
-            may unpack to in a reader.
+            may unpack to in a reader. They override the options in the file that $ANABRANCH_KAFKA_FILE names.
         librdkafka_options: the same as keywords, with underscores for dots: ``security_protocol="SSL"``.
 
     Raises:
@@ -67,18 +71,41 @@ def connect(
         InvalidArgument: no address, or an argument out of its range.
         NotSupported: gevent or eventlet has replaced Python's threads.
     """
-    _check_threads()
-    bootstrap = bootstrap or os.environ.get(BOOTSTRAP_VARIABLE)
+    bootstrap = given_bootstrap(bootstrap)
     if not bootstrap:
         raise InvalidArgument(f"no address: give host:port, or set {BOOTSTRAP_VARIABLE}")
+    return connect_to(
+        bootstrap,
+        given_prefix(prefix),
+        given_lane(lane),
+        file_options() | named_options(config, librdkafka_options),
+        timeout=timeout,
+        one_shot_bytes=one_shot_bytes,
+        commit_wait=commit_wait,
+        max_clock_skew=max_clock_skew,
+    )
+
+
+def connect_to(
+    bootstrap: str,
+    prefix: str,
+    lane: str,
+    given: Mapping[str, Any],
+    *,
+    timeout: float,
+    one_shot_bytes: int = defaults.ONE_SHOT_BYTES,
+    commit_wait: bool = False,
+    max_clock_skew: float = defaults.MAX_CLOCK_SKEW_S,
+) -> Client:
+    """As `connect`, without the environment. ``given``: librdkafka's options by their names."""
+    _check_threads()
     if not isinstance(bootstrap, str):
         raise InvalidArgument(f"an address is a text, host:port, not {type(bootstrap).__name__}")
     addresses(bootstrap)
-    given = named_options(config, librdkafka_options)
     options = Options(bootstrap, given)
     clock, entropy = SystemClock(), SystemEntropy()
     admin = KafkaAdmin(options, clock)
-    lane = check_lane(given_lane(lane))
+    check_lane(lane)
     bus = KafkaBus(options, admin, check_prefix(prefix), lane, clock, entropy)
     journals = KafkaJournals(options, admin, clock, timeout)
     reading = replace(reader_ports(bootstrap, given), groups=KafkaGroups(admin))
@@ -107,11 +134,6 @@ def _check_threads() -> None:
                 f"{library} has replaced Python's threads, so each call would wait without end: leave them as they "
                 "are, by `patch_all(thread=False)` of gevent, `monkey_patch(thread=False)` of eventlet"
             )
-
-
-def given_lane(lane: str | None) -> str:
-    """The given lane, else the one of $ANABRANCH_LANE, else ``open``."""
-    return lane or os.environ.get(LANE_VARIABLE) or OPEN_LANE
 
 
 def reader_ports(bootstrap: str, config: Mapping[str, Any]) -> ReaderPorts:

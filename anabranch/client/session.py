@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from anabranch.backoff import Backoff
 from anabranch.client.ports import ClientPorts
-from anabranch.core.decisions.times import SETS
 from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import (
     AlreadyCommitted,
@@ -68,6 +67,7 @@ from anabranch.protocol.ids import (
 )
 from anabranch.protocol.legal_names import OPEN_LANE, check_scope, split_stream
 from anabranch.protocol.limits import MAX_WAIT_MS
+from anabranch.protocol.messages import SETS
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode_as, encode
 from anabranch.protocol.tokens import Token, TokenBytes, id_named, make, peek

@@ -6,8 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anabranch.client.shared import Shared
-from anabranch.core.stream_settings import REPLICATION, TOPIC
-from anabranch.errors import InvalidArgument, MalformedRecord, UnknownStream, UnsupportedSetting
+from anabranch.core.stream_settings import (
+    REPLICATION,
+    TOPIC,
+    descriptions_differ,
+    differences,
+    segments_differ,
+    setting_text,
+)
+from anabranch.errors import (
+    InvalidArgument,
+    MalformedRecord,
+    NotAuthorized,
+    StreamExists,
+    UnknownStream,
+    UnsupportedSetting,
+)
 from anabranch.ports import TopicInfo
 from anabranch.protocol.legal_names import check_scope
 from anabranch.protocol.schemas import records as r
@@ -26,20 +40,47 @@ class Streams:
     def create(
         self,
         stream: str,
-        segments: int,
+        segments: int | None,
         settings: Mapping[str, Any] | None,
         deadline: float,
         *,
         adopt: bool,
         near: str | None,
         description: str = "",
+        exist_ok: bool = False,
     ) -> StreamDescription:
         """As `Client.create_stream`."""
-        texts = {name: _setting(value) for name, value in given(settings).items()}
+        texts = {name: setting_text(name, value) for name, value in given(settings).items()}
         if near is not None:
             check_scope(near)
-        command = r.CreateStream(stream, segments, texts, bool(adopt), description)
-        return self._learn(stream, self._session.create_stream(command, deadline, near=near))
+        count = 1 if segments is None else segments
+        command = r.CreateStream(stream, count, texts, bool(adopt), description)
+        try:
+            return self._learn(stream, self._session.create_stream(command, deadline, near=near))
+        except StreamExists as error:
+            if not exist_ok:
+                raise
+            return self._accept(command, segments, deadline, error)
+
+    def _accept(
+        self,
+        command: r.CreateStream,
+        segments: int | None,
+        deadline: float,
+        refusal: StreamExists,
+    ) -> StreamDescription:
+        """The stream that exists. Raises: StreamExists if it differs from what was asked for, or can't be seen."""
+        stream = command.stream
+        try:
+            found = self.describe(stream, deadline)
+        except NotAuthorized:
+            raise refusal from None
+        unlike = [] if segments is None else segments_differ(segments, len(found.segments))
+        unlike += differences(command.settings, found.settings, only_asked=True)
+        unlike += descriptions_differ(command.description, found.description)
+        if unlike:
+            raise StreamExists(f"{stream} exists, but {', '.join(unlike)}") from refusal
+        return found
 
     def describe(self, stream: str, deadline: float) -> StreamDescription:
         return self._learn(stream, self._session.describe(stream, deadline))
@@ -62,7 +103,7 @@ class Streams:
 
     def alter(self, stream: str, settings: Mapping[str, Any], deadline: float) -> StreamDescription:
         """As `Client.alter_stream`."""
-        texts = {n: _setting(value) for n, value in given(settings).items() if value is not None}
+        texts = {n: setting_text(n, v) for n, v in given(settings).items() if v is not None}
         command = r.AlterStream(stream, texts, tuple(n for n, v in settings.items() if v is None))
         return description_of(self._session.ask_stream(stream, command, deadline))
 
@@ -107,7 +148,3 @@ def given(settings: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if settings is not None and not isinstance(settings, Mapping):
         raise InvalidArgument(f"settings {settings!r:.100}: give names, each with a value")
     return settings or {}
-
-
-def _setting(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

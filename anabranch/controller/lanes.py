@@ -44,6 +44,7 @@ from anabranch.protocol.ids import (
     command_digest,
 )
 from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
+from anabranch.protocol.messages import BIG
 from anabranch.protocol.schemas.codec import TYPES
 from anabranch.protocol.schemas.records import AdoptScope, LaneRow, Outcome
 from anabranch.topics.names import commands_topic
@@ -612,7 +613,7 @@ def decide_command(turn: Turn, command: Command) -> None:
 def _check_size(turn: Turn, payload: bytes) -> None:
     if len(payload) <= limits.COMMAND.value:
         return
-    big = TYPES.get(payload[1]) in limits.BIG
+    big = TYPES.get(payload[1]) in BIG
     limit = limits.COMMAND._replace(value=turn.settings.command_bytes) if big else limits.COMMAND
     limit.check(len(payload), f"a command {name_of(payload)}")
 

@@ -31,7 +31,7 @@ from anabranch.errors import (
 )
 from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.protocol.legal_names import OPEN_LANE, as_kafka_compares
-from anabranch.protocol.limits import size_of
+from anabranch.protocol.messages import size_of
 from anabranch.protocol.partitioner import Layout
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import LEVEL, decode, encode, unsupported_level

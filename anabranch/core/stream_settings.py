@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 from anabranch.errors import InvalidArgument, UnsupportedSetting
 from anabranch.protocol import limits
@@ -50,6 +52,10 @@ _SCALING = {
     "max_segments": (MAX_SEGMENTS, _SEGMENTS),
     "cooldown_ms": (COOLDOWN, (1000, 86_400_000)),
 }
+_OF_TIME = ".ms"  # the end of the names of settings in milliseconds
+_SPAN = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
+_MS_OF = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+KINDS = frozenset((TABLE, BASE, PROCESSOR))  # these make a stream one of another kind
 FIXED = frozenset((REPLICATION, PROCESSOR, TABLE, BASE))  # these can't be altered
 _OF_TABLE = {VERSIONS_MS: (0, _LONG), RATIO: (2, _LONG)}
 KNOWN = TOPIC.keys() | {name for name, _ in _SCALING.values()} | {TABLE, *_OF_TABLE}
@@ -79,6 +85,45 @@ class Policy(NamedTuple):
     def bucket_ms(self) -> int:
         """The length of the buckets in which loads are counted."""
         return max(self.cooldown_ms // _COOLDOWN_BUCKETS, _LEAST_BUCKET_MS)
+
+
+def setting_text(name: str, value: Any) -> str:
+    """The value of a setting as brokers spell it. ``7d`` and a `timedelta` become milliseconds if it is a time."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not name.endswith(_OF_TIME):
+        return str(value)
+    if isinstance(value, timedelta):
+        return str(value // timedelta(milliseconds=1))
+    span = _SPAN.fullmatch(str(value))
+    return str(int(span[1]) * _MS_OF[span[2]]) if span else str(value)
+
+
+def differences(
+    asked: Mapping[str, str], found: Mapping[str, str], *, only_asked: bool = False
+) -> list[str]:
+    """How a stream's settings differ from the requested ones, in words. ``only_asked``: others may have any value.
+
+    The settings that make it a table, or the companion of something, always count.
+    """
+    names = asked.keys() | (found.keys() & KINDS if only_asked else found.keys())
+    return [
+        f"{name} is {found.get(name, 'not set')} (asked: {asked.get(name, 'not set')})"
+        for name in sorted(names)
+        if asked.get(name) != found.get(name)
+    ]
+
+
+def segments_differ(asked: int, found: int) -> list[str]:
+    """As `differences`, of the number of segments."""
+    return [] if asked == found else [f"segments are {found:,} (asked: {asked:,})"]
+
+
+def descriptions_differ(asked: str, found: str) -> list[str]:
+    """As `differences`, of the description. A repetition need not give it."""
+    if asked in ("", found):
+        return []
+    return [f"the description is {found!r:.100} (asked: {asked!r:.100})"]
 
 
 def check_settings(settings: Mapping[str, str]) -> None:
@@ -169,4 +214,5 @@ def whole_number(name: str, text: str, least: int, most: int) -> int:
     digits = text.removeprefix("-")
     if digits.isascii() and digits.isdigit() and least <= int(text) <= most:
         return int(text)
-    raise InvalidArgument(f"{name}={text}: set a whole number from {least:,} to {most:,}")
+    or_span = ", or a span of time such as 90s, 12h or 7d" if name.endswith(_OF_TIME) else ""
+    raise InvalidArgument(f"{name}={text}: set a whole number from {least:,} to {most:,}{or_span}")

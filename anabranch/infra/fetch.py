@@ -56,9 +56,13 @@ class Progress:
 
 
 def cache_root() -> Path:
-    """The folder of all caches: ``$ANABRANCH_CACHE``, or else ``~/.cache/anabranch``."""
+    """The folder of all caches: ``$ANABRANCH_CACHE``, ``$XDG_CACHE_HOME/anabranch`` or ``~/.cache/anabranch``."""
     given = os.environ.get(CACHE_VARIABLE)
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "anabranch"
+    if given:
+        return Path(given).expanduser()
+    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    home = shared if shared.is_absolute() else Path(os.path.expanduser("~/.cache"))
+    return home / "anabranch"
 
 
 def broker_cache() -> Path:

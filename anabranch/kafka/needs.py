@@ -8,7 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from anabranch.kafka import calls
@@ -113,8 +115,8 @@ CALLS = (
     Need(
         "disks",
         (calls.DESCRIBE_LOG_DIRS,),
-        "`doctor`'s rows about disks",
-        "`doctor` does not see how full the brokers' disks are",
+        "`doctor`'s rows about disks, and the bytes of `stream list`",
+        "`doctor` does not see how full the brokers' disks are, nor `stream list` the bytes of streams",
     ),
 )
 BROKERS_PAGE = "docs/how-to/brokers.md"
@@ -190,6 +192,41 @@ def look_at(cluster: Cluster, seconds: float, *, disks: bool = True) -> list[Bro
     nodes = cluster.nodes
     with ThreadPoolExecutor(min(len(nodes), _AT_ONCE)) as threads:
         return list(threads.map(lambda node: _ask_broker(cluster, node, seconds, disks), nodes))
+
+
+def sizes_of(cluster: Cluster, topics: Collection[str], seconds: float) -> dict[str, int]:
+    """The bytes of topics, by the largest replica of each partition.
+
+    ``seconds``: the longest wait for each answer. Topics that no broker may show to this client are missing, and
+    brokers that don't answer are left out. Raises `LogError` if no broker names the cluster's brokers.
+    """
+    known = cluster.refresh(topics, cluster.deadline(seconds))
+    asked = tuple(
+        {"topic": name, "partitions": tuple(range(topic.partitions))}
+        for name, topic in known.items()
+    )
+
+    def ask(node: int) -> list[tuple[str, int, int]]:
+        with (
+            suppress(LogError, ConnectionBroken),
+            cluster.connection(node, cluster.deadline(seconds)) as connection,
+        ):
+            answer = connection.ask(DESCRIBE_LOG_DIRS, cluster.deadline(seconds), topics=asked)
+            return [
+                (str(topic.name), int(part.partition_index), int(part.partition_size))
+                for folder in answer.results
+                for topic in folder.topics
+                for part in topic.partitions
+                if not part.is_future_key  # a copy that is being moved to another folder
+            ]
+        return []
+
+    found: dict[str, dict[int, int]] = {}
+    with ThreadPoolExecutor(min(len(cluster.nodes), _AT_ONCE)) as threads:
+        for name, partition, size in chain.from_iterable(threads.map(ask, cluster.nodes)):
+            sizes = found.setdefault(name, {})
+            sizes[partition] = max(size, sizes.get(partition, 0))
+    return {name: sum(sizes.values()) for name, sizes in found.items()}
 
 
 def _code_text(code: int) -> str:

@@ -220,10 +220,13 @@ def lag_fields(lag: Lag | None) -> dict[str, Any]:
 
 
 def lag_text(row: Mapping[str, Any]) -> str:
-    """The number of events of a lag: ``~`` marks an estimate, ``?`` an unknown number."""
-    if row["events_behind"] is None:
-        return "?"
-    return f"{'' if row['exact'] else '~'}{row['events_behind']:,}"
+    """The number of events of a lag."""
+    return events_text(row["events_behind"], row["exact"])
+
+
+def events_text(events: int | None, exact: bool | None) -> str:
+    """A number of events: ``~`` marks an estimate, ``?`` an unknown number."""
+    return "?" if events is None else f"{'' if exact else '~'}{events:,}"
 
 
 def bytes_fields(**data: bytes | None) -> dict[str, Any]:

@@ -19,9 +19,11 @@ from anabranch.errors import (
     FixCallError,
     InvalidArgument,
     NotReady,
+    UndecodableValue,
     read_back,
 )
 from anabranch.ports import TableError
+from anabranch.presentation.rows import bytes_text
 from anabranch.processing.batch import HandlerContext
 from anabranch.processing.program import NotAHandler, Program
 from anabranch.types import Event
@@ -29,6 +31,7 @@ from anabranch.values import dead_letters, place_of, text_of
 
 log = logging.getLogger("anabranch.processor")
 
+_KEY_BYTES = 100  # of a key in an error
 _FIRST_PAUSE_S = 0.1  # between tries
 _LONGEST_PAUSE_S = 2.0
 PATIENCE_S = 60.0
@@ -37,7 +40,14 @@ FAILURES = (Exception, asyncio.CancelledError, SystemExit)
 
 
 class HandlerFailed(FixCallError):
-    """A handler raised an error. ``event``: the event that it was called with; None for a timer or Arrow batch."""
+    """A handler raised an error, or the codec of its input did. ``event``: the event that failed; None for a timer
+    or Arrow batch.
+    """
+
+    to_do = (
+        'repair the handler or the codec; or give the processor dead_letter="SCOPE/STREAM", a stream for '
+        "events that fail"
+    )
 
     def __init__(self, event: Event | None, error: BaseException, place: str = "") -> None:
         super().__init__(f"{place}{': ' if place else ''}{text_of(error)}")
@@ -146,7 +156,7 @@ class Failures:
         """Write a dead letter. Raises: HandlerFailed (no stream takes it), EventTooLarge, InvalidArgument."""
         stream = self._app.dead_letter
         if stream is None:
-            raise HandlerFailed(case.event, error, case.place) from error
+            raise HandlerFailed(case.event, error, self._cause(case, error)) from error
         fields = (case.value, case.key, case.headers, case.timestamp)
         letters = list(dead_letters(fields, case.place, error))
         for letter in letters[:-1]:
@@ -159,6 +169,20 @@ class Failures:
                 raise type(refused)(f"{case.place} can't be a dead letter: {refused}") from refused
         at.count("processor_dead_letters")
         at.undo.clear()
+
+    def _cause(self, case: Case, error: BaseException) -> str:
+        """Place, key and handlers of a failed event; empty if its codec failed: that error has its own place."""
+        event = case.event
+        if event is None:
+            return case.place
+        if isinstance(error, UndecodableValue) and error.event is event:
+            return ""
+        key = "" if event.key is None else f", key {bytes_text(event.key[:_KEY_BYTES])}"
+        called = (one.call for one in self._app.handlers.get(event.stream, ()))
+        names = " or ".join(
+            getattr(call, "__qualname__", repr(call)[:_KEY_BYTES]) for call in called
+        )
+        return f"{case.place}{key}, handler {names}" if names else f"{case.place}{key}"
 
 
 def new_pauses() -> Backoff:

@@ -178,6 +178,7 @@ class Worker:
             self._clock = ports.clock
             info = make_processor(client, app)
             self._incarnation = info.incarnation
+            log.info("%s: loading compiled code; the first time it takes half a minute", app.name)
             columns_read.warm()
             columns_write.warm()
             self._handlers = handlers(app, info.stores, self.metrics, self.stop)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from anabranch.batches.records import decode_records
 from anabranch.errors import AnabranchError, IllegalState, InvalidArgument, UnknownStream
 from anabranch.ports import TopicPartition
-from anabranch.protocol.hybrid_time import to_ms
+from anabranch.protocol.hybrid_time import MAX, to_ms
 from anabranch.protocol.legal_names import PLAIN, is_plain, split_stream
 from anabranch.protocol.schemas.records import (
     CommitRecord,
@@ -31,6 +31,7 @@ from anabranch.topics.names import history_topic, stream_topic
 
 _COUNTED = 10_000  # most records that are read of one history: some tenths of a second
 _FETCH_BYTES = 64 << 10
+_COUNT_S = 2.0  # of one stream among many
 
 
 class Lag(NamedTuple):
@@ -262,6 +263,38 @@ def count_events(ports: ReaderPorts, stream: str, timeout: float) -> Lag:
         search = HistorySearch(source, stream, timeout)
         firsts = first_offsets(source, stream, source.clock.monotonic() + timeout)
         return lag_of_offsets(search, firsts)
+
+
+class StreamCount(NamedTuple):
+    """The committed events that a stream has now. ``newest``: hybrid time of its newest commit; 0 without one."""
+
+    events: int
+    exact: bool
+    newest: int
+
+
+def count_streams(
+    ports: ReaderPorts, streams: Iterable[str], timeout: float
+) -> dict[str, StreamCount]:
+    """Stream -> its count. Streams in trouble, or that this client may not read, are missing.
+
+    ``timeout``: seconds for all streams. Those that would take longer are missing, too.
+    """
+    found = {}
+    with closing(ports.committed_log(timeout)) as source:
+        deadline = source.clock.monotonic() + timeout
+        for stream in streams:
+            left = min(_COUNT_S, deadline - source.clock.monotonic())
+            if left <= 0:
+                break
+            with suppress(AnabranchError):
+                search = HistorySearch(source, stream, left)
+                firsts = first_offsets(source, stream, source.clock.monotonic() + left)
+                lag = lag_of_offsets(search, firsts)
+                last = search.commits(-1, MAX, 1)
+                newest = last[0].timestamp if last else 0
+                found[stream] = StreamCount(lag.events, lag.exact, newest)
+    return found
 
 
 def group_of(ports: ReaderPorts, groups: Groups, name: str, timeout: float) -> ConsumerGroup:

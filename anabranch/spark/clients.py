@@ -9,6 +9,7 @@ import os
 import threading
 
 import anabranch
+from anabranch.client.connect import connect_to
 from anabranch.spark.options import Connection
 
 _clients: dict[Connection, anabranch.Client] = {}
@@ -18,12 +19,12 @@ _pid = os.getpid()
 
 def connect(connection: Connection) -> anabranch.Client:
     """A new client for a cluster. The caller closes it."""
-    return anabranch.connect(
+    return connect_to(
         connection.bootstrap,
-        prefix=connection.prefix,
-        lane=connection.lane,
+        connection.prefix,
+        connection.lane,
+        dict(connection.librdkafka),
         timeout=connection.timeout,
-        config=dict(connection.librdkafka),
     )
 
 

@@ -6,18 +6,23 @@ is never ignored.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from anabranch.client.connect import BOOTSTRAP_VARIABLE, given_lane, reader_ports
+from anabranch.client.connect import reader_ports
 from anabranch.errors import InvalidArgument
+from anabranch.librdkafka.environment import (
+    BOOTSTRAP_VARIABLE,
+    file_options,
+    given_bootstrap,
+    given_lane,
+    given_prefix,
+)
 from anabranch.protocol import defaults
 from anabranch.protocol.hybrid_time import MAX, read_moment
 from anabranch.protocol.legal_names import OPEN_LANE, check_lane
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.topics.names import DEFAULT_PREFIX
 
 _KAFKA = "kafka."
 _CONNECTION = ("bootstrap", "prefix", "lane", "timeout")
@@ -94,28 +99,27 @@ class Options:
         return tuple(word.strip() for word in text.split(",") if word.strip())
 
     def connection(self) -> Connection:
-        """The cluster, from option ``bootstrap`` or else the driver's $ANABRANCH_BOOTSTRAP.
+        """The cluster, from options ``bootstrap``, ``prefix`` and ``lane``, or else the driver's environment.
 
-        Options ``kafka.…`` go to librdkafka. The lane is that of option ``lane``, or else $ANABRANCH_LANE.
+        Options ``kafka.…`` go to librdkafka, and override the file that $ANABRANCH_KAFKA_FILE names.
         """
         self._asked.update(_CONNECTION)
         self._asked.update(name for name in self._given if name.startswith(_KAFKA))
-        bootstrap = self.text("bootstrap") or os.environ.get(BOOTSTRAP_VARIABLE)
+        bootstrap = given_bootstrap(self.text("bootstrap"))
         if not bootstrap:
             raise InvalidArgument(
                 f"no address: give option bootstrap=host:port, or set {BOOTSTRAP_VARIABLE} for the driver"
             )
+        own = {
+            name.removeprefix(_KAFKA): value
+            for name, value in self._given.items()
+            if name.startswith(_KAFKA)
+        }
         return Connection(
             bootstrap,
-            self.text("prefix", DEFAULT_PREFIX) or DEFAULT_PREFIX,
+            given_prefix(self.text("prefix")),
             self.seconds("timeout", defaults.SPARK_TIMEOUT_S),
-            tuple(
-                sorted(
-                    (name.removeprefix(_KAFKA), value)
-                    for name, value in self._given.items()
-                    if name.startswith(_KAFKA)
-                )
-            ),
+            tuple(sorted((file_options() | own).items())),
             check_lane(given_lane(self.text("lane"))),
         )
 

@@ -70,6 +70,7 @@ KINDS = (
         ((ordered_reader, "Reader"),),
         "commit close",
         {},
+        "skipped",
         is_reader="Event",
     ),
     Kind(
@@ -77,10 +78,13 @@ KINDS = (
         ((transaction_reader, "TransactionReader"),),
         "close",
         {},
+        "skipped",
         is_reader="Committed",
     ),
-    Kind("SnapshotReader", ((snapshot, "SnapshotReader"),), "close", {}, is_reader="Event"),
-    Kind("Changes", ((changes, "Changes"),), "close", {}, is_reader="Change"),
+    Kind(
+        "SnapshotReader", ((snapshot, "SnapshotReader"),), "close", {}, "skipped", is_reader="Event"
+    ),
+    Kind("Changes", ((changes, "Changes"),), "close", {}, "skipped", is_reader="Change"),
     Kind(
         "Snapshot",
         ((snapshot, "Snapshot"),),
@@ -156,7 +160,7 @@ KINDS = (
             "replica": "Replica",
             "changes": "Changes",
         },
-        "lane last_timestamp observe open_snapshot",
+        "lane last_timestamp observe open_snapshot stream",
         asked="cluster",
     ),
 )
@@ -267,7 +271,7 @@ def _class(kind: Kind) -> str:
 
 
 def _plain(kind: Kind, name: str) -> list[str]:
-    (found,) = _found(kind, name)
+    *overloads, found = _found(kind, name)
     made = _type(found.returns)
     if any(ast.unparse(one) == "property" for one in found.decorator_list):
         return [
@@ -288,6 +292,7 @@ def _plain(kind: Kind, name: str) -> list[str]:
         else call
     )
     return [
+        *_overloads(overloads, "def"),
         f"def {name}({signature}) -> {new or made}:",
         f'    """As `{kind.name}.{name}`."""',
         f"    {body}",
@@ -295,15 +300,16 @@ def _plain(kind: Kind, name: str) -> list[str]:
     ]
 
 
+def _overloads(found: list[ast.FunctionDef], begin: str) -> Iterator[str]:
+    for one in found:
+        yield "@overload"
+        yield f"{begin} {one.name}({_signature(one)[0]}) -> {_type(one.returns)}: ..."
+        yield ""
+
+
 def _call(kind: Kind, name: str) -> list[str]:
     *overloads, found = _found(kind, name)
-    lines = []
-    for one in overloads:
-        lines += [
-            "@overload",
-            f"async def {name}({_signature(one)[0]}) -> {_type(one.returns)}: ...",
-            "",
-        ]
+    lines = [*_overloads(overloads, "async def")]
     signature, passed = _signature(found)
     made = _type(found.returns)
     new = HANDLES.get(made)
@@ -433,11 +439,11 @@ def _imports(body: str) -> str:
         "from anabranch.protocol import defaults",
         "from anabranch.tables.changes import Change",
         "from anabranch.types import Committed, Event",
-        "from anabranch.topics.names import DEFAULT_PREFIX",
         "if TYPE_CHECKING:",
         "    import pyarrow as pa",
         "    from datetime import datetime",
         "    from pathlib import Path",
+        "    from types import ModuleType",
         "    from anabranch.protocol.schemas import records as r",
         "    from anabranch.tables.replica import Lag as TableLag",
     ]

@@ -26,7 +26,8 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to be named by the test; nothing else can be written."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__pycache__").touch()  # a file: it can't become a folder
-    monkeypatch.delenv("ANABRANCH_CACHE", raising=False)
+    for name in ("ANABRANCH_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "package" / "__pycache__"))
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
     monkeypatch.setattr(kernel_parts, "own_folders", [])

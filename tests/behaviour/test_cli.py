@@ -98,7 +98,8 @@ def test_commands_make_and_change_a_stream(shell: Shell, scope: str) -> None:
     assert len(shell.json("stream", "create", stream, "--segments", "2")["segments"]) == 2
     shell.run("stream", "create", stream, "--segments", "2")
     again = shell.run("stream", "create", stream, "--segments", "3", code=2)
-    assert again.stderr.startswith("StreamExists: ")
+    assert again.stderr.startswith(f"StreamExists: {stream} exists, but segments are 2 (asked: 3) ")
+    assert not shell.json("stream", "create", stream, "--if-not-exists")["created"]
     assert [s["stream"] for s in shell.json("stream", "list", scope)["streams"]] == [stream]
     assert shell.json("stream", "describe", stream)["stream_epoch"] == 0
     assert len(shell.json("stream", "scale", stream, "--segments", "3")["segments"]) == 3
@@ -113,6 +114,8 @@ def test_commands_make_and_change_a_stream(shell: Shell, scope: str) -> None:
     assert made["settings"] == {"retention.ms": "-1", "scale.max.segments": "8"}
     missing = shell.run("stream", "describe", f"{scope}/nope", code=2)
     assert missing.stderr.startswith("UnknownStream: ")
+    similar = shell.run("stream", "describe", f"{scope}/flihgts", code=2)
+    assert f"did you mean {stream}?" in similar.stderr
 
 
 def test_load_and_read(processes: Shell, scope: str, tmp_path: Path) -> None:
@@ -132,7 +135,20 @@ def test_load_and_read(processes: Shell, scope: str, tmp_path: Path) -> None:
     assert rows[0]["note"] == f'line {rows[0]["id"]}\nof "two"'
     (whole,) = processes.lines(stream, "--transactions", "--limit", "1", "--timeout", "30")
     assert (whole["txn_id"], whole["count"]) == (loaded["txn_id"], 500)
-    assert len(processes.lines(stream, "--at", str(whole["commit_timestamp"]))) == 500
+    at_end = processes.lines(stream, "--at", str(whole["commit_timestamp"]))
+    assert len(at_end) == 500
+    processes.run("write", stream, "--key", "k3", given="last\n")
+    newest = processes.lines(stream, "--tail", "3")
+    assert newest[:2] == at_end[-2:]
+    assert newest[2]["value"] == "last"
+    of_key = processes.lines(stream, "--tail", "2", "--with-key", "k3")
+    assert of_key == [[each for each in at_end if each["key"] == "k3"][-1], newest[2]]
+    followed = processes.lines(stream, "--tail", "1", "--follow", "--timeout", "2")
+    assert followed == newest[2:]
+    [listed] = processes.json("stream", "list", scope)["streams"]
+    assert (listed["events"], listed["exact"], listed["kind"]) == (501, True, "stream")
+    assert listed["newest_commit"] > whole["committed_at"]
+    assert listed["bytes"] is None or listed["bytes"] > 1_000  # None: no right to ask for it
 
 
 def test_a_load_that_fails_leaves_nothing(shell: Shell, scope: str, tmp_path: Path) -> None:
@@ -158,7 +174,7 @@ def test_commands_make_and_read_a_table(shell: Shell, scope: str, tmp_path: Path
     assert shell.run("table", "get", name, "ann", *kept).stdout == "7\n"
     assert shell.json("table", "get", name, "ann", "--at", str(first))["value"] == "5"
     assert not shell.json("table", "get", name, "bob", *kept, code=1)["found"]
-    assert shell.json("table", "scan", name, "--starts", "a") == {"key": "ann", "value": "7"}
+    assert shell.json("table", "scan", name, "--prefix", "a") == {"key": "ann", "value": "7"}
     found = shell.json("table", "versions", name, "ann", *kept)["versions"]
     assert [(row["value"], row["until"] is None) for row in found] == [("7", True), ("5", False)]
     assert found[1]["maxcsn"] == found[0]["mincsn"]

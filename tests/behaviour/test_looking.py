@@ -141,7 +141,7 @@ def test_a_merge_is_watched(
             looking = threading.Timer(1.0, txn.commit, kwargs={"timeout": 60})
             looking.start()
             text = peek(token).txn_id.hex()
-            watch = ("txn", "describe", text, "--watch", "--prefix", prefix, "--json")
+            watch = ("txn", "describe", text, "--watch", "--cluster-prefix", prefix, "--json")
             said = Shell(own_cluster).run(*watch).stdout
             looking.join()
             assert client.state(peek(token).txn_id).counts.committed == _MANY
@@ -208,7 +208,7 @@ def test_the_doctor(cluster: Cluster, client: Client, unique: str) -> None:
     assert kinds >= {"brokers", "broker", "disk", "topic", "controllers", "streams", "clocks"}
     assert rows["controllers"]["state"] == rows["clocks"]["state"] == "ok"
     assert all(row["to_do"] for row in rows.values() if row["state"] != "ok")
-    alone = shell.json("doctor", "--prefix", "nothing-here", code=1)["rows"]
+    alone = shell.json("doctor", "--cluster-prefix", "nothing-here", code=1)["rows"]
     assert {row["state"] for row in alone if "nothing-here" in row["what"]} == {"bad"}
 
 

@@ -140,7 +140,7 @@ def start(broker: EmbeddedBroker, data: Path, *arguments: str) -> subprocess.Com
 def test_what_is_wrong_is_said_when_it_starts(
     broker: EmbeddedBroker, controller: ControllerProcess, tmp_path: Path
 ) -> None:
-    same = ("--prefix", controller.prefix)
+    same = ("--cluster-prefix", controller.prefix)
     file = tmp_path / "file"
     file.touch()
     fresh = tmp_path / "two"
@@ -190,7 +190,7 @@ def test_it_merges_from_a_read_only_package_without_a_home(
     environment |= {"PYTHONPATH": str(place), "HOME": str(place)}
     status, log = tmp_path / "status.json", tmp_path / "log"
     command = [sys.executable, "-c", WITHOUT_POWERS, "controller", "-b", broker.bootstrap]
-    command += ["--prefix", "readonly", "--data-dir", str(tmp_path / "data")]
+    command += ["--cluster-prefix", "readonly", "--data-dir", str(tmp_path / "data")]
     command += ["--status-file", str(status)]
     with log.open("wb") as output:
         process = subprocess.Popen(

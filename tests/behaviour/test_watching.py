@@ -209,7 +209,7 @@ def test_stores_are_read_reset_and_deleted(
     )
     assert text.stdout == "3\n"
     for absent in (("counts", key.decode()), ("other", "none"), ("more", "none")):
-        assert "error" in command(cluster, "processor", "get", counting, *absent, code=2)
+        assert "error" in command(cluster, "processor", "get", counting, *absent, code=1)
     get = ("processor", "get", counting, "other", key.decode())
     assert command(cluster, *get, "--task", str(task ^ 1), code=2)["error"]["name"] == "NotFound"
 

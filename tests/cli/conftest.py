@@ -13,6 +13,7 @@ from typer.main import get_command
 from anabranch.cli import options
 from anabranch.cli.main import app
 from anabranch.cli.options import Target
+from anabranch.reading import group_lag
 from tests.cli.fakes import FakeClient
 
 Run = Callable[..., Result]
@@ -31,6 +32,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
 
     monkeypatch.setattr(options, "connected", connected)
     monkeypatch.setattr(options, "losses_of", lambda _: client.losses)
+    monkeypatch.setattr(options, "topic_sizes_of", lambda _, topics: {topics[0]: 123_456})
+    monkeypatch.setattr(group_lag, "count_streams", lambda *_: client.counts)
     return client
 
 
@@ -42,7 +45,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
         *arguments: str, bootstrap: str | None = "fake:9092", lane: str | None = None
     ) -> Result:
         monkeypatch.delenv("ANABRANCH_BOOTSTRAP", raising=False)
-        for name in ("LANE", "KAFKA_FILE"):
+        for name in ("LANE", "KAFKA_FILE", "PREFIX"):
             monkeypatch.delenv(f"ANABRANCH_{name}", raising=False)
         if bootstrap is not None:
             monkeypatch.setenv("ANABRANCH_BOOTSTRAP", bootstrap)

@@ -27,6 +27,7 @@ from anabranch.reading.group_lag import (
     GroupPosition,
     InputLag,
     Lag,
+    StreamCount,
     positions_of,
 )
 from anabranch.topics.rights import Acl
@@ -146,6 +147,11 @@ class FakeClient:
     several: list[TransactionInfo] = field(default_factory=list)
     ages: dict[bytes, float] = field(default_factory=dict)
     topic_ids: list[str] = field(default_factory=list)
+    counts: dict[str, StreamCount] = field(
+        default_factory=lambda: {
+            "nyc/flights": StreamCount(12_345, False, 1_700_000_000_000_000 << 12)
+        }
+    )
     losses: list[str] = field(default_factory=list)  # as brokers lack calls
     granted: list[Grant] = field(default_factory=list)
     rules: list[Acl] = field(default_factory=list)
@@ -160,15 +166,17 @@ class FakeClient:
     def create_stream(
         self,
         name: str,
-        segments: int = 1,
+        segments: int | None = None,
         settings: Mapping[str, Any] | None = None,
         *,
         adopt: bool = False,
         near: str | None = None,
         description: str = "",
+        exist_ok: bool = False,
     ) -> StreamDescription:
         adopted = ({"adopt": True} if adopt else {}) | ({"near": near} if near else {})
         adopted |= {"description": description} if description else {}
+        adopted |= {"exist_ok": True} if exist_ok else {}
         self._call("create_stream", name=name, segments=segments, settings=settings, **adopted)
         self.description = description
         return replace(stream(name), description=description)
@@ -274,6 +282,7 @@ class FakeClient:
         lost = GroupPosition("nyc/weather", {HISTORY: 9}, Lag(0, 0), "it is LOST")
         return [
             ConsumerGroup("loaders", "Stable", ("a", "b"), (events, lost)),
+            ConsumerGroup("nyc.delays", "Empty", (), (events,)),
             ConsumerGroup("readers", "Empty", (), (events,)),
         ]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -17,17 +18,25 @@ import typer
 
 from anabranch.cli import options, txn
 from anabranch.cli import stream as stream_commands
-from anabranch.cli.doctor import State, _topics
+from anabranch.cli.doctor import Row, State, _asked, _topics
 from anabranch.cli.errors import ExitCode
 from anabranch.cli.options import Target
-from anabranch.errors import AlreadyCommitted, IllegalState, InvalidArgument, NotReady
+from anabranch.errors import (
+    AlreadyCommitted,
+    IllegalState,
+    InvalidArgument,
+    NotAuthorized,
+    NotReady,
+    UnknownScope,
+    UnknownStream,
+)
 from anabranch.kafka.cluster import NO_TOPIC_ID, Cluster, Topic
 from anabranch.kafka.settings import parse_settings
 from anabranch.ports import LogRefused
 from anabranch.presentation import history
 from anabranch.presentation.history import History
 from anabranch.topics.names import commands_topic, replies_topic
-from anabranch.types import Counts
+from anabranch.types import Counts, Listed
 from anabranch.web.actions import plan
 from tests.cli.conftest import Run
 from tests.cli.fakes import TXN_ID, FakeClient, event, stream, transaction
@@ -46,17 +55,37 @@ def test_stream_create(run: Run, fake: FakeClient) -> None:
     result = run("stream", "create", "nyc/flights", "--segments", "2", "--json")
     assert result.exit_code == 0
     asked = {"name": "nyc/flights", "segments": 2, "settings": {}}
-    assert fake.calls[0] == ("create_stream", asked)
+    assert fake.calls[1] == ("create_stream", asked)
     document = json.loads(result.stdout)
-    assert document["stream"] == "nyc/flights"
+    assert (document["stream"], document["created"]) == ("nyc/flights", False)
     assert [s["partition"] for s in document["segments"]] == [0, 1]
+
+
+def test_created_is_said_only_of_what_was_created(
+    run: Run, fake: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = ("stream", "create", "nyc/flights", "--if-not-exists")
+    shown = run(*create).stdout
+    assert "Nothing to do: the stream exists" in shown
+    assert "Created" not in shown
+    asked: Any = {"name": "nyc/flights", "segments": None, "settings": {}, "exist_ok": True}
+    assert fake.calls[1] == ("create_stream", asked)
+    answers: Iterator[Exception | None] = iter([UnknownStream("there is no stream"), None])
+
+    def describe(name: str) -> Any:
+        if error := next(answers):
+            raise error
+        return stream(name)
+
+    monkeypatch.setattr(fake, "describe", describe)
+    assert "Created" in run(*create).stdout
 
 
 def test_stream_create_with_settings(run: Run, fake: FakeClient) -> None:
     settings = ("--setting", "retention.ms=-1", "--setting", "scale.events.per.second=100")
     assert run("stream", "create", "nyc/flights", *settings).exit_code == 0
     asked = {"retention.ms": "-1", "scale.events.per.second": "100"}
-    assert fake.calls[0][1]["settings"] == asked
+    assert fake.calls[1][1]["settings"] == asked
     assert run("stream", "create", "nyc/flights", "--adopt").exit_code == 0
     assert fake.calls[-2][1]["adopt"] is True
     assert run("stream", "create", "nyc/flights", "--description", "From JFK").exit_code == 0
@@ -128,9 +157,41 @@ def test_stream_list(run: Run, fake: FakeClient) -> None:
     document = json.loads(run("stream", "list", "nyc", "--json").stdout)
     assert [s["stream"] for s in document["streams"]] == ["nyc/flights", "nyc/weather"]
     assert fake.calls[-1] == ("streams", {"scope": "nyc"})
-    table = run("stream", "list").stdout
-    assert "nyc/flights" in table
+    flights, weather = document["streams"]
+    assert (flights["events"], flights["exact"], flights["bytes"]) == (12_345, False, None)
+    assert (weather["events"], weather["newest_commit"], weather["bytes"]) == (None, None, 123_456)
+    assert cells(run("stream", "list").stdout) == [
+        [
+            "nyc/flights",
+            "stream",
+            "ACTIVE",
+            "2",
+            "~12,345",
+            "-",
+            "2023-11-14T22:13:20.000000Z",
+            "-",
+        ],
+        ["nyc/weather", "stream", "ACTIVE", "2", "?", "123,456", "-", "-"],
+    ]
+    assert "newest" not in run("stream", "list", "--brief").stdout
     assert fake.calls[-1][1]["scope"] is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({}, "stream"),
+        ({"table": "true"}, "table"),
+        ({"processor": "nyc/p"}, "state"),
+        ({"table.base": "nyc/t"}, "bases"),
+    ],
+)
+def test_stream_list_marks_what_a_stream_is_for(
+    run: Run, fake: FakeClient, monkeypatch: pytest.MonkeyPatch, settings: Any, kind: str
+) -> None:
+    found = Listed([replace(stream("nyc/x"), settings=settings)])
+    monkeypatch.setattr(fake, "streams", lambda _: found)
+    assert cells(run("stream", "list").stdout)[0][:2] == ["nyc/x", kind]
 
 
 def test_what_brokers_lack_is_shown_with_the_streams(run: Run, fake: FakeClient) -> None:
@@ -180,6 +241,9 @@ def test_stream_describe(run: Run, fake: FakeClient) -> None:
         "state": "ACTIVE",
         "trouble": "",
         "description": "",
+        "events": 12_345,
+        "exact": False,
+        "newest_commit": "2023-11-14T22:13:20.000000Z",
         "effective": {"retention.ms": "60000"},
         "losses": [],
     }
@@ -191,6 +255,7 @@ def test_stream_describe(run: Run, fake: FakeClient) -> None:
         "1: 34",
         "retention.ms │ -1     │ 60000",
         "up to: 0: 10",
+        "events: ~12,345\nnewest commit: 2023-11-14T22:13:20.000000Z\n",
     ):
         assert part in text
 
@@ -436,8 +501,9 @@ def test_txn_force_asks(run: Run, fake: FakeClient) -> None:
 @pytest.mark.usefixtures("fake")
 def test_group_list_sums_what_is_known_of_all_streams(run: Run) -> None:
     assert cells(run("group", "list").stdout) == [
-        ["loaders", "Stable", "2", "nyc/flights, nyc/weather", "-", "-"],
-        ["readers", "Empty", "0", "nyc/flights", "1,234", "0.000"],
+        ["loaders", "Stable", "2", "nyc/flights, nyc/weather", "-", "-", "-"],
+        ["nyc.delays", "Empty", "0", "nyc/flights", "1,234", "0.000", "nyc/delays"],
+        ["readers", "Empty", "0", "nyc/flights", "1,234", "0.000", "-"],
     ]
     (lost,) = [
         one
@@ -674,6 +740,136 @@ def test_read_limit_and_start(run: Run, fake: FakeClient) -> None:
 
 
 @pytest.mark.parametrize(
+    ("chosen", "offsets"),
+    [
+        ("--with-key N1", [40, 42]),
+        ("--segment 1@0 --with-key N2", []),
+        ("--segment 1@0", []),
+        ("--segment 1 --with-key N2", [41]),
+        ("--with-key N3", []),
+    ],
+)
+def test_read_of_one_key(run: Run, fake: FakeClient, chosen: str, offsets: list[int]) -> None:
+    fake.events = [
+        event(n, key=key, segment_id=1 if "1@0" not in chosen else 0)
+        for n, key in enumerate((b"N1", b"N2", b"N1"))
+    ]
+    lines = run("read", "nyc/flights", *chosen.split(), "--json").stdout.splitlines()
+    assert [json.loads(line)["offset"] for line in lines] == offsets
+
+
+@pytest.mark.parametrize(
+    ("chosen", "offsets"),
+    [
+        ("--key str --with-key N1", [0]),
+        ("--key json --with-key 7", [1]),
+        ('--key json --with-key "N1"', [0]),
+        ("--value json --with-key N1", [2]),
+    ],
+)
+def test_read_of_one_decoded_key(
+    run: Run, fake: FakeClient, chosen: str, offsets: list[int]
+) -> None:
+    keys: tuple[Any, ...] = ("N1", 7, b"N1", None)
+    fake.events = [event(0)._replace(offset=n, key=key) for n, key in enumerate(keys)]
+    result = run("read", "nyc/flights", *chosen.split(), "--json")
+    assert [json.loads(line)["offset"] for line in result.stdout.splitlines()] == offsets
+    refused = run("read", "nyc/flights", "--key", "json", "--with-key", "{")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "codec json" in refused.stderr
+
+
+@pytest.fixture
+def stretches(fake: FakeClient, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A stream of 200 commits of one event at the times 1, 2 …; every 50th has the key `b`.
+
+    The numbers of events in the stretches of it that were read.
+    """
+    events = [event(n, commit_timestamp=n, key=b"a" if n % 50 else b"b") for n in range(1, 201)]
+    found: list[int] = []
+
+    def system(name: str, of: str, *, until: int, limit: int) -> list[SimpleNamespace]:
+        assert (name, of) == ("commits", "nyc/flights")
+        times = [one.commit_timestamp for one in reversed(events)]
+        chosen = [at for at in times if at <= until][:limit]
+        return [SimpleNamespace(commit_timestamp=at, rows=1) for at in chosen]
+
+    def snapshot(_: str, at: int = 200, since: int | None = None) -> SimpleNamespace:
+        chosen = [each for each in events if (since or 0) < each.commit_timestamp <= at]
+
+        def read(_: str) -> Iterator[Any]:
+            found.append(len(chosen))
+            return iter(chosen)
+
+        return SimpleNamespace(timestamp=200, read=read)
+
+    def read(_: str, *, timeout: float | None, start: int) -> Iterator[Any]:
+        assert start == 200
+        return iter([event(201, commit_timestamp=201, key=b"b")])
+
+    for name, call in (("system", system), ("snapshot", snapshot), ("read", read)):
+        monkeypatch.setattr(fake, name, call)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "times", "reads"),
+    [
+        ("--tail 3", [198, 199, 200], [3]),
+        ("--tail 3 --follow", [198, 199, 200, 201], [3]),
+        ("--tail 3 -f -n 4", [198, 199, 200, 201], [3]),
+        ("--tail 200", [*range(1, 201)], [200]),
+        ("--tail 900", [*range(1, 201)], [200]),
+        ("--tail 1 --with-key b", [200], [1]),
+        ("--tail 2 --with-key b", [150, 200], [2, 32, 200]),
+        ("--tail 9 --with-key b -f", [50, 100, 150, 200, 201], [9, 144, 200]),
+        ("--tail 2 --with-key c", [], [2, 32, 200]),
+    ],
+)
+def test_read_of_the_newest_events(
+    run: Run, stretches: list[int], options: str, times: list[int], reads: list[int]
+) -> None:
+    result = run("read", "nyc/flights", *options.split(), "--json")
+    assert result.exit_code == 0, result.output
+    found = [json.loads(line)["commit_timestamp"] for line in result.stdout.splitlines()]
+    assert found == times
+    assert stretches == reads
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["--tail 3 -g g", "--tail 3 -t", "--tail 3 --from end", "--tail 3 --at now", "--follow --to end",
+     "--follow --latest", "--with-key k -t", "--tail 0"],
+)  # fmt: skip
+def test_read_refuses_options_that_exclude_each_other(
+    run: Run, fake: FakeClient, options: str
+) -> None:
+    assert run("read", "nyc/flights", *options.split()).exit_code == ExitCode.USAGE
+    assert fake.calls == []
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (UnknownStream("there is no stream 'nyc/flihgts': create it first"), "nyc/flights"),
+        (UnknownScope("there is no scope 'nyx'"), "nyc"),
+        (UnknownStream("there is no stream 'lax/other'"), None),
+    ],
+)
+def test_an_unknown_stream_is_answered_with_a_similar_one(
+    run: Run, fake: FakeClient, monkeypatch: pytest.MonkeyPatch, error: Exception, hint: str | None
+) -> None:
+    def describe(_: str) -> Any:
+        raise error
+
+    monkeypatch.setattr(fake, "describe", describe)
+    result = run("stream", "describe", "nyc/flihgts")
+    assert result.exit_code == ExitCode.USAGE
+    assert ("did you mean" in result.stderr) is (hint is not None)
+    assert hint is None or f"did you mean {hint}?" in result.stderr
+
+
+@pytest.mark.parametrize(
     ("options", "means"),
     [
         ("--at now", (None, None, "snapshot")),
@@ -736,6 +932,18 @@ def test_read_transactions(run: Run, fake: FakeClient) -> None:
 
 
 ASKED, ANSWERED = commands_topic("p", "open"), replies_topic("p", "open")
+
+
+def test_what_a_lane_may_not_see_is_not_checked() -> None:
+    def ask() -> None:
+        raise NotAuthorized("lane 'open' has no right 'admin'")
+
+    rows: list[Row] = []
+    with _asked(rows, "quarantined commands", ""):
+        ask()
+    (row,) = rows
+    assert (row.state, row.found) == ("not checked", "lane 'open' has no right 'admin'")
+    assert "--lane admin" in row.to_do
 
 
 class Answering(Cluster):

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,9 @@ def test_a_stranger_is_found() -> None:
 @pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md", "docs/how-to/containers.md"])
 def test_pip_is_asked_for_extras_that_there_are(name: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = re.findall(r"pip install '?anabranch(?:\[([\w,]+)\])?", (ROOT / name).read_text())
+    asked = re.findall(
+        r"pip install '?(?:anabranch|\.)(?:\[([\w,]+)\])?", (ROOT / name).read_text()
+    )
     assert asked
     wanted = {extra for extras in asked for extra in extras.split(",") if extra}
     assert wanted <= set(project["optional-dependencies"])
@@ -118,6 +121,22 @@ def test_every_command_has_help_for_every_option(run: Run, name: str) -> None:
         assert parameter.help, f"{name}: {parameter.name}"
         if parameter.param_type_name == "option":
             assert max(parameter.opts, key=len)[:20] in result.stdout
+
+
+def words(text: str) -> Counter[str]:
+    return Counter(re.findall(r"[\w\"./\[\]]+", text))
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_no_part_of_a_help_is_taken_for_markup(
+    run: Run, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("TERMINAL_WIDTH", "400")
+    monkeypatch.setenv("COLUMNS", "400")
+    shown = words(run(*name.split(), "--help").stdout)
+    for parameter in commands()[name].params:
+        assert not words(parameter.help) - shown, f"{name}: {parameter.name}"
+    assert not words(commands()[name].help) - shown
 
 
 @pytest.mark.parametrize("name", sorted(commands()))

@@ -141,7 +141,9 @@ def nothing(patch: pytest.MonkeyPatch) -> None:
 
 def ask(run: Run, bootstrap: str, prefix: str, *more: str) -> tuple[int, Rows]:
     """The exit code, and the rows by need."""
-    done = run("doctor", "--broker", "--json", "--prefix", prefix, *more, bootstrap=bootstrap)
+    done = run(
+        "doctor", "--broker", "--json", "--cluster-prefix", prefix, *more, bootstrap=bootstrap
+    )
     rows: Rows = {}
     for row in json.loads(done.stdout)["rows"]:
         rows.setdefault(row["need"], []).append(row)
@@ -291,7 +293,15 @@ def test_a_controller_ends_before_it_makes_anything(
 def test_the_process_ends_with_an_exit_code(
     limited: EmbeddedBroker, unique: str, tmp_path: Path
 ) -> None:
-    words = ("controller", "-b", limited.bootstrap, "--prefix", unique, "--data-dir", str(tmp_path))
+    words = (
+        "controller",
+        "-b",
+        limited.bootstrap,
+        "--cluster-prefix",
+        unique,
+        "--data-dir",
+        str(tmp_path),
+    )
     done = subprocess.run(
         [sys.executable, "-m", "anabranch.cli", *words],
         capture_output=True,

@@ -164,7 +164,7 @@ def test_without_a_broker_it_says_how_to_give_one(run: Run, fake: FakeClient) ->
 
 
 def test_the_shared_options_reach_the_client(run: Run, fake: FakeClient) -> None:
-    arguments = ["--bootstrap", "b:1", "--prefix", "p", "--timeout", "7"]
+    arguments = ["--bootstrap", "b:1", "--cluster-prefix", "p", "--timeout", "7"]
     arguments += ["-X", "security.protocol=SSL", "--kafka", "a=b=c"]
     assert run("stream", "list", *arguments).exit_code == 0
     assert fake.target is not None
@@ -204,6 +204,7 @@ def test_help_loads_nothing_heavy() -> None:
     script = (
         "import sys; from anabranch.cli import main\n"
         "heavy = {'confluent_kafka', 'fastavro', 'numpy', 'numba', 'rocksdict', 'mode', 'jgo'}\n"
+        "heavy.add('anabranch.protocol.schemas.records')\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -111,7 +111,7 @@ def test_a_row_of_state_is_printed(run: Run, fake: FakeClient) -> None:
     assert json.loads(run(*get, "raw", "--task", "3", "--json").stdout)["value_base64"] == "/w=="
     assert fake.calls[1][1]["task"] == 3
     absent = run(*get, "none")
-    assert (absent.exit_code, absent.stdout) == (ExitCode.USAGE, "")
+    assert (absent.exit_code, absent.stdout) == (ExitCode.DIFFERENCE, "")
     assert "NotFound: the store counts of nyc/delays has no 'none'" in absent.stderr
 
 

@@ -92,9 +92,13 @@ def test_arguments_that_are_no_text_are_the_bytes_that_they_were(run: Run, table
     assert table.rows == {b"k\xff\n": b"\xfe"}
     document = json.loads(run("table", "get", "a/b", key, "--json").stdout)
     assert (document["key_base64"], document["value_base64"]) == ("a/8K", "/g==")
-    found = run("table", "scan", "a/b", "--starts", key[:2], "--json")
+    found = run("table", "scan", "a/b", "--prefix", key[:2], "--json")
     assert json.loads(found.stdout) == {"key_base64": "a/8K", "value_base64": "/g=="}
-    assert run("table", "get", "a/b", key[:1]).exit_code == ExitCode.DIFFERENCE
+    absent = run("table", "get", "a/b", key[:1])
+    assert (absent.exit_code, absent.stdout) == (ExitCode.DIFFERENCE, "")
+    assert absent.stderr == "NotFound: a/b has no row k -> check the key\n"
+    found = json.loads(run("table", "get", "a/b", key[:1], "--json").stdout)
+    assert (found["found"], found["value"]) == (False, None)
 
 
 @pytest.mark.usefixtures("table")
@@ -130,11 +134,11 @@ def test_watching_a_table_that_nothing_would_compact_is_refused(
 
 @pytest.mark.usefixtures("table")
 def test_scan_says_which_options_choose_keys(run: Run) -> None:
-    refused = run("table", "scan", "a/b", "--starts", "k", "--to", "l")
+    refused = run("table", "scan", "a/b", "--prefix", "k", "--to", "l")
     assert refused.exit_code == ExitCode.USAGE
-    assert "give --starts, or --from and --to" in refused.stderr
+    assert "give --prefix, or --from and --to" in refused.stderr
     told = " ".join(run("table", "scan", "--help").stdout.split())
-    assert "by --starts, or by --from and --to (--prefix is for" in told
+    assert "by --prefix, or by --from and --to." in told
 
 
 def test_delete_says_whether_there_was_a_row(run: Run, table: Rows) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from anabranch.cli import txn
+from anabranch.cli.output import print_headings, print_table
 from anabranch.errors import NotReady
-from anabranch.types import Listed
+from anabranch.presentation.rows import transaction_row
+from anabranch.types import Counts, Listed
 from tests.cli.conftest import COMMAND, Run
-from tests.cli.fakes import TXN_ID, FakeClient, event
+from tests.cli.fakes import TXN_ID, FakeClient, event, transaction
 
 # ESC, a line, a tab, a bell, C1's CSI, controls of writing direction, and a line's end by Unicode.
 BAD = "\x1b[2Jb\r\nforged\t\a\x9b1m\u202e\u2066\u2028\x7f"
@@ -129,3 +134,66 @@ def test_text_that_the_output_cannot_encode_ends_no_command(
     fake.info = replace(fake.info, name="\u20ac")
     listed = CliRunner(charset=encoding).invoke(COMMAND, ["txn", "list"])
     assert listed.exit_code == 0, listed.output
+
+
+class Screen(io.StringIO):
+    """Standard output at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def at_terminal(
+    monkeypatch: pytest.MonkeyPatch, width: int, show: Callable[[], None], **environment: str
+) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    show()
+    return screen.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_ids_are_whole_at_any_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    infos = [
+        transaction(txn_id=bytes([n]) * 16, name=None, counts=Counts(5, 0, 0)) for n in range(3)
+    ]
+    rows = [transaction_row(info) for info in infos]
+    shown = at_terminal(
+        monkeypatch, width, lambda: print_table("Transactions", rows, txn._FINISHED_COLUMNS)
+    )
+    for row in rows:
+        assert row["txn_id"] in shown
+    plain = re.sub("\x1b\\[[0-9;]*m", "", shown)
+    assert ("2023-11-14T22:13:20Z" in plain) is (width < 200)
+    assert ("left out" in plain) is (width == 200), "only zeros"
+    assert max(map(len, plain.splitlines())) <= width
+
+
+def test_events_have_headings_at_a_terminal_only(
+    run: Run, fake: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headings = "PARTITION@OFFSET\tKEY\tVALUE\n"
+    assert headings not in run("read", "nyc/flights").stdout
+    shown = at_terminal(
+        monkeypatch, 80, lambda: print_headings(("PARTITION@OFFSET", "KEY", "VALUE"))
+    )
+    assert shown == headings
+
+
+def test_states_have_colours_at_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def show() -> None:
+        print_table("t", [{"state": "LOST"}], ("state",))
+
+    assert "\x1b[31mLOST" in at_terminal(monkeypatch, 80, show)
+    assert "\x1b[31m" not in at_terminal(monkeypatch, 80, show, NO_COLOR="1")
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", file)
+    show()
+    assert "\x1b" not in file.getvalue()
+    assert "LOST" in file.getvalue()

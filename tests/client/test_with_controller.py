@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
 
@@ -12,6 +14,7 @@ import pytest
 from anabranch import errors
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
 from anabranch.protocol import limits
+from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.tokens import peek
 from anabranch.testing.memory.client import MemoryJournal, memory_client
 from anabranch.testing.memory.cluster import CLIENT
@@ -38,6 +41,42 @@ def test_a_one_shot(world: World) -> None:
     assert (event.key, event.timestamp_ms, event.headers[0]) == (b"a", 77, ("h", b"x"))
     (commit,) = world.commits(STREAM)
     assert (commit.txn_id, commit.timestamp) == (result.txn_id, result.commit_timestamp)
+
+
+def test_exist_ok_accepts_what_has_all_that_was_asked_for(world: World) -> None:
+    create, table = world.client.create_stream, world.client.create_table
+    made = create("nyc/new", 2, {"retention.ms": "7d", "segment.ms": timedelta(hours=1)})
+    assert dict(made.settings) == {"retention.ms": "604800000", "segment.ms": "3600000"}
+    assert create("nyc/new", 2, {"retention.ms": "168h", "segment.ms": 3_600_000}) == made
+    for asked in ({}, {"segments": 2}, {"settings": {"segment.ms": "60m"}}):
+        with pytest.raises(errors.StreamExists):
+            create("nyc/new", **asked)
+        assert create("nyc/new", **asked, exist_ok=True) == made
+    differs = (
+        "nyc/new exists, but segments are 2 (asked: 3), retention.ms is 604800000 (asked: 1000)"
+    )
+    with pytest.raises(errors.StreamExists, match=re.escape(differs)):
+        create("nyc/new", 3, {"retention.ms": "1s"}, exist_ok=True)
+    with pytest.raises(errors.StreamExists, match=r"table is not set \(asked: true\)"):
+        table("nyc/new", exist_ok=True)
+    table("nyc/rows", 2)
+    assert len(table("nyc/rows", exist_ok=True).segments) == 2
+    with pytest.raises(errors.StreamExists, match=r"table is true \(asked: not set\)"):
+        create("nyc/rows", exist_ok=True)
+    with pytest.raises(errors.InvalidArgument, match="or a span of time such as 90s"):
+        create("nyc/other", settings={"retention.ms": "7 days"})
+
+
+def test_a_description_is_compared_only_if_it_is_given(world: World) -> None:
+    create = world.client.create_stream
+    world.connect(lane=ADMIN_LANE).feature_level(raise_to=2)
+    made = create("nyc/new", description="From JFK")
+    assert create("nyc/new", exist_ok=True) == create("nyc/new") == made
+    for exist_ok in (True, False):
+        with pytest.raises(errors.StreamExists) as refused:
+            create("nyc/new", description="From EWR", exist_ok=exist_ok)
+        differs = "nyc/new exists, but the description is 'From JFK' (asked: 'From EWR')"
+        assert str(refused.value).startswith(differs)
 
 
 def test_a_flush_before_the_first_write_is_in_no_commit_s_way(world: World) -> None:

@@ -31,12 +31,12 @@ from anabranch.core.decisions.streams import (
     stream_recovered,
     stream_refused,
 )
-from anabranch.core.decisions.times import SETS
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.segments import even_plan
 from anabranch.core.stream_settings import BASE, TABLE
 from anabranch.errors import AnabranchError, InvalidArgument
 from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.protocol.messages import SETS
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode, encode
 from tests.core.harness import World

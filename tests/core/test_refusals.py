@@ -137,10 +137,14 @@ CREATE: dict[str, Row] = {
     "more segments": (create("nyc/new", 10_001), INVALID, ""),
     **{
         f"other {what} than {stream} has": (
-            create(stream, segments, retention_ms=ms), "StreamExists", "2 segments",
+            create(stream, segments, retention_ms=ms), "StreamExists", f"{stream} exists, but {differs}",
         )
         for stream in ("sfo/a", "nyc/creating")
-        for what, segments, ms in (("segments", 3, "1"), ("settings", 2, "2"))
+        for what, segments, ms, differs in (
+            ("segments", 3, "1", "segments are 2 (asked: 3)"),
+            ("settings", 2, "2", "retention.ms is 1 (asked: 2)"),
+            ("of both", 3, "2", "segments are 2 (asked: 3), retention.ms is 1 (asked: 2)"),
+        )
     },
 }  # fmt: skip
 

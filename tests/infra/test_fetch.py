@@ -223,8 +223,13 @@ def test_the_cache_is_where_the_variable_says(
     monkeypatch.setenv(fetch.CACHE_VARIABLE, str(tmp_path))
     assert fetch.broker_cache() == tmp_path / f"kafka-{KAFKA_VERSION}"
     monkeypatch.delenv(fetch.CACHE_VARIABLE)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert fetch.cache_root() == tmp_path / ".cache" / "anabranch"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert fetch.cache_root() == tmp_path / ".cache" / "anabranch"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/me")
+    assert fetch.cache_root() == Path("/var/cache/me/anabranch")
 
 
 def test_another_lock_is_another_broker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

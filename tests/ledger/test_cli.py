@@ -148,7 +148,6 @@ def test_the_service_waits_for_a_database_that_is_away(
         (("create", "--database", ""), 2),
         (("list", "--database", "/nowhere/x.db"), 6),
         (("list", "--database", "postgresql+psycopg://u:secret@h/d"), 2),
-        (("list", "--database", "sqlite:///x.db"), 2),
     ],
 )
 def test_a_database_that_is_not_there(words: tuple[str, ...], code: int) -> None:
@@ -158,3 +157,12 @@ def test_a_database_that_is_not_there(words: tuple[str, ...], code: int) -> None
         assert "postgresql://" in done.stderr
         assert "SQLite file" in done.stderr
         assert "secret" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "path"), [("sqlite:///x.db", "x.db"), ("sqlite:////srv/x.db", "/srv/x.db")]
+)
+def test_a_url_of_sqlite_is_answered_with_the_file_s_path(url: str, path: str) -> None:
+    done = CliRunner().invoke(app, ["ledger", "list", "--database", url, "--bootstrap", "x:1"])
+    assert done.exit_code == 2
+    assert f"of SQLite give the file's path: --database {path} ->" in done.stderr

@@ -130,7 +130,7 @@ class Money:
         if number:
             module, words = "tests.ledger.child", [*words, ",".join(SCOPES), f"child {number}"]
         else:
-            named = zip(("--bootstrap", "--prefix", "--database"), words, strict=True)
+            named = zip(("--bootstrap", "--cluster-prefix", "--database"), words, strict=True)
             words = [word for pair in named for word in pair]
             words = ["ledger", "recover", *words, "--older-than", "1s", "--every", "1s"]
             module = "tests.shifted"

@@ -7,9 +7,12 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import Consumer, Producer
 
 import anabranch
@@ -17,6 +20,8 @@ from anabranch import errors
 from anabranch.librdkafka import options as kafka_logging
 from anabranch.librdkafka.options import Options, named_options
 from anabranch.reading.iteration import check_group
+from anabranch.spark.options import Options as SparkOptions
+from tests.cli.conftest import COMMAND
 
 
 @pytest.mark.parametrize(
@@ -172,6 +177,57 @@ def test_no_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ANABRANCH_BOOTSTRAP", raising=False)
     with pytest.raises(errors.InvalidArgument, match="ANABRANCH_BOOTSTRAP"):
         anabranch.connect()
+
+
+def test_the_environment_names_the_cluster_to_python_and_to_commands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "kafka.properties"
+    file.write_text("# ours\nclient.id=from-file\nlinger.ms=7\nsasl.password=x=y\n")
+    file.chmod(0o600)
+    values = {"BOOTSTRAP": "b:1", "PREFIX": "other", "LANE": "etl", "KAFKA_FILE": str(file)}
+    for name, value in values.items():
+        monkeypatch.setenv(f"ANABRANCH_{name}", value)
+    asked: list[tuple[Any, ...]] = []
+
+    def connect_to(*given: Any, **_: Any) -> Any:
+        asked.append(given)
+        return nullcontext()
+
+    monkeypatch.setattr("anabranch.client.connect.connect_to", connect_to)
+    anabranch.connect()
+    anabranch.connect("c:2", prefix="p", lane="l", client_id="mine")
+    options = {"client.id": "from-file", "linger.ms": "7", "sasl.password": "x=y"}
+    assert asked == [
+        ("b:1", "other", "etl", options),
+        ("c:2", "p", "l", options | {"client.id": "mine"}),
+    ]
+    monkeypatch.setattr("anabranch.librdkafka.admin.no_broker", lambda _: "")
+    CliRunner().invoke(COMMAND, ["series", "list", "nyc"])
+    assert asked[2] == asked[0]
+    assert SparkOptions({}).connection().librdkafka == tuple(options.items())
+    assert SparkOptions({"prefix": "p"}).connection().prefix == "p"
+    assert SparkOptions({}).connection().prefix == "other"
+
+
+def test_an_options_file_that_all_may_read_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "kafka.properties"
+    file.write_text(
+        "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.username=a\nsasl.password=secret\n"
+    )
+    monkeypatch.setenv("ANABRANCH_KAFKA_FILE", str(file))
+    for mode, expected in ((0o604, 1), (0o600, 0)):
+        file.chmod(mode)
+        caplog.clear()
+        anabranch.connect("127.0.0.1:1").close()
+        warned = [one for one in caplog.messages if f"chmod 600 {file}" in one]
+        assert len(warned) == expected
+    file.write_text("sasl.password hush\n")
+    with pytest.raises(errors.InvalidArgument, match="NAME=VALUE") as refused:
+        anabranch.connect("127.0.0.1:1")
+    assert "hush" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 from anabranch.batches.records import Record
+from anabranch.cli.errors import failure_of
 from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
 from anabranch.errors import BeginAgainError, IllegalState, InvalidArgument, NotReady, OwnershipLost
@@ -696,6 +697,34 @@ def test_without_dead_letters_it_stops_the_worker_by_name(place: Place, what: st
         steps(worker)
     assert named.decode() in str(failed.value)
     assert SAYS.get(what, "ValueError: no") in str(failed.value)
+    line = failure_of(failed.value).line()
+    assert line.startswith("HandlerFailed: ")
+    assert 'give the processor dead_letter="SCOPE/STREAM"' in line
+
+
+@pytest.mark.parametrize(
+    ("value", "place_"),
+    [
+        (
+            b"{",
+            "UndecodableValue: nyc/in[0]@0, key b'N1\\xff': codec json does not decode the value (JSON",
+        ),
+        (b"7", "nyc/in[0]@0, key N1\\xff, handler test_"),
+    ],
+)
+def test_an_error_names_the_event_and_what_failed(place: Place, value: bytes, place_: str) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0)
+
+    @app.on(app.input("nyc/in", value=json))
+    def fail(event: Any) -> None:
+        raise ValueError(event.value)
+
+    with place.client.begin("nyc") as txn:
+        txn.write("nyc/in", value, key=b"N1\xff")
+        txn.commit()
+    with closing(place.worker(app)) as worker, pytest.raises(HandlerFailed) as failed:
+        steps(worker)
+    assert str(failed.value).startswith(place_)
 
 
 def pauses(place: Place, app: Processor, *keys: bytes) -> list[float]:

@@ -81,8 +81,12 @@ class Trial:
             "heartbeat.interval.ms": plan.session * 150,
         }
         options = words({name: f"{ms:.0f}" for name, ms in group.items()})
-        arguments = ("--bootstrap", bootstrap, "--prefix", prefix, *options)
-        environment = {"ANABRANCH_TRIAL_SCOPE": self.writing.scope, **older}
+        arguments = ("--bootstrap", bootstrap, *options)
+        environment = {
+            "ANABRANCH_PREFIX": prefix,
+            "ANABRANCH_TRIAL_SCOPE": self.writing.scope,
+            **older,
+        }
         module = "tests.processing.planted" if plan.bug else "anabranch.cli"
         environment[planted.VARIABLE] = plan.bug
         self.workers = [

@@ -20,6 +20,7 @@ from anabranch.core.state import State
 from anabranch.protocol import limits
 from anabranch.protocol.hybrid_time import to_ms
 from anabranch.protocol.ids import TXN_ID_SIZE
+from anabranch.protocol.messages import size_of
 from anabranch.protocol.schemas.codec import encode
 from anabranch.protocol.schemas.records import ReadLockRow
 from tests.sim.check_log import hold
@@ -71,7 +72,7 @@ def _events(rows: Rows) -> int:
 # refusals.
 THINGS: dict[str, Thing] = {
     "bytes of receipts": Thing(
-        "RECEIPTS", 20_000, lambda rows: limits.size_of(row.receipt for _, row in rows[Entry.WRITER])
+        "RECEIPTS", 20_000, lambda rows: size_of(row.receipt for _, row in rows[Entry.WRITER])
     ),
     "locks": Thing("LOCKS", 60, _locks),
     "sets of locks": Thing("LOCKS", 60, lambda rows: len(_sets(rows))),

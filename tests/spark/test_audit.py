@@ -433,7 +433,16 @@ def planted(audited: Cluster, log: KafkaLog, lived: Lived, spark: SparkSession) 
 
 def audit_of(cluster: Cluster, *more: str) -> Planted:
     """By the command, of the scope."""
-    command = ["spark", "audit", "--stream", SCOPE, "--json", "--prefix", cluster.prefix, *more]
+    command = [
+        "spark",
+        "audit",
+        "--stream",
+        SCOPE,
+        "--json",
+        "--cluster-prefix",
+        cluster.prefix,
+        *more,
+    ]
     result = CliRunner().invoke(app, [*command, "--bootstrap", cluster.bootstrap])
     return Planted(json.loads(result.stdout), result.exit_code, result.stderr)
 

@@ -27,6 +27,8 @@ from numba import types
 from numba.core import caching, cgutils
 from numba.extending import intrinsic
 
+from anabranch.infra.fetch import cache_root
+
 log = logging.getLogger("anabranch.compiled")
 
 MALFORMED_RESULT = -1
@@ -94,9 +96,9 @@ def _folders(file: str) -> list[Path]:
     asked, chosen = numba.config.CACHE_DIR, os.environ.get("ANABRANCH_CACHE")
     found = [Path(asked) / part] if asked else []
     found.append(Path(file).parent / "__pycache__")
-    found += [Path(chosen) / "compiled" / part] if chosen else []
-    found += [folder / part for folder in own_folders]
-    found += [] if chosen else [Path(os.path.expanduser("~/.cache/anabranch/compiled")) / part]
+    shared = [cache_root() / "compiled" / part]
+    own = [folder / part for folder in own_folders]
+    found += shared + own if chosen else own + shared
     # The package's own folder is trusted like its code.
     return [folder for folder in found if folder.name == "__pycache__" or _is_safe(folder)]
 

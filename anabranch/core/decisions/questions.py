@@ -30,6 +30,7 @@ from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import InvalidArgument, NotReady, UnknownStream
 from anabranch.protocol import hybrid_time, limits
 from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.protocol.messages import weight
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import SEE, Rights
 
@@ -243,7 +244,7 @@ def _listed(
             return found, _between(turn, last, key)
         if row is not None and wanted(row):
             found.append(show(row))
-            size += limits.weight(found[-1])
+            size += weight(found[-1])
         last = key
     return found, None
 

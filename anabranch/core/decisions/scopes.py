@@ -37,6 +37,7 @@ from anabranch.protocol.legal_names import (
     names_beside,
     split_stream,
 )
+from anabranch.protocol.messages import weight
 from anabranch.protocol.schemas import records as r
 
 MAX_BLOCKERS = 100  # that are listed for one stream
@@ -187,7 +188,7 @@ def describe_streams(turn: Turn, command: r.DescribeStreams, to: ReplyTo | None)
             turn.reply(to, r.StreamList(tuple(found), found[-1].stream))
             return
         found.append(stream_info(turn, turn.state.streams[name]))
-        size += limits.weight(found[-1])
+        size += weight(found[-1])
     turn.reply(to, r.StreamList(tuple(found)))
 
 

@@ -46,7 +46,10 @@ from anabranch.core.stream_settings import (
     PROCESSOR,
     TOPIC,
     check_settings,
+    descriptions_differ,
+    differences,
     is_table,
+    segments_differ,
 )
 from anabranch.core.stream_states import (
     ACTIVE,
@@ -121,14 +124,11 @@ def create_stream(turn: Turn, command: r.CreateStream, to: ReplyTo | None) -> No
         check_room(turn, turn.lane, 1, command.segments)
         row = _without_topics(command, turn.lane)
     moves = STREAMS.judge(row.state, "begin_create", command.stream) is not None
-    if row.segment_count != command.segments or dict(row.settings) != dict(command.settings):
-        kind = "table" if is_table(row.settings) else "stream"
-        raise errors.StreamExists(
-            f"{command.stream} exists: a {kind} of {count_of(row.segment_count, 'segment')} with settings "
-            f"{dict(row.settings)}"
-        )
-    if command.description not in ("", row.description):  # a repetition need not give it
-        raise errors.StreamExists(f"{command.stream} exists, with another description")
+    unlike = segments_differ(command.segments, row.segment_count)
+    unlike += differences(command.settings, row.settings)
+    unlike += descriptions_differ(command.description, row.description)
+    if unlike:
+        raise errors.StreamExists(f"{command.stream} exists, but {', '.join(unlike)}")
     if row.state == CREATING and row.correlation_id:
         if is_repeated(turn, k.stream_key(command.stream), to):
             return  # the answer comes when it is done

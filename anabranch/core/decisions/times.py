@@ -23,6 +23,7 @@ from anabranch.core.round import ReplyTo
 from anabranch.errors import ClockSkew, InvalidArgument, NotReady
 from anabranch.protocol import hybrid_time
 from anabranch.protocol.ids import TXN_ID_SIZE
+from anabranch.protocol.messages import SETS
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import peek
 
@@ -31,27 +32,6 @@ from anabranch.protocol.tokens import peek
 _OF_SCOPES = (r.Begin, r.OneShot, r.PrepareEvents, r.SafeTime)
 _BY_TOKENS = (r.Touch, r.Register, r.LockReads, r.Commit)
 _LEAD_TO_TIMES = _OF_SCOPES + _BY_TOKENS
-
-# The commands that set something. `FindScope` is not among them, because a scope is never changed, nor is
-# `SetFeatureLevel`: a level is never lowered, so a late copy changes nothing.
-SETS = frozenset(
-    (
-        r.CreateStream,
-        r.ForgetStream,
-        r.DeleteStream,
-        r.RecoverStream,
-        r.AlterStream,
-        r.TruncateStream,
-        r.PublishBase,
-        r.Scale,
-        r.SetLane,
-        r.SetGrant,
-        r.CreateProcessor,
-        r.ResetProcessor,
-        r.DeleteProcessor,
-        r.SetSeries,
-    )
-)
 
 
 def observed(turn: Turn, command: Any) -> int:

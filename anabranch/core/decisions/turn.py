@@ -39,6 +39,7 @@ from anabranch.errors import check
 from anabranch.protocol import hybrid_time, limits
 from anabranch.protocol.ids import TXN_ID_SIZE, control_partition_of, made_ms_of
 from anabranch.protocol.legal_names import OPEN_LANE
+from anabranch.protocol.messages import weight
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import MAX_KEEPALIVE_MS, Rights, check_right, is_genuine, peek
 
@@ -197,7 +198,7 @@ class Turn:
     def reply(self, to: ReplyTo | None, result: Any) -> None:
         """Answer a command, if it has an asker."""
         if to is not None:
-            self.size += limits.weight(result)
+            self.size += weight(result)
             self.round.replies.append((to, result))
 
     def answer(self, to: ReplyTo | None, row: r.TxnRow, *, full: bool = True) -> None:

@@ -21,6 +21,7 @@ from anabranch.core.state import OpenTxn, State
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import InvalidArgument, ReceiptMismatch, UnknownStream, WritersUnfinished
 from anabranch.protocol import limits
+from anabranch.protocol.messages import size_of
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import Rights
 
@@ -96,7 +97,7 @@ def check_room(turn: Turn, txn: OpenTxn, receipts: Collection[r.Receipt]) -> Non
     """`InvalidArgument` if the transaction would have too many writers, or too many bytes of receipts."""
     known = [txn.writers[one.writer] for one in receipts if one.writer in txn.writers]
     limits.WRITERS.check(len(txn.writers) + len(receipts) - len(known), "the transaction")
-    size = txn.receipt_bytes - limits.size_of(known) + limits.size_of(receipts)
+    size = txn.receipt_bytes - size_of(known) + size_of(receipts)
     what = "what a transaction's writers have registered, about,"
     limits.RECEIPTS.check(size, what, turn.settings.receipt_bytes)
 

@@ -19,11 +19,12 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, TypeVar, get_args
 
+from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
 
 # The most items of a list, of events or of headers in a record that any program may send.
-LIST = 20_000
-EVENTS = 5_000
+LIST = limits.LIST.value
+EVENTS = limits.EVENTS.value
 DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 _ONE_SHOT = b"\x01\x08"
