@@ -106,7 +106,7 @@ def codec_of(spec: Any, topic: str = "", *, of_keys: bool = False) -> Codec:
             return _pydantic(spec)
         if hasattr(spec, "__struct_fields__"):
             return _msgspec(spec)
-    elif isinstance(spec, tuple):
+    if isinstance(spec, tuple):
         if len(spec) == 2 and all(map(callable, spec)):
             encode, decode = (_with_context(call, topic, of_keys) for call in spec)
             name = f"({', '.join(map(_name_of, spec))})"

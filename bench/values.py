@@ -73,7 +73,7 @@ def read(client: anabranch.Client, stream: str, way: str, orders: list[Order]) -
     with client.read(source, timeout=30.0) as reader:
         for event in reader:
             if way == "by hand":
-                event._replace(key=(event.key or b"").decode(), value=decode(event.value))
+                event._replace(key=(event.key or b"").decode(), value=decode(event.value or b""))
             left -= 1
             if not left:
                 break

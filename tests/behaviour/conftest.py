@@ -20,7 +20,6 @@ BOTH = (
     "test_client_reservations",
     "test_client_snapshots",
     "test_client_transactions",
-    "test_scopes",
 )
 
 

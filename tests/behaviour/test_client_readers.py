@@ -144,8 +144,9 @@ def test_a_group_repeats_only_the_transaction_in_hand(
     client: anabranch.Client, stream: str, group: str
 ) -> None:
     results = commit_many(client, stream, 10)
-    first = list(itertools.islice(client.read_transactions(stream, group=group, timeout=10), 4))
-    second = list(client.read_transactions(stream, group=group, timeout=QUIET_S))
+    with client.read_transactions(stream, group=group, timeout=10) as reader:
+        first = list(itertools.islice(reader, 4))
+    second = list(client.read_transactions(stream, group=group, timeout=3 * QUIET_S))
     assert [t.txn_id for t in first] == [r.txn_id for r in results[:4]]
     assert [t.txn_id for t in second] == [r.txn_id for r in results[3:]]
     assert list(client.read_transactions(stream, group=group, timeout=QUIET_S)) == []

@@ -187,7 +187,8 @@ def test_scopes_are_served_where_the_directory_says() -> None:
     [
         (b"", "MalformedRecord"),
         (b"\x01", "MalformedRecord"),
-        (b"\x02\x04rest", "UnsupportedVersion"),
+        (b"\x02\x04rest", "FeatureNotEnabled"),
+        (b"\x03\x04rest", "UnsupportedVersion"),
         (b"\x01\xfarest", "UnsupportedVersion"),
         (b"\x01\x04rest", "MalformedRecord"),
     ],
