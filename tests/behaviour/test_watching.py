@@ -208,10 +208,10 @@ def test_stores_are_read_reset_and_deleted(
         env={"ANABRANCH_BOOTSTRAP": cluster.bootstrap},
     )
     assert text.stdout == "3\n"
-    for absent in (("counts", key.decode()), ("other", "none"), ("more", "none")):
-        assert "error" in command(cluster, "processor", "get", counting, *absent, code=1)
+    for code, *absent in ((1, "counts", key.decode()), (1, "other", "none"), (2, "more", "none")):
+        assert "error" in command(cluster, "processor", "get", counting, *absent, code=code)
     get = ("processor", "get", counting, "other", key.decode())
-    assert command(cluster, *get, "--task", str(task ^ 1), code=2)["error"]["name"] == "NotFound"
+    assert command(cluster, *get, "--task", str(task ^ 1), code=1)["error"]["name"] == "NotFound"
 
     middle = client.processor(counting).tasks[task].commit_timestamp
     reset = ("processor", "reset", counting)
@@ -221,7 +221,7 @@ def test_stores_are_read_reset_and_deleted(
     assert command(cluster, *get)["value"] == "3"
     again = command(cluster, *reset, "--to", "begin", "-y")
     assert again["starts"][0]["record"] == 0
-    assert command(cluster, *get, code=2)["error"]["name"] == "NotFound"
+    assert command(cluster, *get, code=1)["error"]["name"] == "NotFound"
     assert command(cluster, "processor", "delete", counting, "-y") == {"processor": counting}
     listed = command(cluster, "processor", "list", place.scope)["processors"]
     assert [one["processor"] for one in listed] == [place.processor]

@@ -317,7 +317,7 @@ def test_a_lane_that_may_create_and_not_see_gets_no_settings_of_what_exists() ->
     assert len(set(told)) == 1
     other = r.CreateStream("nyc/a", 3, {})
     assert world.ask("create", other, lane="own") == "StreamExists"
-    assert "2 segments" in world.message
+    assert "segments are 2" in world.message
     with world.by("create-only"):
         world.create("nyc/mine")
         world.created("nyc/mine", 0, 0)
