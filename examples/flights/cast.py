@@ -231,6 +231,6 @@ def raw_command(
         return None
     return [
         *(sys.executable, str(RAW_PROGRAM), stream),
-        *("--bootstrap", target.bootstrap, "--cluster-prefix", target.prefix),
+        *("--bootstrap", target.bootstrap, "--prefix", target.prefix),
         *("--csv", str(csv_file), "--key", key, "--token", token),
     ]
