@@ -45,7 +45,7 @@ from anabranch.protocol.ids import (
 )
 from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.protocol.messages import BIG
-from anabranch.protocol.schemas.codec import TYPES
+from anabranch.protocol.schemas.codec import TYPES, name_of
 from anabranch.protocol.schemas.records import AdoptScope, LaneRow, Outcome
 from anabranch.topics.names import commands_topic
 
@@ -590,7 +590,7 @@ def decide_command(turn: Turn, command: Command) -> None:
     try:
         _check_size(turn, command.payload)
         # Before it is decoded, which may cost much.
-        turn.state.check_level(command.payload, f"the command {name_of(command.payload)}")
+        turn.state.check_level(command.payload, "the command")
         record = decode_lazily(command.payload)
         if size > work.FEW_BYTES:
             turn.charge(work.of_parts(record))
@@ -616,12 +616,6 @@ def _check_size(turn: Turn, payload: bytes) -> None:
     big = TYPES.get(payload[1]) in BIG
     limit = limits.COMMAND._replace(value=turn.settings.command_bytes) if big else limits.COMMAND
     limit.check(len(payload), f"a command {name_of(payload)}")
-
-
-def name_of(payload: bytes) -> str:
-    """The name of a command's type, from its undecoded payload."""
-    found = TYPES.get(payload[1]) if len(payload) > 1 else None
-    return "unreadable" if found is None else found.__name__
 
 
 def command_of(record: Record, native: bool, lane: str, reply_partitions: int) -> Command:

@@ -29,13 +29,14 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from anabranch.controller.lanes import Command, Key, Lane, Lanes, name_of
+from anabranch.controller.lanes import Command, Key, Lane, Lanes
 from anabranch.core.decisions.lanes import position_of, quarantine, suspect
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.state import State
 from anabranch.errors import Quarantined
 from anabranch.ports import LogError, LogFenced, LogUnavailable, LogUncertain
 from anabranch.protocol import limits
+from anabranch.protocol.schemas.codec import name_of
 from anabranch.topics.names import commands_topic, control_topic
 
 log = logging.getLogger("anabranch.controller")

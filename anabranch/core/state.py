@@ -34,7 +34,7 @@ from anabranch.protocol.legal_names import OPEN_LANE, as_kafka_compares
 from anabranch.protocol.messages import size_of
 from anabranch.protocol.partitioner import Layout
 from anabranch.protocol.schemas import records as r
-from anabranch.protocol.schemas.codec import LEVEL, decode, encode, unsupported_level
+from anabranch.protocol.schemas.codec import LEVEL, decode, encode, name_of, unsupported_level
 
 _SERIES = NO_TXN + bytes((Entry.SERIES,))
 _NO_ROUND = r.RoundRow(0, 0, 0, 0, 0)
@@ -220,20 +220,22 @@ class State:
         """
         value = None if row is None else encode(row)
         if value is not None:
-            self.check_level(value, f"a {type(row).__name__}")
+            self.check_level(value, "a")
         self._upsert(key, row, value)
         self._derive(key, row)
         return value
 
     def check_level(self, record: bytes, what: str) -> None:
-        """Raise `FeatureNotEnabled` if an encoded record has a higher feature level than the log. ``what``: it.
+        """Raise `FeatureNotEnabled` if an encoded record has a higher feature level than the log.
 
-        Levels that this release does not know are left to `decode`, whose error names them.
+        ``what``: the words before its type. Levels that this release does not know are left to `decode`, whose
+        error names them.
         """
         if record and self.feature_level < record[0] <= LEVEL:
             raise FeatureNotEnabled(
-                f"{what} needs feature level {record[0]}, and this cluster has {self.feature_level}: upgrade all "
-                f"controllers, then run `anabranch cluster feature --raise {record[0]}`"
+                f"{what} {name_of(record)} needs feature level {record[0]}, and this cluster has "
+                f"{self.feature_level}: upgrade all controllers, then run `anabranch cluster feature --raise "
+                f"{record[0]}`"
             )
 
     def fold_row(self, key: bytes, value: bytes | None) -> None:

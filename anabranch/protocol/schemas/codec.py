@@ -240,6 +240,12 @@ def decode(data: bytes) -> Any:
     return _decode(cls, data)
 
 
+def name_of(record: bytes) -> str:
+    """The name of the type of an encoded record."""
+    found = TYPES.get(record[1]) if len(record) > 1 else None
+    return "unreadable" if found is None else found.__name__
+
+
 def unsupported_level(level: int, what: str) -> UnsupportedVersion:
     """The error for a feature level that this release does not know. ``what``: what has it."""
     return UnsupportedVersion(
