@@ -378,7 +378,7 @@ class LoopQueue:
 
 
 class LoopLock:
-    """`anabranch.waits.Lock`. A greenlet or a thread holds it; those that wait get it in turn, or nearly so."""
+    """`anabranch.waits.Lock`. Greenlets and threads get it roughly in the order in which they ask."""
 
     def __init__(self, waits: LoopWaits) -> None:
         self._waits = waits

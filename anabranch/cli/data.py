@@ -250,7 +250,7 @@ def _tail(
     is_wanted: Callable[[AnyEvent], bool],
     timeout: float | None,
 ) -> Iterator[AnyEvent]:
-    """The newest events that are wanted, in stream order; with `--follow` also those that come later."""
+    """The newest wanted events, in stream order; with `--follow` later events, too."""
     at = client.snapshot(given).timestamp
     count = window = part.tail or 0
     while True:
@@ -348,7 +348,7 @@ def write(
     """Write the lines of standard input to a stream as events, in one transaction.
 
     Line ends are no part of events. An empty line is an event, too. With --value, a line is JSON (with str, text),
-    and is encoded; one that can't be is refused, and nothing is committed.
+    and is encoded. If a line can't be encoded, nothing is committed.
     """
     if key is not None and separator is not None:
         raise InvalidArgument("--key and --key-separator exclude each other: give only one")

@@ -132,7 +132,7 @@ IfNotExists = Annotated[
     bool,
     option(
         "--if-not-exists",
-        "Accept one that exists if it has the --segments and settings that are given here.",
+        "Accept an existing stream if it has the given --segments and settings.",
     ),
 ]
 StreamSettings = Annotated[

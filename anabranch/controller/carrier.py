@@ -80,8 +80,8 @@ class _Refused(NamedTuple):
 class Carrier:
     """Carries one chunk after the other, by two transactional ids in turn. If an id is busy, the other one is used.
 
-    Only one thread at a time may use it. A second thread that fetched ahead made merges a tenth faster, and nearly
-    doubled the longest waits of small commits meanwhile, because each round waited for one more thread.
+    Only one thread at a time may use it. No second thread fetches ahead: one made merges about a tenth
+    faster, but small commits waited longer meanwhile.
     """
 
     def __init__(
