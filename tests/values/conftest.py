@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +12,6 @@ from tests.values.registry import Registry
 
 @pytest.fixture(scope="session")
 def registry() -> Iterator[Registry]:
-    with Registry() as running:
-        os.environ[REGISTRY] = running.url
+    with Registry() as running, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(REGISTRY, running.url)
         yield running
-        del os.environ[REGISTRY]
