@@ -108,7 +108,8 @@ def main() -> int:
     if given.list:
         return 0
     limit = f"--session-timeout={given.minutes * 60:.0f}"
-    words = ["-m", "pytest", "-m", LONG, limit, *pytest_arguments, *parts[chosen]]
+    tests = ["-m", f"{LONG} and not {SOAK}", *parts[chosen]]
+    words = ["-m", "pytest", limit, *pytest_arguments, *tests]
     return subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode
 
 

@@ -75,6 +75,7 @@ def test_written_committed_and_read(run: Callable[[Scenario], None]) -> None:
     run(scenario)
 
 
+@pytest.mark.long
 def test_members_of_a_group(run: Callable[[Scenario], None]) -> None:
     async def scenario(client: AsyncClient, scope: str, stream: str) -> None:
         async with client.begin(scope) as txn:
@@ -92,6 +93,7 @@ def test_members_of_a_group(run: Callable[[Scenario], None]) -> None:
     run(scenario)
 
 
+@pytest.mark.long
 def test_tables(run: Callable[[Scenario], None]) -> None:
     async def scenario(client: AsyncClient, scope: str, _: str) -> None:
         table = f"{scope}/accounts"
@@ -354,6 +356,7 @@ def test_a_cancelled_commit_leaves_no_doubt(run: Callable[[Scenario], None]) -> 
     assert took[0] < 20
 
 
+@pytest.mark.long
 def test_the_outcome_of_each_moment(run: Callable[[Scenario], None]) -> None:
     """A commit is cancelled at each of its waits in turn; the same handle then has the outcome."""
 
@@ -392,6 +395,7 @@ def test_a_client_is_of_one_loop(run: Callable[[Scenario], None], cluster: Clust
     run(scenario)
 
 
+@pytest.mark.long
 def test_tasks_share_a_transaction(run: Callable[[Scenario], None]) -> None:
     """Its calls come one after the other, as those of threads do."""
 
@@ -409,6 +413,7 @@ def test_tasks_share_a_transaction(run: Callable[[Scenario], None]) -> None:
     run(scenario)
 
 
+@pytest.mark.long
 def test_blocking_code_beside_it(run: Callable[[Scenario], None], cluster: Cluster) -> None:
     """A blocking client in a thread of the same process."""
 
@@ -426,6 +431,7 @@ def test_blocking_code_beside_it(run: Callable[[Scenario], None], cluster: Clust
     run(scenario)
 
 
+@pytest.mark.long
 def test_a_dropped_client_closes_in_its_loop(cluster: Cluster, unique: str) -> None:
     before = set(threading.enumerate())
 

@@ -14,19 +14,14 @@ from tests.cluster import Cluster, start_cluster
 from tests.conftest import Broker
 
 QUICK = ("--session-timeout", "2")
-# Files whose tests run over the blocking client and over the asyncio one.
-BOTH = (
-    "test_client_readers",
-    "test_client_reservations",
-    "test_client_snapshots",
-    "test_client_transactions",
-)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Let the tests of `BOTH` run over both clients."""
-    if "client" in metafunc.fixturenames and metafunc.module.__name__.endswith(BOTH):
-        metafunc.parametrize("client", ["blocking", "aio"], indirect=True, scope="session")
+    """A file that names ``OVER_ASYNCIO``, the marks of those tests, runs over both clients."""
+    marks = getattr(metafunc.module, "OVER_ASYNCIO", None)
+    if "client" in metafunc.fixturenames and marks is not None:
+        clients = ["blocking", pytest.param("aio", marks=marks)]
+        metafunc.parametrize("client", clients, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from tests.behaviour.steps import commit
 from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker
+OVER_ASYNCIO = pytest.mark.long
 
 QUIET_S = 0.6
 

@@ -16,6 +16,7 @@ from tests.behaviour.steps import values
 from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker
+OVER_ASYNCIO = pytest.mark.long
 
 DEADLINE_S = 120
 

@@ -30,6 +30,7 @@ from tests.cluster import Cluster
 from tests.contract.helpers import wait_stable
 
 pytestmark = pytest.mark.broker
+OVER_ASYNCIO = pytest.mark.long
 
 LONG_S = 60.0
 

@@ -19,6 +19,7 @@ from tests.cluster import Cluster
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
+OVER_ASYNCIO = ()
 
 
 @pytest.fixture

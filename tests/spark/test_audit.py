@@ -488,6 +488,7 @@ def wait_for_events(log: KafkaLog, stream: str, count: int) -> None:
     wait_until(lambda: len(read_stream(log, stream).events) >= count)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark")
 def test_some_plants_are_found_and_nothing_in_a_real_stream(broker: Broker, tmp_path: Path) -> None:
     cluster = start_cluster(broker.bootstrap, tmp_path, "shortly")

@@ -108,6 +108,7 @@ def test_export_continues_where_it_was(client: anabranch.Client, stream: str, ta
 
 
 @both_formats
+@pytest.mark.long
 def test_export_repeats_a_batch_that_was_cut_off(
     client: anabranch.Client, stream: str, table: Table
 ) -> None:
@@ -191,6 +192,7 @@ def test_export_ends_at_a_value_that_does_not_fit(
     assert len(table.rows()) == 1
 
 
+@pytest.mark.long
 def test_a_folder_belongs_to_its_checkpoint(
     spark: SparkSession, connection: Connection, client: anabranch.Client, stream: str,
     tmp_path: Path,
@@ -212,6 +214,7 @@ def test_a_folder_belongs_to_its_checkpoint(
         export(spark, connection, [other], to)
 
 
+@pytest.mark.long
 def test_two_checkpoints_that_exported_nothing_differ(spark: SparkSession, tmp_path: Path) -> None:
     to, own, other = (str(tmp_path / name) for name in ("out", "out/_checkpoint", "other"))
     _bind(spark, to, own)

@@ -87,6 +87,7 @@ ENDS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("arguments", "code", "says"), ENDS)
 def test_a_command_ends_with_one_line_and_its_code(
     command: Any, empty: str, tmp_path: Path, arguments: str, code: int, says: str

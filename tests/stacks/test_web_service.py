@@ -184,6 +184,7 @@ def test_an_unknown_outcome_is_one_commit_after_all(shop: Cluster, unique: str) 
     assert transactions(shop)[made.pop()] == Counter(BOTH)
 
 
+@pytest.mark.long
 def test_two_services_write_one_transaction(shop: Cluster, unique: str) -> None:
     with started(command("uvicorn", "stock:app"), shop, "/docs") as stock:
         checkout = command("uvicorn", "checkout:app")

@@ -50,6 +50,7 @@ def user(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.P
     return pytester
 
 
+@pytest.mark.long
 @pytest.mark.slow(40)
 @pytest.mark.broker
 def test_a_session_has_one_cluster(user: pytest.Pytester) -> None:

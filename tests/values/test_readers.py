@@ -28,6 +28,12 @@ from tests.values.registry import Registry
 
 pytestmark = pytest.mark.broker
 
+
+def only(*quick: str) -> list[pytest.ParameterSet]:
+    """All kinds; the tests of the others are of the long suite."""
+    return [pytest.param(kind, marks=[] if kind in quick else pytest.mark.long) for kind in KINDS]
+
+
 WAIT_S = 60.0
 KEY = "ann"
 Read = Callable[[anabranch.Client, Cluster, str, Kind], list[tuple[Any, Any]]]
@@ -152,7 +158,7 @@ def written(client: anabranch.Client, registry: Registry) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", only("str", "pydantic", "avro"))
 def test_each_reader_reads_what_the_client_wrote(
     kind: str, reader: str, written: dict[str, str], client: anabranch.Client, cluster: Cluster
 ) -> None:
@@ -165,7 +171,7 @@ def test_the_subject_is_the_streams(written: dict[str, str], registry: Registry)
         assert f"{stream_topic(written[kind])}-value" in registry.subjects
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", only("msgspec"))
 def test_every_way_to_write(
     kind: str, client: anabranch.Client, registry: Registry, unique: str, tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ def test_skipped_events_and_dead_letters(client: anabranch.Client, name: str, de
         assert headers[2] == ("from", f"{name}[0]@1".encode())
 
 
+@pytest.mark.long
 def test_commands_encode_and_say_what_they_can_not(
     client: anabranch.Client, cluster: Cluster, unique: str
 ) -> None:
