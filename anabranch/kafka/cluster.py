@@ -5,6 +5,7 @@ Questions that any broker can answer go to a broker in good health (`Cluster.hea
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import threading
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kio.schema.errors import ErrorCode
 
-from anabranch.clock import SystemClock
+from anabranch.clock import OnceAMinute, SystemClock
 from anabranch.kafka import health
 from anabranch.kafka.calls import METADATA, AuthenticationFailed, ConnectionBroken
 from anabranch.kafka.codes import NONE, READ_CODES, Act, Meaning, error_for, meaning
@@ -42,6 +43,8 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.waits import Job, here
+
+log = logging.getLogger("anabranch.kafka")
 
 T = TypeVar("T")
 
@@ -135,6 +138,7 @@ class Cluster:
         # Topic id -> (since when its name has no id or another id, the name).
         self._gone: dict[bytes, tuple[float, str]] = {}
         self.health = BrokerHealth(SystemClock(), settings.rack)
+        self.warnings = OnceAMinute(log, SystemClock().monotonic)
         self._confirming: Job | None = None
         self.chance = random.Random()  # independent of the program's own seed
         # (producer id, partition) -> whether its last native transaction there was committed.

@@ -136,6 +136,17 @@ def produce_answer(
     return answers
 
 
+def throttle_ms(version: int, body: Buffer) -> int:
+    """For how long the broker will not read from this connection, as a Produce answer says at its end.
+
+    An answer with tagged fields says why a leader is not one: then 0.
+    """
+    end = len(body) - (version >= PRODUCE.flexible_from)
+    if end < _I32.size or any(body[end:]):
+        return 0
+    return int(_I32.unpack_from(body, end - _I32.size)[0])
+
+
 class FetchPosition(NamedTuple):
     """The offset from which to fetch a partition. ``leader_epoch`` -1: not known, so not checked."""
 

@@ -20,6 +20,11 @@ from anabranch.kafka.connection import Connection
 from anabranch.ports import TopicPartition
 
 Answers = dict[TopicPartition, data.Produced]
+SLOW_MS = 1_000  # a broker that throttles this process for so long is logged
+THROTTLED = (
+    "broker %d throttles what this process writes, now for %.1f s: raise its quota of Kafka; "
+    "a controller merges less at once with --chunk-bytes"
+)
 
 
 class PendingBatch(NamedTuple):
@@ -179,6 +184,8 @@ class ProducePipeline:
         missing = request.batches.keys() - answers.keys()
         if missing:
             raise MalformedAnswer(f"no answer about {sorted(missing)[0]}")
+        if (waits := data.throttle_ms(link.version, body)) >= SLOW_MS:
+            self._cluster.warnings.warning(THROTTLED, link.node, waits / 1000)
         return answers
 
     def interrupt(self) -> None:

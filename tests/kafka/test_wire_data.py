@@ -119,7 +119,10 @@ def test_produce_answers(version: int) -> None:
         make("TopicProduceResponse", partition_responses=made, **topic_fields(version, 13, name))
         for name, made in partitions.items()
     )
-    body = answer_bytes(make("ProduceResponse", responses=topics, throttle_time=timedelta(0)))
+    body = answer_bytes(
+        make("ProduceResponse", responses=topics, throttle_time=timedelta(seconds=70))
+    )
+    assert data.throttle_ms(version, body) == 70_000
     found = data.produce_answer(version, body, NAMES)
     told = version >= 8
     assert found == {
