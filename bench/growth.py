@@ -59,7 +59,7 @@ def run(*, commits: int) -> dict[str, Any]:
         with _place(folder) as place, anabranch.connect(place.bootstrap) as client:
             settings = {"retention.ms": str(KEPT_S * 1000), "segment.ms": "5000"}
             client.create_stream(STREAM, segments=SEGMENTS, settings=settings)
-            _set(place.bootstrap, STATUS, "segment.bytes", str(4 << 20))
+            set_of_topic(place.bootstrap, STATUS, "segment.bytes", str(4 << 20))
             return _measure(place, client, folder, commits)
 
 
@@ -130,15 +130,16 @@ def _look(
         "commits": commits,
         "history_offsets": end - start,
         "history_cut_to": start,
-        "history_disk_mb": _size(folder, history.topic),
-        "status_disk_mb": _size(folder, STATUS),
-        "stream_disk_mb": sum(_size(folder, topic, p) for p in range(SEGMENTS)),
+        "history_disk_mb": disk_mb(folder, history.topic),
+        "status_disk_mb": disk_mb(folder, STATUS),
+        "stream_disk_mb": sum(disk_mb(folder, topic, p) for p in range(SEGMENTS)),
         "table_disk_mb": _bytes(folder / "controller" / "data") / 1e6,
-        "controller_mb": _memory(place.controller),
+        "controller_mb": memory_mb(place.controller),
     }
 
 
-def _size(folder: Path, topic: str, partition: int = 0) -> float:
+def disk_mb(folder: Path, topic: str, partition: int = 0) -> float:
+    """What a partition has on the disks of the brokers in ``folder``/broker."""
     found = (folder / "broker").rglob(f"{topic}-{partition}")
     return sum(_bytes(each) for each in found) / 1e6
 
@@ -153,13 +154,15 @@ def _bytes(folder: Path) -> int:
     return total
 
 
-def _memory(pid: int) -> float:
+def memory_mb(pid: int) -> float:
+    """A process's resident memory."""
     lines = Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
     (line,) = [line for line in lines if line.startswith("VmRSS")]
     return int(line.split()[1]) / 1000
 
 
-def _set(bootstrap: str, topic: str, name: str, value: str) -> None:
+def set_of_topic(bootstrap: str, topic: str, name: str, value: str) -> None:
+    """Change a topic's setting, as an operator would."""
     entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
     admin = AdminClient({"bootstrap.servers": bootstrap})
