@@ -92,6 +92,7 @@ class Days:
         self.samples_file = folder / "samples.jsonl"
         self.troubles: Counter[str] = Counter()
         self.failures: list[Exception] = []
+        self.lives = threading.Lock()  # held while there is no leader
         self.kills = 0
 
     @contextmanager
@@ -182,9 +183,10 @@ class Days:
             )
 
     def _kill(self) -> None:
-        self.controller.kill()
-        self.controller.start().wait_leading()
-        self.kills += 1
+        with self.lives:
+            self.controller.kill()
+            self.controller.start().wait_leading()
+            self.kills += 1
 
     def _prepare(self, client: anabranch.Client) -> None:
         """A prepared transaction that waits for a second of a day."""
@@ -212,8 +214,10 @@ class Days:
         return sorted(admin.list_topics(timeout=20).topics)
 
     def _sample(self) -> None:
-        if not self.controller.leading():
-            return
+        with self.lives:
+            self._sample_now()
+
+    def _sample_now(self) -> None:
         topics = self._topics()
         stored = {
             f"{name}_mb": sum(
