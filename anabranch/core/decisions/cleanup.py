@@ -61,9 +61,14 @@ def clean_up(turn: Turn) -> None:
 
 
 def log_epochs_again(turn: Turn) -> None:
-    """Log the active epochs of streams again after many commits. Call it when the round is complete."""
+    """Log the active epochs of streams again: after many commits, and with a leader's first commit to a stream.
+
+    A new leader does not know how many commits there were. If it began to count at 0, the history of a stream with
+    few commits a term would never be truncated. Call this when the round is complete.
+    """
     since = turn.histories.since_epoch
-    counts = {stream: since.get(stream, 0) for stream in turn.round.streams}
+    unknown = turn.settings.epoch_again
+    counts = {stream: since.get(stream, unknown) for stream in turn.round.streams}
     for step in turn.round.history:
         counts[step.stream] = 0 if isinstance(step, NewEpoch) else counts[step.stream] + 1
     for stream, count in sorted(counts.items()):
