@@ -192,6 +192,17 @@ def test_a_history_is_cut_only_after_its_events_are_deleted() -> None:
     assert last.vector() == {place.partition: end - 1 for place, end in log_ends.items()}
 
 
+def test_a_history_is_cut_though_no_leader_lasts_for_many_commits() -> None:
+    world = World()
+    for term in range(6):
+        controller = leading(world, f"c{term}", create=not term, **OFTEN)
+        commit(world, controller, 5, 5)
+    cut_stream(world, ends_of(history_of(world))[history_of(world)[-1][0]], *range(SEGMENTS))
+    for _ in range(3):
+        commit(world, controller, 1)
+    assert start_of(world) > 10
+
+
 def test_a_states_history_is_short_though_its_rows_stay() -> None:
     world = World()
     controller = leading(world, create=True, **OFTEN)
