@@ -124,7 +124,7 @@ class Client:
         one_shot_bytes: int = defaults.ONE_SHOT_BYTES,
         threads: bool = True,
     ) -> None:
-        """``threads`` False: no thread sends heartbeats, and the caller drives `heart`, as the simulator does."""
+        """``threads`` False: the caller drives `heart`, as the simulator does, and replicas advance in calls."""
         if not 0 < timeout < 1e9:
             raise InvalidArgument(f"timeout {timeout!r}: seconds above 0")
         if not 0 <= one_shot_bytes <= 1 << 30:
@@ -962,7 +962,8 @@ class Client:
         Raises: NotInstalled, UnknownStream, InvalidArgument (not a table), CrossScope, IllegalState (the folder is
         in use, or of another cluster), NotReady, DeadlineExceeded.
         """
-        return self._reading.replica(tables, folder, timeout, threads=threads, index=index)
+        threaded = threads and self._threads
+        return self._reading.replica(tables, folder, timeout, threads=threaded, index=index)
 
     @overload
     def changes(
