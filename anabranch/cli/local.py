@@ -57,7 +57,7 @@ def dev(
         stack.enter_context(hold(folder))
         prepare()
         print_note(
-            "starting a broker and controllers; the first time they compile code: half a minute, or some on a busy machine"
+            "starting a broker and controllers; the first time they compile code, which takes half a minute (busy: minutes)"
         )
         broker, running = stack.enter_context(
             local_cluster(folder, controllers, port=port, heap_mb=heap)

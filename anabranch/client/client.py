@@ -235,7 +235,8 @@ class Client:
         The function may be called several times, so it must have no side effects. The result has what it returned
         as ``value``. An exception from it aborts the transaction, and is raised. ``scope``: None for that of the
         first stream that it writes to; without a write nothing is sent. ``name``, ``keepalive``: as of
-        `Transaction.commit` and `begin`. For rows and events together: `Replica.transact`.
+        `Transaction.commit` and `begin`; also if the name is committed, the function runs, and its writes are
+        dropped. For rows and events together: `Replica.transact`.
 
         Raises: as `Transaction.commit`; TransactionAborted, WriteFailed (after the timeout).
         """
