@@ -185,6 +185,7 @@ def test_an_unknown_outcome_is_one_commit_after_all(shop: Cluster, unique: str) 
     assert transactions(shop)[made.pop()] == Counter(BOTH)
 
 
+@pytest.mark.long
 def test_a_repeated_request_keeps_what_it_got(shop: Cluster, unique: str) -> None:
     with started(command("uvicorn", "seats:app"), shop, "/docs") as program:
 
@@ -199,6 +200,7 @@ def test_a_repeated_request_keeps_what_it_got(shop: Cluster, unique: str) -> Non
     assert [event.value for event in booked if event.key == unique.encode()] == [b"2", b"1"]
 
 
+@pytest.mark.long
 def test_the_test_of_the_page_passes(shop: Cluster) -> None:
     words = shlex.split(command("python -m pytest"))[1:]
     done = subprocess.run(
