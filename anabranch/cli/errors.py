@@ -86,7 +86,9 @@ class NotFound(CheckFailed):
 
 
 class ChildFailed(AnabranchError):
-    """A child process ended unexpectedly."""
+    """A child process ended unexpectedly, or did not start in time."""
+
+    to_do = "correct what its log says, then repeat the command"
 
 
 DRIVERS = ("psycopg", "sqlite3")  # of databases

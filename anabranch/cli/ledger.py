@@ -6,12 +6,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from anabranch.cli.errors import DRIVERS, CheckFailed, failure_of
 from anabranch.cli.options import App, ClusterOptions, Yes, argument, option, seconds_of
 from anabranch.cli.output import print_result, show, show_failure
-from anabranch.errors import AskOutcomeError, InvalidArgument, RetryError, count_of
+from anabranch.errors import AskOutcomeError, InvalidArgument, NoLedger, RetryError, count_of
 from anabranch.presentation.rows import time_text, transaction_row
 
 if TYPE_CHECKING:
@@ -41,19 +42,22 @@ class LedgerOptions(ClusterOptions):
     ] = None
     table: Table = TABLE
 
-    def ledger(self) -> Ledger:
-        """The ledger. `InvalidArgument` if no database is given."""
-        return ledger_of(self.database, self.table)
+    def ledger(self, *, new: bool = False) -> Ledger:
+        """The ledger; as `ledger_of`."""
+        return ledger_of(self.database, self.table, new=new)
 
 
-def ledger_of(database: str | None, table: str) -> Ledger:
-    """A ledger by its database. `InvalidArgument` if no database is given."""
+def ledger_of(database: str | None, table: str, *, new: bool = False) -> Ledger:
+    """A ledger by its database. ``new``: an SQLite file that is missing will be made.
+
+    Raises: InvalidArgument (no database is given), NoLedger (its file is missing).
+    """
     from anabranch.ledger import Ledger
 
-    return Ledger(_connector(database), table=table)
+    return Ledger(_connector(database, new=new), table=table)
 
 
-def _connector(database: str | None) -> Callable[[], Any]:
+def _connector(database: str | None, *, new: bool) -> Callable[[], Any]:
     if not database:
         raise InvalidArgument(
             f"no database given: use --database URL or set {DATABASE_VARIABLE}, such as postgresql://HOST/NAME"
@@ -72,13 +76,17 @@ def _connector(database: str | None) -> Callable[[], Any]:
         return lambda: psycopg.connect(database)
     import sqlite3
 
+    if not new and not Path(database).exists():  # connecting would make an empty file
+        raise NoLedger(
+            f"there is no file {database}: correct --database, or make it with `anabranch ledger create`"
+        )
     return lambda: sqlite3.connect(database)
 
 
 @app.command("create")
 def create(options: LedgerOptions) -> None:
     """Create the ledger's table in a database, for this cluster. The command is safe to repeat."""
-    ledger = options.ledger()
+    ledger = options.ledger(new=True)
     with options.client() as client:
         ledger.create(client)
     print_result(

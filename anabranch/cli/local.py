@@ -57,7 +57,7 @@ def dev(
         stack.enter_context(hold(folder))
         prepare()
         print_note(
-            "starting a broker and controllers; the first time they compile their code for half a minute"
+            "starting a broker and controllers; the first time they compile code for half a minute or longer"
         )
         broker, running = stack.enter_context(
             local_cluster(folder, controllers, port=port, heap_mb=heap)

@@ -26,7 +26,14 @@ import typer
 from typer.models import CommandFunctionType
 
 from anabranch.cli.output import is_agreed, print_note
-from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownScope, UnknownStream
+from anabranch.errors import (
+    AnabranchError,
+    InvalidArgument,
+    NotReady,
+    UnknownProcessor,
+    UnknownScope,
+    UnknownStream,
+)
 from anabranch.librdkafka.environment import (
     BOOTSTRAP_VARIABLE,
     KAFKA_FILE_VARIABLE,
@@ -462,22 +469,26 @@ def losses_of(target: Target) -> list[str]:
 
 @contextmanager
 def opened(target: Target) -> Iterator[Client]:
-    """A client for one command. An error about an unknown stream names a similar stream, if there is one."""
+    """A client for one command. An error about an unknown stream or processor names a similar one."""
     with connected(target) as client, _similar_named(client):
         yield client
 
 
 @contextmanager
 def _similar_named(client: Client) -> Iterator[None]:
-    """Add the most similar stream to an error about an unknown one."""
+    """Add the most similar name to an error about an unknown stream, scope or processor."""
     try:
         yield
-    except (UnknownStream, UnknownScope) as error:
+    except (UnknownStream, UnknownScope, UnknownProcessor) as error:
         named = re.search(r"'([^'/]+(/[^'/]+)?)'", str(error))
         similar: list[str] = []
         if named is not None:
             with suppress(AnabranchError):
-                known = [one.stream for one in client.streams()]
+                if isinstance(error, UnknownProcessor):
+                    scope = named[1].partition("/")[0]
+                    known = [one.processor for one in client.processors(scope)]
+                else:
+                    known = [one.stream for one in client.streams()]
                 if not named[2]:
                     known = sorted({name.partition("/")[0] for name in known})
                 similar = get_close_matches(named[1], known, 1)

@@ -124,7 +124,7 @@ class Client:
         one_shot_bytes: int = defaults.ONE_SHOT_BYTES,
         threads: bool = True,
     ) -> None:
-        """``threads`` False: no thread sends heartbeats, and the caller drives `heart`, as the simulator does."""
+        """``threads`` False: the caller drives `heart`, as the simulator does, and replicas advance in calls."""
         if not 0 < timeout < 1e9:
             raise InvalidArgument(f"timeout {timeout!r}: seconds above 0")
         if not 0 <= one_shot_bytes <= 1 << 30:
@@ -235,7 +235,8 @@ class Client:
         The function may be called several times, so it must have no side effects. The result has what it returned
         as ``value``. An exception from it aborts the transaction, and is raised. ``scope``: None for that of the
         first stream that it writes to; without a write nothing is sent. ``name``, ``keepalive``: as of
-        `Transaction.commit` and `begin`. For rows and events together: `Replica.transact`.
+        `Transaction.commit` and `begin`; also if the name is committed, the function runs, and its writes are
+        dropped. For rows and events together: `Replica.transact`.
 
         Raises: as `Transaction.commit`; TransactionAborted, WriteFailed (after the timeout).
         """
@@ -962,7 +963,8 @@ class Client:
         Raises: NotInstalled, UnknownStream, InvalidArgument (not a table), CrossScope, IllegalState (the folder is
         in use, or of another cluster), NotReady, DeadlineExceeded.
         """
-        return self._reading.replica(tables, folder, timeout, threads=threads, index=index)
+        threaded = threads and self._threads
+        return self._reading.replica(tables, folder, timeout, threads=threaded, index=index)
 
     @overload
     def changes(

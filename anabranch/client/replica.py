@@ -137,7 +137,8 @@ class Replica(ReadReplica):
 
         The function may be called several times, so it must have no side effects. The result has what it returned
         as ``value``. An exception from it drops the transaction, and is raised. An unknown outcome is resolved
-        before the function is called again. Raises: as `TableTransaction.commit`; LocksBroken after the timeout.
+        before the function is called again. Also if the ``name`` is committed, the function runs, on the present
+        rows, and its writes are dropped. Raises: as `TableTransaction.commit`; LocksBroken after the timeout.
         """
         return transact(
             self._shared,

@@ -27,6 +27,7 @@ from anabranch.errors import (
     InvalidArgument,
     NotAuthorized,
     NotReady,
+    UnknownProcessor,
     UnknownScope,
     UnknownStream,
 )
@@ -854,9 +855,10 @@ def test_read_refuses_options_that_exclude_each_other(
         (UnknownStream("there is no stream 'nyc/flihgts': create it first"), "nyc/flights"),
         (UnknownScope("there is no scope 'nyx'"), "nyc"),
         (UnknownStream("there is no stream 'lax/other'"), None),
+        (UnknownProcessor("there is no processor 'nyc/dealys': create it first"), "nyc/delays"),
     ],
 )
-def test_an_unknown_stream_is_answered_with_a_similar_one(
+def test_an_unknown_name_is_answered_with_a_similar_one(
     run: Run, fake: FakeClient, monkeypatch: pytest.MonkeyPatch, error: Exception, hint: str | None
 ) -> None:
     def describe(_: str) -> Any:

@@ -59,7 +59,7 @@ def test_each_kind_of_error_has_its_exit_code(
         return
     assert result.stderr.count("\n") == 1, "one line, no traceback"
     assert result.stderr.startswith(f"{type(error).__name__}: ")
-    assert result.stderr.rstrip().endswith(EXIT_CODES[code][1])
+    assert result.stderr.rstrip().endswith(getattr(error, "to_do", "") or EXIT_CODES[code][1])
 
 
 @pytest.mark.parametrize(("error", "code"), ONE_OF_EACH[:-1], ids=lambda x: type(x).__name__)
@@ -70,7 +70,7 @@ def test_errors_as_json(run: Run, fake: FakeClient, error: BaseException, code: 
     found = json.loads(result.stderr)["error"]
     assert found["name"] == type(error).__name__
     assert found["exit_code"] == code
-    assert found["to_do"] == EXIT_CODES[code][1]
+    assert found["to_do"] == (getattr(error, "to_do", "") or EXIT_CODES[code][1])
     assert found.get("txn_id") == (TXN_ID.hex() if code is ExitCode.OUTCOME_UNKNOWN else None)
 
 
@@ -109,7 +109,7 @@ def test_a_long_message_is_cut_to_its_first_line_and_whole_in_json(
 ) -> None:
     fake.error = ChildFailed("it ended:\n  line 1\n  line 2")
     assert run("stream", "list").stderr == (
-        "ChildFailed: it ended (-v shows more) -> provide it, then repeat the command\n"
+        "ChildFailed: it ended (-v shows more) -> correct what its log says, then repeat the command\n"
     )
     document = json.loads(run("stream", "list", "--json").stderr)
     assert document["error"]["message"].endswith("line 2")

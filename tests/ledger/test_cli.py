@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
@@ -81,6 +82,16 @@ def test_the_life_of_a_ledger(shell: Shell, place: Place) -> None:
     assert shell("recover", "--once", "--older-than", "0s")[0]["alarms"] == {}
 
 
+def test_a_mistyped_file_is_refused_and_not_made(tmp_path: Path) -> None:
+    path = tmp_path / "shpo.db"
+    for command in ("list", "recover"):
+        words = ("ledger", command, "--database", str(path), "--bootstrap", "x:1")
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 2
+        assert done.stderr.startswith(f"NoLedger: there is no file {path}: correct --database")
+        assert not path.exists()
+
+
 def shell_with_error(shell: Shell) -> tuple[Any, Any]:
     words = ("ledger", "recover", "--once", "--older-than", "0s")
     done = CliRunner().invoke(
@@ -126,7 +137,7 @@ def test_the_service_waits_for_a_database_that_is_away(
         return servers[-1]
 
     monkeypatch.setattr(monitor, "make_server", made)
-    monkeypatch.setattr(commands, "_connector", lambda url: connect)
+    monkeypatch.setattr(commands, "_connector", lambda url, new: connect)
     monkeypatch.setattr(time, "sleep", sleep)
     words = ("--older-than", "0s", "--every", "7s", "--http", "127.0.0.1:0")
     (found,) = shell("recover", *words, code=130)
@@ -146,7 +157,8 @@ def test_the_service_waits_for_a_database_that_is_away(
     ("words", "code"),
     [
         (("create", "--database", ""), 2),
-        (("list", "--database", "/nowhere/x.db"), 6),
+        (("list", "--database", "/nowhere/x.db"), 2),
+        (("list", "--database", "/"), 6),
         (("list", "--database", "postgresql+psycopg://u:secret@h/d"), 2),
     ],
 )

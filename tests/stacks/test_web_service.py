@@ -8,6 +8,7 @@ import runpy
 import shlex
 import signal
 import subprocess
+import sys
 import threading
 import uuid
 from collections import Counter, defaultdict
@@ -182,6 +183,32 @@ def test_an_unknown_outcome_is_one_commit_after_all(shop: Cluster, unique: str) 
         assert len(made) == 1
     assert items(shop, BOTH[0])[f"{unique}-1".encode()] == 1
     assert transactions(shop)[made.pop()] == Counter(BOTH)
+
+
+@pytest.mark.long
+def test_a_repeated_request_keeps_what_it_got(shop: Cluster, unique: str) -> None:
+    with started(command("uvicorn", "seats:app"), shop, "/docs") as program:
+
+        def book(number: int) -> httpx.Response:
+            headers = {"Idempotency-Key": f"{unique}-{number}"}
+            return httpx.post(f"{program.url}/bookings/{unique}", headers=headers, timeout=30)
+
+        first = [book(number) for number in range(3)]
+        assert [answer.status_code for answer in first] == [200, 200, 409]
+        assert [book(number).json() for number in range(2)] == [{"seat": 2}, {"seat": 1}]
+    booked = committed(shop, "shop/bookings")["shop/bookings"]
+    assert [event.value for event in booked if event.key == unique.encode()] == [b"2", b"1"]
+
+
+@pytest.mark.long
+def test_the_test_of_the_page_passes(shop: Cluster) -> None:
+    words = shlex.split(command("python -m pytest"))[1:]
+    done = subprocess.run(
+        [sys.executable, *words, "--anabranch-bootstrap", shop.bootstrap],
+        env=child_environment({"PYTEST_PLUGINS": "anabranch.testing.pytest_plugin"}),
+        capture_output=True, text=True, timeout=START_S,
+    )  # fmt: skip
+    assert "1 passed" in done.stdout, done.stdout
 
 
 @pytest.mark.long

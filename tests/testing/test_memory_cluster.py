@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 
+from anabranch.client.table_transaction import TableTransaction
 from anabranch.errors import DeadlineExceeded, RetryError, TransactionAborted, UnsupportedSetting
 from anabranch.testing import MemoryCluster
 
@@ -52,6 +54,28 @@ def test_without_a_controller_calls_time_out_and_a_new_one_knows_all() -> None:
             client.create_stream("shop/more")
         cluster.start_controller()
         assert len(client.describe("shop/orders").segments) == 1
+
+
+def test_rows_and_events_commit_together_without_another_thread() -> None:
+    """A thread of the replica would move the clock during the test's own calls, so that they time out."""
+    pytest.importorskip("rocksdict")
+    with MemoryCluster().connect() as client:
+        client.create_table("shop/stock")
+        client.create_stream("shop/orders")
+        with client.replica("shop/stock") as replica:
+            assert "replica" not in {thread.name for thread in threading.enumerate()}
+
+            def order(txn: TableTransaction) -> int:
+                left = int(txn.get("shop/stock", b"figs") or b"3") - 1
+                txn.put("shop/stock", b"figs", b"%d" % left)
+                txn.write("shop/orders", b"fig", key=b"ann")
+                return left
+
+            assert [replica.transact(order).value for _ in range(2)] == [2, 1]
+            with replica.snapshot() as now:
+                assert now.get("shop/stock", b"figs") == b"1"
+        with client.read("shop/orders", timeout=1) as reader:
+            assert len(list(reader)) == 2
 
 
 def test_groups_are_refused() -> None:
