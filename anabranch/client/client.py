@@ -86,6 +86,7 @@ from anabranch.types import (
     Result,
     StreamDescription,
     TaskOwnership,
+    Timeline,
     Transacted,
     TransactionInfo,
     V,
@@ -433,6 +434,21 @@ class Client:
         """One transaction by its id, open or not, with its writers and its merge's progress. Raises: as `state`."""
         deadline = self._shared.checked_deadline(timeout)
         return open_of(self._session.open_ones(r.ListOpen(None, id_of(txn_id), 1), deadline)[0])
+
+    def timeline(
+        self, transaction: bytes | str | Reservation, *, timeout: float | None = None
+    ) -> Timeline:
+        """When each step of a transaction happened: begun, touched, receipts, decided, merged, readable.
+
+        It is read from the status log and the histories. Without the right Read on the status topic it has only
+        what `state` has, and says so in ``gaps``. ``transaction``: as of `state`, which the caller must be allowed
+        to see by its id. After ``timeout`` seconds the timeline ends with what was read.
+
+        Raises: as `state`.
+        """
+        self._shared.check()
+        txn_id, _, _ = asked_about(self._session, transaction)
+        return self._reading.timeline(txn_id, timeout)
 
     def prepared(
         self,
