@@ -27,9 +27,9 @@ TRACE_HEADER = "traceparent"
 _HEADER_BYTES = 55  # of a traceparent
 # What an event's size grows by: name, value, and their framing in a record and in a command.
 TRACED_BYTES = len(TRACE_HEADER) + _HEADER_BYTES + 8
+_SAMPLED = 1  # a bit of a trace's flags
 MOST_LINKS = 128  # of a span; OpenTelemetry's default limit
 _MOST_SERVED = 10_000  # commands whose answer is awaited
-_SYSTEM = "anabranch"
 Kind = Literal["CLIENT", "PRODUCER", "CONSUMER", "SERVER"]
 
 
@@ -53,6 +53,7 @@ class Tracing:
         self._tracer = tracer
         self._attach, self._detach = context.attach, context.detach
         self._api, self._empty = trace, context.Context()
+        self._last: tuple[SpanContext | None, bytes] = (None, b"")  # whose header was made last
         self._extract = TraceContextTextMapPropagator().extract
 
     def here(self) -> Context | None:
@@ -78,7 +79,7 @@ class Tracing:
             f"anabranch {name}",
             parent,
             kind=self._api.SpanKind[kind],
-            attributes={"messaging.system": _SYSTEM, **(attributes or {})},
+            attributes=attributes,
             links=links,
             start_time=start_ns,
         )
@@ -100,11 +101,18 @@ class Tracing:
         span.set_status(self._api.StatusCode.ERROR, str(error))
 
     def header(self, span: Span | None = None) -> bytes | None:
-        """The traceparent of a span, or of the current one; None if there is none."""
+        """The traceparent of a span, or of the current one; None if there is none, or if it is not sampled.
+
+        Events are kept for long, so those of traces that are not collected don't get the header.
+        """
         found = (span or self._api.get_current_span()).get_span_context()
-        if not found.is_valid:
+        if not (found.is_valid and found.trace_flags & _SAMPLED):
             return None
-        return b"00-%032x-%016x-%02x" % (found.trace_id, found.span_id, found.trace_flags)
+        context, header = self._last
+        if context is not found:
+            header = b"00-%032x-%016x-%02x" % (found.trace_id, found.span_id, found.trace_flags)
+            self._last = found, header
+        return header
 
     def context_of(self, header: bytes | None) -> Context | None:
         """The context of a traceparent; None if it is missing or malformed."""
@@ -203,7 +211,7 @@ class Trace:
 
 def name_txn(span: Span, txn_id: bytes | None) -> None:
     """Give a span the id of its transaction."""
-    if txn_id is not None:
+    if txn_id is not None and span.is_recording():
         span.set_attribute("anabranch.txn_id", txn_id.hex())
 
 

@@ -376,13 +376,18 @@ def with_trace(events: Iterable[Event], trace: Trace | None) -> tuple[Event, ...
     if header is None:
         return tuple(events)
     added = (EventHeader(TRACE_HEADER, header),)
+    return tuple(
+        [
+            each
+            if is_state(each.stream) or (each.headers and _is_traced(each))
+            else Event(*each[:4], each.headers + added, each.timestamp)
+            for each in events
+        ]
+    )
 
-    def traced(event: Event) -> Event:
-        if is_state(event.stream) or any(one.key == TRACE_HEADER for one in event.headers):
-            return event
-        return event._replace(headers=event.headers + added)
 
-    return tuple([traced(event) for event in events])
+def _is_traced(event: Event) -> bool:
+    return any(header.key == TRACE_HEADER for header in event.headers)
 
 
 def check_taken(outcome: Outcome, own: Iterable[Receipt], txn_id: bytes | None) -> None:

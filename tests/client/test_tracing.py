@@ -14,6 +14,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 import anabranch
 from anabranch import errors, tracing
@@ -198,6 +199,21 @@ def test_consuming_continues_the_trace_of_an_event(
     assert {link.context.span_id for link in both.links} == {
         span.context.span_id for span in (first, second) if span.context
     }
+
+
+def test_a_trace_that_is_not_sampled_costs_no_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = TracerProvider(sampler=ALWAYS_OFF)
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    world = World()
+    world.client.create_stream(STREAM)
+    with world.client.begin("nyc") as txn:
+        txn.write(STREAM, b"1", key=b"a")
+        txn.commit()
+    with world.client.begin("nyc") as txn:
+        txn.token()
+        txn.write(STREAM, b"2", key=b"a")
+        txn.commit()
+    assert carried(world) == [[], []]
 
 
 def test_a_malformed_header_makes_no_trouble(traced: World, spans: InMemorySpanExporter) -> None:
