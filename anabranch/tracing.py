@@ -2,7 +2,7 @@
 
 All that knows OpenTelemetry is here. A program traces if it has configured a tracer provider before it connects;
 then `opentelemetry.trace` is imported already, so a program that does not trace imports nothing and pays one test
-of ``is None`` for each call.
+of ``None`` for each call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 TRACE_HEADER = "traceparent"
 _HEADER_BYTES = 55  # of a traceparent
-# What an event's size grows by: name, value, and their framing in a record and in a command.
+# The header's part of an event's size: name, value, and their framing in a record and in a command.
 TRACED_BYTES = len(TRACE_HEADER) + _HEADER_BYTES + 8
 _SAMPLED = 1  # a bit of a trace's flags
 MOST_LINKS = 128  # of a span; OpenTelemetry's default limit
@@ -101,7 +101,7 @@ class Tracing:
         span.set_status(self._api.StatusCode.ERROR, str(error))
 
     def header(self, span: Span | None = None) -> bytes | None:
-        """The traceparent of a span, or of the current one; None if there is none, or if it is not sampled.
+        """The traceparent of a span, or of the current one; None without one, or if it is not sampled.
 
         Events are kept for long, so those of traces that are not collected don't get the header.
         """

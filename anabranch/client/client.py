@@ -446,9 +446,9 @@ class Client:
     ) -> Timeline:
         """When each step of a transaction happened: begun, touched, receipts, decided, merged, readable.
 
-        It is read from the status log and the histories. Without the right Read on the status topic it has only
-        what `state` has, and says so in ``gaps``. ``transaction``: as of `state`, which the caller must be allowed
-        to see by its id. After ``timeout`` seconds the timeline ends with what was read.
+        The timeline is read from the status log and the histories. Without the right Read on the status topic it
+        has only what `state` has, and ``gaps`` says so. ``transaction``: as of `state`, which the caller must be
+        allowed to see by its id. After ``timeout`` seconds the timeline ends with what was read.
 
         Raises: as `state`.
         """

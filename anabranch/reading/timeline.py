@@ -2,8 +2,8 @@
 
 The status log has a row for each change of a transaction, and its record has the time of the round that decided the
 change. The history of each stream has the commit, and the broker wrote the time at which it ended the round into
-the marker that follows. So no controller measures anything for a timeline. What these logs do not have is in
-``docs/how-to/tracing.md``.
+the marker that follows. So no controller measures anything for a timeline. ``docs/how-to/tracing.md``
+says which waits these logs do not show.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _txn(fold: _Fold, row: StatusRow) -> None:
 
 
 def _journals_of(fold: _Fold) -> str:
-    """What a commit that was logged as pending waited for; empty if it was decided in the round that read it."""
+    """The wait of a commit that was logged as pending; empty if it was decided in the round that read it."""
     pending = fold.pending
     if pending is None:
         return ""
@@ -307,7 +307,7 @@ def read_timeline(
     deadline: float,
     waits: r.WaitInfo | None = None,
 ) -> Timeline:
-    """The timeline of a transaction. What can't be read is among its ``gaps``.
+    """The timeline of a transaction. Its ``gaps`` name the logs that can't be read.
 
     ``streams``: where it may have events. ``waits``: what its decided commit waits for at present. ``deadline``:
     monotonic seconds; then the timeline ends with what was read. Raises: NotReady, UnsupportedVersion.
