@@ -20,7 +20,7 @@ import anabranch
 from tests.cluster import Cluster
 from tests.plain_reader import read_all
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.long]
 
 # The start of a program that traces, and prints its spans at its end.
 OTHER = """
