@@ -37,6 +37,8 @@ if TYPE_CHECKING:
         Result,
         StreamDescription,
         TaskOwnership,
+        Timeline,
+        TimelineStep,
         Transacted,
         TransactionInfo,
     )
@@ -79,6 +81,8 @@ __all__ = [
     "Stream",
     "StreamDescription",
     "TaskOwnership",
+    "Timeline",
+    "TimelineStep",
     "Transacted",
     "Transaction",
     "TransactionInfo",

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from anabranch.core.authorize import Right
 from anabranch.core.stream_states import ACTIVE
@@ -264,6 +264,36 @@ class OpenTransaction:
     journals: Mapping[str, int] = field(default_factory=dict)
     waits: r.WaitInfo | None = None
     ends: str = ""
+
+
+class TimelineStep(NamedTuple):
+    """A step of a transaction. ``at_ms``: Unix milliseconds by the clock of the client that made the id, of the
+    controller that decided, or of the broker that ended the round; ``clock`` says which.
+
+    ``what``: id made, leader, begun, touched, joined, receipt, locked, prepared, commit asked, decided, staging,
+    staged, merged, readable or aborted. ``about``: the stream, writer, leader or reason. ``waited_for``: what had
+    to happen between the step before and this one; empty if the logs do not say.
+    """
+
+    at_ms: int
+    clock: Literal["client", "controller", "broker"]
+    what: str
+    about: str = ""
+    waited_for: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The steps of a transaction, in the order in which they happened.
+
+    ``waits``: what its decided commit waits for now; empty if it waits for nothing. ``gaps``: why steps may be
+    missing.
+    """
+
+    txn_id: bytes
+    steps: tuple[TimelineStep, ...]
+    waits: str = ""
+    gaps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

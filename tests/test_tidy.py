@@ -37,6 +37,7 @@ IMPORTERS = {
         "anabranch/tables/store.py",
     ),
     "confluent_kafka": ("anabranch/librdkafka/",),
+    "opentelemetry": ("anabranch/tracing.py",),
 }
 # Handlers that catch every `Exception` and don't raise it again, by file. A signal handler may raise an exception
 # at any line of the caller's thread (Celery's time limit of a task, say): it has to come out unchanged.

@@ -86,6 +86,7 @@ if TYPE_CHECKING:
         Receipt,
         Result,
         StreamDescription,
+        Timeline,
         Transacted,
         TransactionInfo,
         V,
@@ -1178,6 +1179,12 @@ class AsyncClient(Handle):
     ) -> OpenTransaction:
         """As `Client.open_transaction`."""
         return await self._waits.call(self._blocking.open_transaction, txn_id, timeout=timeout)
+
+    async def timeline(
+        self, transaction: bytes | str | Reservation, *, timeout: float | None = None
+    ) -> Timeline:
+        """As `Client.timeline`."""
+        return await self._waits.call(self._blocking.timeline, transaction, timeout=timeout)
 
     async def prepared(
         self,

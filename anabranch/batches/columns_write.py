@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -75,6 +75,13 @@ class BytesColumn(NamedTuple):
 _NO_COLUMN = BytesColumn()
 
 
+def _one(value: bytes | None) -> BytesColumn:
+    """A column of one row."""
+    size = -1 if value is None else len(value)
+    data = np.frombuffer(value or b"", dtype=np.uint8)
+    return BytesColumn(np.zeros(1, dtype=np.int64), np.array([size], dtype=np.int64), data)
+
+
 class HeadersColumn(NamedTuple):
     """Headers of each row: their start in ``names`` (UTF-8) and ``values``, and their number."""
 
@@ -109,6 +116,13 @@ class EventColumns:
         """Whether all events have a key that a table's row can have; False without events."""
         keys = self.keys.sizes
         return bool(len(keys)) and 0 < int(keys.min()) <= int(keys.max()) <= ROW_KEY.value
+
+    def with_header(self, name: str, value: bytes | None) -> EventColumns:
+        """The same events with one more header; unchanged if events have headers of their own."""
+        if len(self.headers.counts):
+            return self
+        zeros, ones = np.zeros(self.rows, dtype=np.int64), np.ones(self.rows, dtype=np.int64)
+        return replace(self, headers=HeadersColumn(zeros, ones, _one(name.encode()), _one(value)))
 
     def sizes(self) -> Numbers:
         """The bytes of each event's key, value and headers, as the size limit counts them."""

@@ -46,6 +46,7 @@ from anabranch.presentation.rows import (
     span_text,
     system_row,
     time_text,
+    timeline_row,
     transaction_row,
 )
 from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE, parse_txn_text
@@ -210,10 +211,18 @@ def describe(
     options: ClusterOptions,
     txn: TxnIdText,
     watch: Annotated[bool, option("--watch -w", "Repeat each second until it has ended.")] = False,
+    timeline: Annotated[
+        bool, option("--timeline", "Show when each step happened, and what it waited for.")
+    ] = False,
 ) -> None:
     """Show a transaction: its state and outcome, streams, writers, locks, and the progress of its merge."""
+    if watch and timeline:
+        raise InvalidArgument("give --watch or --timeline, not both")
     with options.client() as client:
         txn_id = id_of(client, txn)
+        if timeline:
+            _show_timeline(timeline_row(client.timeline(txn_id)), as_json=options.json)
+            return
         while True:
             info = client.state(txn_id)
             if ended := info.state in _FINISHED:
@@ -223,6 +232,24 @@ def describe(
             if ended or not watch:
                 return
             time.sleep(_WATCH_S)
+
+
+_TIMELINE_COLUMNS: Columns = (
+    "at",
+    Column("since begun, ms", "since_begun_ms"),
+    Column("since step before, ms", "since_step_ms"),
+    "step",
+    "about",
+    "waited_for",
+    "clock",
+)
+
+
+def _show_timeline(document: Row, *, as_json: bool) -> None:
+    waits = [f"waits now: {document['waits']}"] if document["waits"] else []
+    gaps = [f"gap: {gap}" for gap in document["gaps"]]
+    table = Grid(f"Timeline of {document['txn_id']}", document["steps"], _TIMELINE_COLUMNS)
+    print_result(document, table, *waits, *gaps, as_json=as_json)
 
 
 def id_of(client: Client, text: str, *, of_open: bool = False) -> bytes:

@@ -73,6 +73,7 @@ from anabranch.reading.snapshot import At, Mode, Snapshot, SnapshotPlan
 from anabranch.reading.store_lookup import stored
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.topics.rights import Acl
+from anabranch.tracing import current as current_tracing
 from anabranch.types import (
     AuditEntry,
     CommandsInfo,
@@ -86,6 +87,7 @@ from anabranch.types import (
     Result,
     StreamDescription,
     TaskOwnership,
+    Timeline,
     Transacted,
     TransactionInfo,
     V,
@@ -131,9 +133,12 @@ class Client:
             raise InvalidArgument(f"one_shot_bytes {one_shot_bytes!r}: 0 to 2^30")
         self._threads = threads
         self._close_lock = threading.Lock()
-        self._session = Session(ports)
+        tracing = current_tracing()
+        self._session = Session(ports, tracing)
         self._heart = Heart(self._session, thread=threads)
-        self._shared = Shared(self._session, ports, timeout, one_shot_bytes, self._heart.add)
+        self._shared = Shared(
+            self._session, ports, timeout, one_shot_bytes, self._heart.add, tracing
+        )
         self._streams = Streams(self._shared)
         self._reading = Reading(self._shared)
         self._processors = Processors(self._shared, self._reading)
@@ -311,7 +316,8 @@ class Client:
         records = receipt_records(receipts, id_of(transaction))
         command = r.Commit(b"", (), records, name, 0, number, consumed, None, secret)
         deadline = self._shared.checked_deadline(timeout)
-        outcome = commit_by(self._session, transaction, command, deadline)
+        with self._shared.span("commit", transaction):
+            outcome = commit_by(self._session, transaction, command, deadline)
         warn_left_out(outcome, receipts)
         return result_of(outcome)
 
@@ -334,7 +340,8 @@ class Client:
         records = receipt_records(receipts, id_of(transaction))
         command = r.Commit(b"", (), records, name, 0, number, None, r.Prepare(by, attempt))
         deadline = self._shared.checked_deadline(timeout)
-        return info_of(commit_by(self._session, transaction, command, deadline))
+        with self._shared.span("prepare", transaction):
+            return info_of(commit_by(self._session, transaction, command, deadline))
 
     def abort(
         self,
@@ -434,6 +441,21 @@ class Client:
         """One transaction by its id, open or not, with its writers and its merge's progress. Raises: as `state`."""
         deadline = self._shared.checked_deadline(timeout)
         return open_of(self._session.open_ones(r.ListOpen(None, id_of(txn_id), 1), deadline)[0])
+
+    def timeline(
+        self, transaction: bytes | str | Reservation, *, timeout: float | None = None
+    ) -> Timeline:
+        """When each step of a transaction happened: begun, touched, receipts, decided, merged, readable.
+
+        The timeline is read from the status log and the histories. Without the right Read on the status topic it
+        has only what `state` has, and ``gaps`` says so. ``transaction``: as of `state`, which the caller must be
+        allowed to see by its id. After ``timeout`` seconds the timeline ends with what was read.
+
+        Raises: as `state`.
+        """
+        self._shared.check()
+        txn_id, _, _ = asked_about(self._session, transaction)
+        return self._reading.timeline(txn_id, timeout)
 
     def prepared(
         self,

@@ -12,7 +12,7 @@ from anabranch.client.reservation import keepalive_ms_of
 from anabranch.client.shared import Shared
 from anabranch.client.transaction import Transaction
 from anabranch.core.stream_settings import is_table, versions_ms
-from anabranch.core.stream_states import CREATING, GIVEN_UP
+from anabranch.core.stream_states import ACTIVE, CREATING, GIVEN_UP
 from anabranch.errors import (
     AnabranchError,
     AskOutcomeError,
@@ -54,12 +54,14 @@ from anabranch.reading.snapshot import (
     streams_of,
     take,
 )
+from anabranch.reading.timeline import MOST_SEARCHED, read_timeline
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.types import (
     Event,
     Listed,
     StreamDescription,
     TaskOwnership,
+    Timeline,
     description_of,
     info_of,
     open_of,
@@ -226,6 +228,20 @@ class Reading:
         check_since(begin, timestamp)
         with readers.source() as source:
             return take(source, names, timestamp, deadline, begin)
+
+    def timeline(self, txn_id: bytes, timeout: float | None) -> Timeline:
+        """The timeline of a transaction."""
+        readers, session = self.readers(), self._session
+        deadline = self._shared.deadline(timeout)
+        opened = session.open_ones(r.ListOpen(None, txn_id, 1), deadline)[0]
+        info, streams = info_of(opened.outcome), opened.outcome.streams
+        if info.commit_timestamp and not streams:  # a one-shot: its row does not name its streams
+            kept = [s.stream for s in session.streams(info.scope, deadline) if s.state == ACTIVE]
+            streams = tuple(kept[:MOST_SEARCHED])
+        with readers.source() as source:
+            return read_timeline(
+                source, info, streams, self._shared.ports.prefix, deadline, opened.waits
+            )
 
     def progress(self, streams: str | Sequence[str], group: str, timeout: float | None) -> int:
         readers, names = self.readers(), streams_of(streams)

@@ -18,6 +18,7 @@ from anabranch.core.journal_runs import CRC_MODULUS, not_covered
 from anabranch.errors import AlreadyCommitted, InvalidArgument, MalformedRecord
 from anabranch.ports import JournalRecord, RecordHeaders, TopicPartition
 from anabranch.protocol.ids import TXN_HEADER, pack_txn_header
+from anabranch.protocol.legal_names import is_state
 from anabranch.protocol.limits import (
     check_bytes,
     check_event,
@@ -26,12 +27,22 @@ from anabranch.protocol.limits import (
     headers_size,
 )
 from anabranch.protocol.partitioner import mix, record_checksum
-from anabranch.protocol.schemas.records import Extent, Outcome, Receipt, SegmentRange, Touched
+from anabranch.protocol.schemas.records import (
+    Event,
+    EventHeader,
+    Extent,
+    Outcome,
+    Receipt,
+    SegmentRange,
+    Touched,
+)
 from anabranch.topics.names import journal_topic
+from anabranch.tracing import TRACE_HEADER, TRACED_BYTES
 from anabranch.types import Headers, V
 
 if TYPE_CHECKING:
     from anabranch.batches.columns_write import EventColumns, Placing
+    from anabranch.tracing import Trace
 
 log = logging.getLogger("anabranch.client")
 
@@ -87,17 +98,18 @@ class _Places(NamedTuple):
 class StreamLane:
     """Writes the events of one writer to one stream."""
 
-    def __init__(
-        self, touched: Touched, txn_id: bytes, writer: int, journal: JournalWriter, deadline: float
-    ) -> None:
+    def __init__(self, touched: Touched, account: WriterAccount, deadline: float) -> None:
+        journal, writer = account.journal, account.writer
         self.stream = touched.stream
         self.topic = journal_topic(touched.stream)
         self.is_table = touched.is_table
         partitions = sorted({segment.partition for segment in touched.segments})
         opened = journal.open(self.topic, partitions, deadline)
         self.accounts = {p: Account(p, opened.first[p]) for p in partitions}
-        self._room = opened.max_event_bytes - RECORD_OVERHEAD
-        self._header = (TXN_HEADER, pack_txn_header(txn_id, writer, touched.stream_epoch))
+        self._trace = account.trace
+        self._room = opened.max_event_bytes - RECORD_OVERHEAD - len(self._trace) * TRACED_BYTES
+        txn = pack_txn_header(account.txn_id, writer, touched.stream_epoch)
+        self._header = (TXN_HEADER, txn)
         self.write, self._records = self._make_write(touched.segments, journal, writer)
         self._journal = journal
         self._segments = touched.segments
@@ -129,7 +141,8 @@ class StreamLane:
 
     def write_columns(self, columns: EventColumns) -> None:
         """Write checked rows. After an error some of the rows may be written."""
-        counted = self._journal.write_columns(self.topic, self._placing, columns)
+        traced = columns.with_header(*self._trace[0]) if self._trace else columns
+        counted = self._journal.write_columns(self.topic, self._placing, traced)
         if counted is None:
             self.write_many(columns.events())
             return
@@ -160,6 +173,12 @@ class StreamLane:
 
     def _check_bytes(self, size: int) -> None:
         check_bytes(size, self._room, self.stream, self.topic)
+
+    def _with_trace(self, headers: RecordHeaders) -> RecordHeaders:
+        """The headers of a record: the event's own, the trace context if it has none, and ``ab.txn``."""
+        if self._trace and all(name != TRACE_HEADER for name, _ in headers):
+            return [*headers, *self._trace, self._header]
+        return [*headers, self._header]
 
     def _make_places(self, segments: Sequence[SegmentRange], writer: int) -> _Places:
         ordered = sorted(segments, key=lambda segment: segment.low)
@@ -198,8 +217,8 @@ class StreamLane:
         """
         known, place, spread = self._make_places(segments, writer)
         write_record = journal.write
-        topic, header = self.topic, self._header
-        plain_headers: RecordHeaders = [header]
+        topic, header, traced = self.topic, self._header, bool(self._trace)
+        plain_headers: RecordHeaders = [*self._trace, header]
 
         def write(
             key: bytes | None,
@@ -214,18 +233,13 @@ class StreamLane:
             if value is not None:
                 crc = crc32(value, crc)
                 left -= len(value)
+            record_headers = plain_headers
             if headers:
                 left -= headers_size(headers)
+                record_headers = self._with_trace(headers) if traced else [*headers, header]
             if left < 0:
                 self.check(key, value, headers)
-            write_record(
-                topic,
-                account.partition,
-                key,
-                value,
-                [*headers, header] if headers else plain_headers,
-                timestamp or 0,
-            )
+            write_record(topic, account.partition, key, value, record_headers, timestamp or 0)
             account.count += 1
             account.crc_sum += crc
 
@@ -241,7 +255,7 @@ class StreamLane:
                         self.judge_time(timestamp)
                     if headers:
                         self.check(key, value, headers)
-                        record_headers = [*headers, header]
+                        record_headers = self._with_trace(headers)
                 if key is not None:
                     account, crc, left = known.get(key) or place(key)
                 else:
@@ -259,9 +273,10 @@ class StreamLane:
 
 
 class WriterAccount:
-    """All that one writer has written, by stream."""
+    """All that one writer has written, by stream. ``trace``: the header with its trace context, or empty."""
 
     def __init__(self, txn_id: bytes, writer: int, journal: JournalWriter) -> None:
+        self.trace: RecordHeaders = []
         self.txn_id = txn_id
         self.writer = writer
         self.journal = journal
@@ -270,7 +285,7 @@ class WriterAccount:
 
     def add(self, touched: Touched, deadline: float) -> StreamLane:
         """Open the lane into a stream."""
-        lane = StreamLane(touched, self.txn_id, self.writer, self.journal, deadline)
+        lane = StreamLane(touched, self, deadline)
         self.lanes[touched.stream] = lane
         return lane
 
@@ -350,6 +365,29 @@ def _warn(timestamp: int) -> None:
         "timestamp %d ms is before 1973: is it in seconds? Retention may delete such events at once",
         timestamp,
     )
+
+
+def with_trace(events: Iterable[Event], trace: Trace | None) -> tuple[Event, ...]:
+    """The events of a command, with the current trace context in a header, unless they have one.
+
+    Rows of processors' state get none.
+    """
+    header = None if trace is None else trace.header()
+    if header is None:
+        return tuple(events)
+    added = (EventHeader(TRACE_HEADER, header),)
+    return tuple(
+        [
+            each
+            if is_state(each.stream) or (each.headers and _is_traced(each))
+            else Event(*each[:4], each.headers + added, each.timestamp)
+            for each in events
+        ]
+    )
+
+
+def _is_traced(event: Event) -> bool:
+    return any(header.key == TRACE_HEADER for header in event.headers)
 
 
 def check_taken(outcome: Outcome, own: Iterable[Receipt], txn_id: bytes | None) -> None:

@@ -71,6 +71,7 @@ from anabranch.protocol.messages import SETS
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode_as, encode
 from anabranch.protocol.tokens import Token, TokenBytes, id_named, make, peek
+from anabranch.tracing import TRACE_HEADER, Tracing
 from anabranch.types import Listed, committed
 
 log = logging.getLogger("anabranch.client")
@@ -102,8 +103,9 @@ class _Copy(NamedTuple):
 class Session:
     """The commands of the protocol. Thread-safe: calls share only caches."""
 
-    def __init__(self, ports: ClientPorts) -> None:
+    def __init__(self, ports: ClientPorts, tracing: Tracing | None = None) -> None:
         self._bus = ports.bus
+        self._tracing = tracing
         self._clock = ports.clock
         self._entropy = ports.entropy
         self._lane = ports.lane
@@ -226,6 +228,8 @@ class Session:
             headers = [(TIME_HEADER, hybrid_time.to_bytes(self._reported.get(partition, 0)))]
         else:
             headers = self.seen
+        if self._tracing is not None and (trace := self._tracing.header()) is not None:
+            headers = [*headers, (TRACE_HEADER, trace)]
         return _Copy(partition, self._entropy(CORRELATION_ID_SIZE), payload, headers)
 
     def _send_until_answered(

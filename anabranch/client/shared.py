@@ -8,13 +8,14 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from anabranch.client.ports import ClientPorts, JournalWriter
 from anabranch.client.receipts import check_layout, warn_of_seconds
+from anabranch.client.reservation import Reservation, id_of
 from anabranch.client.session import Session
 from anabranch.core.stream_settings import latest_time
 from anabranch.errors import (
@@ -29,6 +30,7 @@ from anabranch.protocol.legal_names import check_type, is_state
 from anabranch.protocol.limits import AHEAD_MS, check_ahead, check_timestamp
 from anabranch.protocol.schemas.records import Outcome, SegmentRange, StreamInfo
 from anabranch.protocol.tokens import peek
+from anabranch.tracing import Trace, Tracing, name_txn
 from anabranch.waits import Job, here
 
 if TYPE_CHECKING:
@@ -81,6 +83,7 @@ class Shared:
     timeout: float
     one_shot_bytes: int
     heart: Callable[[Handle], None]  # starts heartbeats for a handle
+    tracing: Tracing | None = None
     handles: weakref.WeakSet[Handle] = field(default_factory=weakref.WeakSet)
     # By stream: when its description expires, and the description (None if the client can't get it).
     streams: dict[str, tuple[float, StreamInfo | None]] = field(default_factory=dict)
@@ -130,6 +133,21 @@ class Shared:
                     "back; make the call before or after it"
                 )
         return self.checked_deadline(timeout)
+
+    # -- traces ---------------------------------------------------------------------------------------
+
+    def new_trace(self) -> Trace | None:
+        """The spans of a new handle; None if the program does not trace."""
+        return None if self.tracing is None else Trace(self.tracing)
+
+    def span(self, name: str, transaction: bytes | Reservation) -> AbstractContextManager[object]:
+        """A ``with`` block with a span about a transaction that is given by token or reservation."""
+        trace = self.new_trace()
+        if trace is None:
+            return nullcontext()
+        span = trace.start(name, "CLIENT")
+        name_txn(span, id_of(transaction))
+        return trace.within(span)
 
     # -- streams --------------------------------------------------------------------------------------
 

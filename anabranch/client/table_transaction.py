@@ -15,6 +15,7 @@ from itertools import starmap
 from typing import Any, Literal, NoReturn, Self, TypeVar, cast, overload
 
 from anabranch.client.own_writes import Local, OwnRows, ReadBack, Writers, Written, merged
+from anabranch.client.receipts import with_trace
 from anabranch.client.reservation import keepalive_ms_of
 from anabranch.client.shared import Shared, entered
 from anabranch.client.table_locks import Locks, RegisteredLocks, broken
@@ -46,6 +47,7 @@ from anabranch.protocol.limits import check_event, check_headers, check_row_key,
 from anabranch.protocol.schemas import records as r
 from anabranch.tables.replica import ReadReplica
 from anabranch.tables.snapshot import TableSnapshot, bounds, check_limit
+from anabranch.tracing import traced
 from anabranch.types import Counts, Headers, K, Receipt, Result, V, result_of
 from anabranch.values import Stream, encoded
 from anabranch.waits import here
@@ -467,6 +469,7 @@ class TableTransaction(TableWork):
     ) -> None:
         """``keepalive``: seconds; None for a short transaction."""
         super().__init__(shared, replica, view, isolation)
+        self.trace = shared.new_trace()
         self._keepalive = defaults.KEEPALIVE_S if keepalive is None else keepalive
         self._reads_others = writers == "all"
         # Events that were not passed to the handle of a long one yet.
@@ -707,6 +710,7 @@ class TableTransaction(TableWork):
         rows = (event.stream for event in self._events if event.stream in tables)
         return split_stream(next(rows, tables[0]))[0]
 
+    @traced("commit", "PRODUCER")
     def _commit(self, name: str | None, deadline: float) -> r.Outcome:
         self._shared.check()
         scope = self._scope()
@@ -728,7 +732,8 @@ class TableTransaction(TableWork):
             if found is not None:
                 raise found
             locks = self._locks.records(self._replica.tables, marks)
-            command = r.OneShot(txn_id, scope, name, tuple(self._events), None, locks)
+            events = with_trace(self._events, self.trace)
+            command = r.OneShot(txn_id, scope, name, events, None, locks)
             with self._replica.report_due():
                 answer = self._send(command, deadline)
             last = {each.table: each.last for each in answer.tables}

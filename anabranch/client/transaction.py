@@ -17,6 +17,7 @@ from anabranch.client.receipts import (
     TypedFields,
     check_shape,
     check_taken,
+    with_trace,
 )
 from anabranch.client.reservation import WRITER, Reservation, RightNames, abort_reserved, narrow_at
 from anabranch.client.session import no_replica, unknown
@@ -47,6 +48,7 @@ from anabranch.protocol.legal_names import check_number, check_type, is_state, s
 from anabranch.protocol.limits import EVENTS, check_event, check_headers, headers_size
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import TokenBytes
+from anabranch.tracing import TRACED_BYTES, traced
 from anabranch.types import (
     Counts,
     Headers,
@@ -118,6 +120,7 @@ class Transaction:
         """
         self._shared = shared
         self._session = shared.session
+        self.trace = shared.new_trace()
         self._scope = scope
         self._name = name
         self._ownership = ownership
@@ -219,6 +222,7 @@ class Transaction:
             self._txn_id = self._session.new_txn_id(self._scope, deadline, marked=marked)
         return self._txn_id
 
+    @traced("begin")
     def _begin(self, deadline: float) -> None:
         txn_id = self._make_id(deadline)
         self._move("begin")
@@ -233,7 +237,9 @@ class Transaction:
             self._take_outcome(begun)
             return
         self._token = self._session.token_of(begin, begun.begun_ms)
-        self._writer = Writer(self._shared, self._scope, txn_id, self.keepalive_ms)
+        self._writer = Writer(
+            self._shared, self._scope, txn_id, self.keepalive_ms, trace=self.trace
+        )
         self._writer.opened(self._token)
         self.beating = True
         self._shared.heart(self)
@@ -476,6 +482,8 @@ class Transaction:
             self._check_usable()
         if self._token is None or self._buffer:
             size = len(key or b"") + len(value or b"") + len(stream) + _EVENT_OVERHEAD
+            if self.trace is not None:
+                size += TRACED_BYTES
             kept: tuple[r.EventHeader, ...] = ()
             if headers:
                 size += headers_size(headers)
@@ -529,6 +537,7 @@ class Transaction:
             if self._writer is not None and self._writer.has_touched and self._token is not None:
                 self._session.register(self._token, self._writer.receipt(finished=False), deadline)
 
+    @traced("flush")
     def _store(self, deadline: float) -> None:
         """Wait until everything written is acknowledged. Raises: as `flush`."""
         if self._writer is not None:
@@ -555,6 +564,7 @@ class Transaction:
 
     # -- ending ---------------------------------------------------------------------------------------
 
+    @traced("commit", "PRODUCER")
     def commit(
         self,
         receipts: Sequence[Receipt | bytes] | None = None,
@@ -613,6 +623,7 @@ class Transaction:
                 )
             return self._done()
 
+    @traced("prepare", "PRODUCER")
     def prepare(
         self,
         receipts: Sequence[Receipt | bytes] | None = None,
@@ -670,7 +681,12 @@ class Transaction:
         if self._shot is None:
             place_null_keys(self._shared, self._buffer, deadline)
             self._shot = r.PrepareEvents(
-                txn_id, self._scope, name, tuple(self._buffer), self._secret, prepare
+                txn_id,
+                self._scope,
+                name,
+                with_trace(self._buffer, self.trace),
+                self._secret,
+                prepare,
             )
         if self._token is None:
             begin = r.Begin(txn_id, self._scope, name, self.keepalive_ms, self._secret)
@@ -705,7 +721,8 @@ class Transaction:
         # From here on an interruption leaves the outcome in doubt.
         self._move("send")
         try:
-            shot = r.OneShot(txn_id, self._scope, name, tuple(self._buffer), consumed)
+            events = with_trace(self._buffer, self.trace)
+            shot = r.OneShot(txn_id, self._scope, name, events, consumed)
             outcome = self._session.one_shot(shot, deadline)
         except EventTooLarge:
             self._move("refuse_shot")

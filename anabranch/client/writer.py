@@ -41,12 +41,15 @@ from anabranch.protocol.legal_names import check_type
 from anabranch.protocol.limits import LABEL, check_event, check_headers
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import Rights, Token, check_right, peek
+from anabranch.tracing import TRACE_HEADER, Trace, name_txn, traced
 from anabranch.types import Headers, K, Receipt, V
 from anabranch.values import Stream, encoded, encoded_events
 from anabranch.waits import here
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from anabranch.tracing import Span
 
 _AT_ONCE = 1000  # events in a chunk of write_many
 
@@ -68,9 +71,12 @@ class Writer:
         heartbeat: bool = False,
         label: str = "",
         reserved: Reservation | None = None,
+        trace: Trace | None = None,
     ) -> None:
         """``reserved``: the reservation, if the transaction may not have begun. Without it, call `opened`."""
         self._shared = shared
+        self.trace = trace
+        self._writing: Span | None = None  # from the first event until the last one is stored
         self._session = shared.session
         self._scope = scope
         self._heartbeat = heartbeat
@@ -161,6 +167,7 @@ class Writer:
             raise IllegalState("the transaction is not open")
         lane = self._account.lanes.get(stream)
         if lane is None:
+            self._begin_writing()
             touched = self._session.touch(self._token, stream, self.number, deadline)
             check_layout(stream, touched.segments)
             if self._label:  # the first touch has made the writer known
@@ -169,6 +176,19 @@ class Writer:
             lane = self._account.add(touched, deadline)
             lane.judge_time = partial(self._shared.judge_time, stream)
         return lane
+
+    def _begin_writing(self) -> None:
+        """Begin the span of all writes, whose context the events carry."""
+        if self.trace is not None and self._writing is None:
+            self._writing = span = self.trace.start("write", "PRODUCER")
+            name_txn(span, self.txn_id)
+            header = self.trace.header(span)
+            self._account.trace = [] if header is None else [(TRACE_HEADER, header)]
+
+    def _end_writing(self) -> None:
+        if self._writing is not None and self._writing.is_recording():
+            self._writing.set_attribute("messaging.batch.message_count", self.written)
+            self._writing.end()
 
     # -- writing --------------------------------------------------------------------------------------
 
@@ -360,6 +380,7 @@ class Writer:
                 raise IllegalState("the transaction is not open")
             return self._token, self.receipt(finished=False)
 
+    @traced("flush")
     def _register(self, timeout: float | None, *, finished: bool) -> Receipt:
         deadline = self._shared.deadline(timeout)
         self.store(deadline)
@@ -370,6 +391,8 @@ class Writer:
 
     def receipt(self, *, finished: bool) -> r.Receipt:
         """The receipt of all that is acknowledged."""
+        if finished:
+            self._end_writing()
         return self._account.receipt(finished=finished, seen=self._session.highest_timestamp)
 
     def store(self, deadline: float) -> None:
@@ -416,6 +439,7 @@ class Writer:
 
     def _free(self) -> None:
         """Drop unflushed writes, and free the journal writer."""
+        self._end_writing()
         self._hot.clear()
         self.beating = False
         if not self._shared.forked:
@@ -481,6 +505,7 @@ def join(
         heartbeat=heartbeat,
         label=label,
         reserved=reserved,
+        trace=shared.new_trace(),
     )
     if not isinstance(transaction, Reservation):
         writer.opened(transaction)

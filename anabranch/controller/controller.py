@@ -640,6 +640,9 @@ class Controller:
         if background is None:
             raise NotLeader("a round is for a controller that leads")
         self._lanes.replies.hold(writing.delayed, turn.hybrid_time)
+        if self._lanes.served is not None:
+            for to, result in (*round_.replies, *writing.delayed):
+                self._lanes.served.answered(to.lane, to.correlation_id, result)
         self._autoscaling.add(writing.loads, self._state, self._tails, turn.now_ms)
         turn.done()
         background.carriers.forget(turn.ended)

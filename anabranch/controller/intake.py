@@ -372,11 +372,15 @@ class Intake:
 
     def _commands(self, lane: Lane, batch: RawBatch, partitions: int) -> list[Command]:
         native = read_header(batch.data).is_transactional
-        return [
-            command_of(record, native, lane.name, partitions)
+        records = [
+            record
             for record in self._records(lane.place, batch, lane.name)
             if record.offset >= lane.at
         ]
+        if self.lanes.served is not None:
+            for record in records:
+                self.lanes.served.arrived(lane.name, dict(record.headers))
+        return [command_of(record, native, lane.name, partitions) for record in records]
 
     def _queue_control(self) -> None:
         """Read the committed records of the control topic.

@@ -48,6 +48,8 @@ from anabranch.protocol.messages import BIG
 from anabranch.protocol.schemas.codec import TYPES, name_of
 from anabranch.protocol.schemas.records import AdoptScope, LaneRow, Outcome
 from anabranch.topics.names import commands_topic
+from anabranch.tracing import Served
+from anabranch.tracing import current as current_tracing
 
 log = logging.getLogger("anabranch.controller")
 
@@ -128,9 +130,12 @@ class Lanes:
     _rows: Mapping[str, LaneRow] = field(default_factory=dict)
     _waited: bool = False  # whether some lane's trouble was reported
     replies: Replies = field(init=False)
+    served: Served | None = field(init=False)  # None unless the process traces
 
     def __post_init__(self) -> None:
         self.replies = Replies(self.log, self.clock, self.settings, self.trouble)
+        tracing = current_tracing()
+        self.served = None if tracing is None else Served(tracing, self.settings.control_partition)
 
     # -- the set of lanes -----------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from anabranch.protocol.ids import segment_epoch, segment_number
 if TYPE_CHECKING:
     from anabranch.protocol.schemas.records import ProcessorInfo
     from anabranch.reading.group_lag import ConsumerGroup, InputLag, Lag
-    from anabranch.types import OpenTransaction, StreamDescription, TransactionInfo
+    from anabranch.types import OpenTransaction, StreamDescription, Timeline, TransactionInfo
 
 
 def events_of(count: Callable[[], tuple[int, int, bool]]) -> str:
@@ -168,6 +168,32 @@ def open_transaction_row(found: OpenTransaction) -> dict[str, Any]:
             for c in found.staged_merges
         ]
     return row
+
+
+def timeline_row(found: Timeline) -> dict[str, Any]:
+    """A timeline, with the milliseconds of each step since a controller's first step, and since the step before.
+
+    Steps have times of several clocks (``clock``), so a span between two clocks may be wrong by their difference.
+    """
+    begun = next((step.at_ms for step in found.steps if step.clock != "client"), 0)
+    before = [found.steps[0].at_ms if found.steps else 0, *[step.at_ms for step in found.steps]]
+    return {
+        "txn_id": found.txn_id.hex(),
+        "steps": [
+            {
+                "at": time_text(step.at_ms),
+                "clock": step.clock,
+                "since_begun_ms": step.at_ms - begun,
+                "since_step_ms": step.at_ms - last,
+                "step": step.what,
+                "about": step.about,
+                "waited_for": step.waited_for,
+            }
+            for step, last in zip(found.steps, before, strict=False)
+        ],
+        "waits": found.waits,
+        "gaps": list(found.gaps),
+    }
 
 
 def group_row(group: ConsumerGroup) -> dict[str, Any]:

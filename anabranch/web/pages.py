@@ -22,14 +22,16 @@ from anabranch.presentation.rows import (
     span_text,
     stream_row,
     time_text,
+    timeline_row,
 )
 from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.ids import parse_txn_text
-from anabranch.types import Listed, StreamDescription
+from anabranch.types import Listed, OpenTransaction, StreamDescription
 from anabranch.web.hub import View
 
 LIMITS = (100, 1000, 10_000)
 _MOST_RIVERS = 16  # pictures of streams that are kept up to date
+_MOST_TIMELINES = 64
 # State of a transaction -> what it waits for.
 WAITS = {
     "OPEN": "its programs: they write, and one of them commits. It is aborted if none of them says it is alive",
@@ -72,6 +74,8 @@ class Pages:
         self._timeout = timeout
         self._acts = acts
         self._rivers: dict[str, Follower] = {}
+        # By transaction: all that it was made from, and the timeline.
+        self._timelines: dict[bytes, tuple[object, dict[str, Any]]] = {}
 
     def body(self, view: View) -> str:
         """A page's body as HTML. Raises: as the client."""
@@ -126,7 +130,28 @@ class Pages:
     def _transaction(self, txn: str) -> dict[str, Any]:
         found = self._client.open_transaction(parse_txn_text(txn), timeout=self._timeout)
         unfinished = sum(1 for one in found.writers if not one.finished)
-        return {"txn": found.info, "now": found, "unfinished": unfinished}
+        return {
+            "txn": found.info,
+            "now": found,
+            "unfinished": unfinished,
+            "timeline": self._timeline(found),
+        }
+
+    def _timeline(self, found: OpenTransaction) -> dict[str, Any]:
+        """The timeline of a transaction, or its ``trouble``. Logs are read again once the transaction changes."""
+        txn_id = found.info.txn_id
+        now = found.info, found.writers, found.staged_merges, found.waits and found.waits.why
+        known = self._timelines.get(txn_id)
+        if known is None or known[0] != now:
+            try:
+                made = timeline_row(self._client.timeline(txn_id, timeout=self._timeout))
+                known = now, made | {"trouble": ""}
+            except AnabranchError as error:
+                return {"trouble": f"{type(error).__name__}: {error}"}
+            while len(self._timelines) >= _MOST_TIMELINES:
+                self._timelines.pop(next(iter(self._timelines)))
+            self._timelines[txn_id] = known
+        return known[1]
 
     def _groups(self) -> dict[str, Any]:
         scopes = {s.stream.partition("/")[0] for s in self._client.streams(timeout=self._timeout)}

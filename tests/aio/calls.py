@@ -146,8 +146,8 @@ KINDS = (
     Kind(
         "Client",
         ((client, "Client"),),
-        "reserve commit prepare abort force state resolve transactions open_transactions open_transaction prepared "
-        "series set_series create_stream create_table streams describe scale alter_stream truncate_stream "
+        "reserve commit prepare abort force state resolve transactions open_transactions open_transaction timeline "
+        "prepared series set_series create_stream create_table streams describe scale alter_stream truncate_stream "
         "forget_stream delete_stream recover_stream effective_settings topic_id together snapshot progress "
         "count_events groups group reset_group compact_table publish_base create_processor reset_processor "
         "import_group delete_processor processors processor stored lag lanes add_lane block_lane unblock_lane "

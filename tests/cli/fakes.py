@@ -44,6 +44,8 @@ from anabranch.types import (
     Listed,
     OpenTransaction,
     StreamDescription,
+    Timeline,
+    TimelineStep,
     TransactionInfo,
 )
 
@@ -308,6 +310,17 @@ class FakeClient:
     def open_transaction(self, txn_id: bytes) -> OpenTransaction:
         self._call("open_transaction", txn_id=txn_id)
         return opened(self.info)
+
+    def timeline(self, txn_id: bytes) -> Timeline:
+        self._call("timeline", txn_id=txn_id)
+        begun, wait = 1_700_000_000_000, "the journals of nyc/flights to show the receipts of 05"
+        steps = (
+            TimelineStep(begun - 2, "client", "id made"),
+            TimelineStep(begun, "controller", "begun"),
+            TimelineStep(begun + 1500, "controller", "decided", waited_for=wait),
+            TimelineStep(begun + 1507, "broker", "readable", "nyc/flights"),
+        )
+        return Timeline(self.info.txn_id, steps, "its turn", ("the rest is gone",))
 
     def commands(self) -> Listed[CommandsInfo]:
         self._call("commands")

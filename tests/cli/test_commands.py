@@ -378,6 +378,28 @@ def test_txn_describe(run: Run, fake: FakeClient) -> None:
     assert run("txn", "describe", "xyz").exit_code == ExitCode.USAGE
 
 
+def test_txn_describe_with_its_timeline(run: Run, fake: FakeClient) -> None:
+    document = json.loads(run("txn", "describe", ID, "--timeline", "--json").stdout)
+    steps = document.pop("steps")
+    assert document == {"txn_id": ID, "waits": "its turn", "gaps": ["the rest is gone"]}
+    assert [(step["step"], step["since_begun_ms"], step["since_step_ms"]) for step in steps] == [
+        ("id made", -2, 0), ("begun", 0, 2), ("decided", 1500, 1500), ("readable", 1507, 7)
+    ]  # fmt: skip
+    assert steps[3] | {"at": "", "waited_for": ""} == {
+        "at": "",
+        "clock": "broker",
+        "since_begun_ms": 1507,
+        "since_step_ms": 7,
+        "step": "readable",
+        "about": "nyc/flights",
+        "waited_for": "",
+    }
+    told = run("txn", "describe", ID, "--timeline").stdout
+    for shown in ("1,500", "the journals of nyc/flights", "waits now: its turn", "gap: the rest"):
+        assert shown in told
+    assert run("txn", "describe", ID, "--timeline", "--watch").exit_code == ExitCode.USAGE
+
+
 def test_txn_abort(run: Run, fake: FakeClient) -> None:
     fake.info = transaction(state="ABORTED", counts=Counts(0, 0, 0), owner="etl")
     state = ("state", {"txn": TXN_ID})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html import unescape
 from typing import Any
 
@@ -75,3 +76,21 @@ def test_a_transaction_s_page_shows_its_staged_merge() -> None:
         ('max="10" value="5" aria-label="staged of partition 1"', "5 of 10 events")
     ]
     assert ("0000000000000005", "loader 7", "open", "10", "yes") in cells(page)
+
+
+def test_a_transaction_s_page_shows_its_timeline() -> None:
+    fake = FakeClient()
+    client: Any = Timed(fake)
+    pages = Pages(client, environment(), 1.0, acts=True)
+    view = View("transaction", (TXN_ID.hex(),))
+    page = pages.body(view)
+    waited = "the journals of nyc/flights to show the receipts of 05"
+    at = "2023-11-14T22:13:21.500+00:00"
+    assert (at, "1,500", "1,500", "decided", "", waited, "controller") in cells(page)
+    assert "the rest is gone" in page
+    assert pages.body(view) == page
+    asked = [call for call, _ in fake.calls]
+    assert (asked.count("timeline"), asked.count("open_transaction")) == (1, 2)
+    fake.info = replace(fake.info, state="ABORTED")
+    pages.body(view)
+    assert [call for call, _ in fake.calls].count("timeline") == 2

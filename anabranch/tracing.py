@@ -1,0 +1,318 @@
+"""Spans of OpenTelemetry, and the trace context (W3C `traceparent`) in headers of events and commands.
+
+All that knows OpenTelemetry is here. A program traces if it has configured a tracer provider before it connects;
+then `opentelemetry.trace` is imported already, so a program that does not trace imports nothing and pays one test
+of ``None`` for each call.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+
+from anabranch.protocol.ids import CORRELATION_HEADER
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, SpanContext, Tracer
+    from opentelemetry.trace import Span as Span
+
+P = ParamSpec("P")
+T = TypeVar("T")
+TRACE_HEADER = "traceparent"
+_HEADER_BYTES = 55  # of a traceparent
+# The header's part of an event's size: name, value, and their framing in a record and in a command.
+TRACED_BYTES = len(TRACE_HEADER) + _HEADER_BYTES + 8
+_SAMPLED = 1  # a bit of a trace's flags
+MOST_LINKS = 128  # of a span; OpenTelemetry's default limit
+_MOST_SERVED = 10_000  # commands whose answer is awaited
+Kind = Literal["CLIENT", "PRODUCER", "CONSUMER", "SERVER"]
+
+
+class _Event(Protocol):
+    """An event that a reader returned."""
+
+    @property
+    def stream(self) -> str: ...
+
+    @property
+    def headers(self) -> Sequence[tuple[str, bytes | None]]: ...
+
+
+class Tracing:
+    """Makes the spans of a program that has configured OpenTelemetry."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        from opentelemetry import context, trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._tracer = tracer
+        self._attach, self._detach = context.attach, context.detach
+        self._api, self._empty = trace, context.Context()
+        self._last: tuple[SpanContext | None, bytes] = (None, b"")  # whose header was made last
+        self._extract = TraceContextTextMapPropagator().extract
+
+    def here(self) -> Context | None:
+        """The context of the current span; None without one."""
+        span = self._api.get_current_span()
+        return self.under(span) if span.get_span_context().is_valid else None
+
+    def under(self, span: Span) -> Context:
+        """The context for children of a span."""
+        return self._api.set_span_in_context(span)
+
+    def start(
+        self,
+        name: str,
+        kind: Kind,
+        parent: Context | None = None,
+        links: Sequence[Link] | None = None,
+        attributes: dict[str, Any] | None = None,
+        start_ns: int | None = None,
+    ) -> Span:
+        """Start a span. ``parent``: None: the current span, or none. The caller ends it."""
+        return self._tracer.start_span(
+            f"anabranch {name}",
+            parent,
+            kind=self._api.SpanKind[kind],
+            attributes=attributes,
+            links=links,
+            start_time=start_ns,
+        )
+
+    def within(self, span: Span) -> _Within:
+        """A ``with`` block in which the span is the current one, and which ends it."""
+        return _Within(self, span)
+
+    def enter(self, span: Span) -> object:
+        """Make a span the current one, until `leave`."""
+        return self._attach(self.under(span))
+
+    def leave(self, entered: Any) -> None:
+        self._detach(entered)
+
+    def failed(self, span: Span, error: BaseException) -> None:
+        """Note the error by which a span ends."""
+        span.set_attribute("error.type", type(error).__name__)
+        span.set_status(self._api.StatusCode.ERROR, str(error))
+
+    def header(self, span: Span | None = None) -> bytes | None:
+        """The traceparent of a span, or of the current one; None without one, or if it is not sampled.
+
+        Events are kept for long, so those of traces that are not collected don't get the header.
+        """
+        found = (span or self._api.get_current_span()).get_span_context()
+        if not (found.is_valid and found.trace_flags & _SAMPLED):
+            return None
+        context, header = self._last
+        if context is not found:
+            header = b"00-%032x-%016x-%02x" % (found.trace_id, found.span_id, found.trace_flags)
+            self._last = found, header
+        return header
+
+    def context_of(self, header: bytes | None) -> Context | None:
+        """The context of a traceparent; None if it is missing or malformed."""
+        if header is None:
+            return None
+        found = self._extract({TRACE_HEADER: header.decode("ascii", "replace")}, self._empty)
+        return found if self.span_context(found).is_valid else None
+
+    def span_context(self, context: Context) -> SpanContext:
+        return self._api.get_current_span(context).get_span_context()
+
+    def link(self, context: Context) -> Link:
+        return self._api.Link(self.span_context(context))
+
+
+class _Within:
+    """As `Tracing.within`."""
+
+    __slots__ = ("_entered", "_span", "_tracing")
+
+    def __init__(self, tracing: Tracing, span: Span) -> None:
+        self._tracing, self._span = tracing, span
+        self._entered: object = None
+
+    def __enter__(self) -> Span:
+        self._entered = self._tracing.enter(self._span)
+        return self._span
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        self._tracing.leave(self._entered)
+        if error is not None:
+            self._tracing.failed(self._span, error)
+        self._span.end()
+
+
+_known: tuple[object, Tracing] | None = None
+
+
+def current() -> Tracing | None:
+    """The tracing of this program, or None if it has configured none."""
+    global _known
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None:
+        return None
+    provider = api.get_tracer_provider()
+    if isinstance(provider, (api.ProxyTracerProvider, api.NoOpTracerProvider)):
+        return None
+    if _known is None or _known[0] is not provider:
+        _known = provider, Tracing(provider.get_tracer("anabranch"))
+    return _known[1]
+
+
+# -- of a client ------------------------------------------------------------------------------------------
+
+
+class Trace:
+    """The spans of one handle: of a transaction, or of a writer of it.
+
+    A span's parent is the current one. Without a current span, as in a thread that the program started, it is the
+    span that was current when the handle was made, or else the handle's first span. So the handle's spans are of
+    one trace, wherever its calls are made.
+    """
+
+    __slots__ = ("_base", "_tracing")
+
+    def __init__(self, tracing: Tracing, base: Context | None = None) -> None:
+        self._tracing = tracing
+        self._base = base or tracing.here()
+
+    def start(self, name: str, kind: Kind) -> Span:
+        """Start a span, which the caller ends."""
+        tracing = self._tracing
+        now = tracing.here()
+        links = None
+        if now is not None and self._base is not None:
+            others = tracing.span_context(self._base)
+            if others.trace_id != tracing.span_context(now).trace_id:
+                links = [tracing.link(self._base)]
+        span = tracing.start(name, kind, now or self._base, links)
+        if self._base is None:
+            self._base = tracing.under(span)
+        return span
+
+    def span(self, name: str, kind: Kind = "CLIENT") -> _Within:
+        """A ``with`` block with a span of its own."""
+        return self._tracing.within(self.start(name, kind))
+
+    def within(self, span: Span) -> _Within:
+        """As `Tracing.within`."""
+        return self._tracing.within(span)
+
+    def header(self, span: Span | None = None) -> bytes | None:
+        """As `Tracing.header`."""
+        return self._tracing.header(span)
+
+
+def name_txn(span: Span, txn_id: bytes | None) -> None:
+    """Give a span the id of its transaction."""
+    if txn_id is not None and span.is_recording():
+        span.set_attribute("anabranch.txn_id", txn_id.hex())
+
+
+class Traced(Protocol):
+    """A handle whose calls are traced."""
+
+    @property
+    def trace(self) -> Trace | None: ...
+
+    @property
+    def txn_id(self) -> bytes | None: ...
+
+
+H = TypeVar("H", bound=Traced)
+Method = Callable[Concatenate[H, P], T]
+
+
+def traced(name: str, kind: Kind = "CLIENT") -> Callable[[Method[H, P, T]], Method[H, P, T]]:
+    """Make calls of a handle's method spans, if the handle has a `Trace`."""
+
+    def around(method: Method[H, P, T]) -> Method[H, P, T]:
+        @wraps(method)
+        def call(handle: H, /, *args: P.args, **named: P.kwargs) -> T:
+            if handle.trace is None:
+                return method(handle, *args, **named)
+            with handle.trace.span(name, kind) as span:
+                try:
+                    return method(handle, *args, **named)
+                finally:  # the id may have been made only now
+                    name_txn(span, handle.txn_id)
+
+        return call
+
+    return around
+
+
+# -- of a reader ------------------------------------------------------------------------------------------
+
+
+def consume(events: _Event | Iterable[_Event]) -> AbstractContextManager[object]:
+    """A ``with`` block for the work on an event, or on events of one stream, that a reader returned: a span of it.
+
+        for event in client.read("shop/orders"):
+            with anabranch.tracing.consume(event):
+                ship(event)
+
+    The span continues the trace in the events' headers if there is no current span and they have one trace context;
+    otherwise it links to up to 128 of them. Without a tracer the block does nothing.
+    """
+    tracing = current()
+    if tracing is None:
+        return nullcontext()
+    given: list[Any] = [events] if hasattr(events, "headers") else list(events)
+    headers = {value for one in given for name, value in one.headers if name == TRACE_HEADER}
+    contexts = [
+        c for h in sorted(filter(None, headers)) if (c := tracing.context_of(h)) is not None
+    ]
+    attributes: dict[str, Any] = {"messaging.batch.message_count": len(given)}
+    stream = given[0].stream if given else ""
+    if stream:
+        attributes["messaging.destination.name"] = stream
+    parent = tracing.here()
+    if parent is None and len(contexts) == 1:
+        parent, contexts = contexts[0], []
+    links = [tracing.link(each) for each in contexts[:MOST_LINKS]]
+    name = f"consume {stream}".rstrip()
+    return tracing.within(tracing.start(name, "CONSUMER", parent, links, attributes))
+
+
+# -- of a controller --------------------------------------------------------------------------------------
+
+
+class Served:
+    """The commands with a trace context that a leader has read and not answered. Each answer makes a span."""
+
+    def __init__(self, tracing: Tracing, control_partition: int) -> None:
+        self._tracing = tracing
+        self._attributes = {"anabranch.control_partition": control_partition}
+        self._commands: dict[tuple[str, bytes], tuple[bytes, int]] = {}
+
+    def arrived(self, lane: str, headers: Mapping[str, bytes | None]) -> None:
+        """Note a command; a copy of a noted one changes nothing. At the limit the oldest is forgotten."""
+        header, correlation_id = headers.get(TRACE_HEADER), headers.get(CORRELATION_HEADER)
+        if header is None or not correlation_id or (lane, correlation_id) in self._commands:
+            return
+        key = lane, correlation_id
+        if len(self._commands) >= _MOST_SERVED:
+            del self._commands[next(iter(self._commands))]
+        self._commands[key] = header, time.time_ns()
+
+    def answered(self, lane: str, correlation_id: bytes, result: Any) -> None:
+        """Make the span of an answered command, from its arrival at this leader until now."""
+        found = self._commands.pop((lane, correlation_id), None)
+        context = None if found is None else self._tracing.context_of(found[0])
+        if found is None or context is None:
+            return
+        attributes: dict[str, Any] = {"anabranch.answer": type(result).__name__, **self._attributes}
+        if code := getattr(result, "code", ""):
+            attributes["error.type"] = code
+        if timestamp := getattr(result, "commit_timestamp", 0):
+            attributes["anabranch.commit_timestamp"] = timestamp
+        span = self._tracing.start("decide", "SERVER", context, None, attributes, found[1])
+        name_txn(span, getattr(result, "txn_id", None))
+        span.end()
