@@ -91,10 +91,16 @@ class Setting:
         if wrong or (self.parameter.multiple and not isinstance(value, list)):
             raise file.refusal(self.key, f"must be {what}")
         try:
-            self.parameter.process_value(typer.Context(_NONE), value)
+            self.converted(value)
         except typer.BadParameter as error:
             raise file.refusal(self.key, f"is wrong: {error.message}") from None
         return value
+
+    def converted(self, value: Any) -> Any:
+        """A value as its command gets it. Whether a path exists is the command's matter."""
+        if self.parameter.type_descriptor.annotation is Path:
+            return value
+        return self.parameter.process_value(typer.Context(_NONE), value)
 
 
 @dataclass(frozen=True)
@@ -246,7 +252,7 @@ def _row(setting: Setting, context: Any, loaded: Loaded) -> dict[str, Any]:
             context.command, default_map={parameter.name: loaded.values.get(setting.variable)}
         )
         value, source = parameter.consume_value(within, {})
-        value = parameter.process_value(within, value)
+        value = setting.converted(value)
     sources = {
         "COMMANDLINE": f"option {setting.option}",
         "ENVIRONMENT": f"${setting.variable}",

@@ -41,7 +41,7 @@ import warnings
 import anabranch
 warnings.warn("planted warning\\nof a module", UserWarning)
 app = anabranch.Processor("{scope}/p", tasks=2, dead_letter="{scope}/dead", retries=0)
-@app.on("{scope}/s")
+@app.on(app.input("{scope}/s"))
 def handle(event):
     raise RuntimeError("planted error\\nof a handler")
 """
@@ -161,3 +161,16 @@ def test_every_line_of_a_broker_and_of_dev_is_json(run: Any, tmp_path: Path) -> 
         started = run(*words)
         started.wait_for_planted()
         assert started.end() == 143
+
+
+def test_every_line_of_spark_is_json(
+    run: Any, cluster: Cluster, client: anabranch.Client, unique: str
+) -> None:
+    """Also those of Java and of Spark's workers, which write to the same standard error."""
+    client.create_stream(f"j{unique}/s")
+    export = ("spark", "export", "-s", f"j{unique}/s", "--to", "out", "--continuous", "-v")
+    started = run(*export, "-b", cluster.bootstrap)
+    started.wait_for(lambda line: line["logger"].startswith("org.apache."))
+    started.wait_for(lambda line: line["logger"] == "anabranch.spark.processes")
+    started.wait_for_planted()
+    assert started.end() == 143

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from anabranch import Client
 from anabranch.cli.errors import EXIT_CODES, ExitCode
 from anabranch.controller.metrics import TABLE as OF_LEADERS
 from anabranch.controller.monitor import Table
@@ -102,6 +103,18 @@ def test_operations_lists_the_metrics(where: str, table: Table) -> None:
         assert row in listed
     assert f"| `anabranch_{table.timed[0]}` | histogram |  | {table.timed[1]} |" in listed
     assert len(listed) == len(table.numbers) + 3, "a head of two lines, and the histogram"
+
+
+def test_the_reference_has_each_call_of_the_client_once() -> None:
+    pages = [path.read_text() for path in sorted((PAGE.parent / "reference").glob("*.md"))]
+    listed = Counter(re.findall(r"^::: anabranch\.Client\.(\w+)$", "\n".join(pages), re.M))
+    for members in re.findall(
+        r"^::: anabranch\.Client\n.*\n +members: \[(.*)\]", "\n".join(pages), re.M
+    ):
+        listed.update(members.split(", "))
+    hidden = {"heart", "reader_ports", "check_outputs"}  # as in mkdocs.yml
+    calls = {name for name in vars(Client) if not name.startswith("_")} - hidden
+    assert listed == Counter(calls), "docs/reference/*.md, one page for each topic"
 
 
 def test_processing_lists_the_arguments_of_a_processor() -> None:
