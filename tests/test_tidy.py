@@ -98,7 +98,7 @@ PRINTING = {
 }  # fmt: skip
 PRINTERS = {
     "anabranch/cli/output.py": "the one place",
-    "anabranch/controller/service.py": "a controller's log, which has names and reasons as `repr`",
+    "anabranch/logs.py": "the log of a process: text is escaped as there, or it is JSON",
     "anabranch/infra/__main__.py": "its own words, before the command line is there",
     "anabranch/infra/fetch.py": "its own words and numbers",
 }

@@ -2,11 +2,11 @@
 
 Start in `main`, which lists all commands, or in the module of a group. Each group has one module:
 
-- `stream`, `table`, `txn` (with `series`), `lane` (with `grants`, `command` and `audit-log`), `group`, `ledger`,
-  `processor` (with `bridge`) and `spark` are groups of commands;
+- `stream` (with `apply`), `table`, `txn` (with `series`), `lane` (with `grants`, `command` and `audit-log`),
+  `group`, `ledger`, `processor` (with `bridge`) and `spark` are groups of commands;
 - `data` has `read`, `write` and `load`, whose CSV files `load_csv` reads;
-- `controller` has `controller` and `warm`; `local` has `dev`, `broker` and `web`; `apply` and `doctor` are
-  commands;
+- `controller` has `controller` and `warm`; `local` has `dev`, `broker` and `web`;
+- `doctor` is a command, and so is `config`, which has the table of settings;
 - `cluster` runs controllers as child processes, for `dev` and the examples.
 
 Common code: `options` has the common options, reads their values and connects; `output` prints tables, lines and

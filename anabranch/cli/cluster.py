@@ -27,6 +27,12 @@ SESSION_TIMEOUT_S = 3.0
 # One that fails ends at once. One that compiles its code takes half a minute, and minutes on a busy machine.
 _LEAD_TIMEOUT_S = 300.0
 _TAIL_LINES = 15
+_SETTINGS = (
+    "ANABRANCH_CONFIG",
+    "ANABRANCH_KAFKA_FILE",
+    "ANABRANCH_LOG_FORMAT",
+    "ANABRANCH_CONTROLLER__",
+)
 
 
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -82,9 +88,11 @@ class ControllerProcess:
         if self.options.status_file is not None:
             self.options.status_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", module, *arguments_of(self.options)]
-        self._process = SupervisedProcess.start(
-            command, log=self.log, environment=child_environment()
-        )
+        environment = child_environment()
+        for name in list(environment):  # its arguments have all of its options
+            if name.startswith(_SETTINGS):
+                del environment[name]
+        self._process = SupervisedProcess.start(command, log=self.log, environment=environment)
 
     def leads(self) -> frozenset[int]:
         """The control partitions that this controller leads, by its status file; empty if it is not running."""

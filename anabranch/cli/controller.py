@@ -11,9 +11,11 @@ import typer
 
 from anabranch.cli.options import (
     Bootstrap,
+    Config,
     Json,
     Kafka,
     KafkaFile,
+    LogFormat,
     Prefix,
     Verbose,
     need_bootstrap,
@@ -180,13 +182,13 @@ class Given(AskedOfBrokers):
         str | None,
         option("HOST:PORT", "Serve /metrics (Prometheus), /live and /ready here."),
     ] = None
-    log_json: Annotated[
-        bool, option("--log-json", "Write the log as JSON, one document per line.")
-    ] = False
+    log_json: Annotated[bool, option("--log-json", "The same as --log-format json.")] = False
+    log_format: LogFormat = "text"
     bootstrap: Bootstrap = None
     prefix: Prefix = DEFAULT_PREFIX
     kafka: Kafka = field(default=None, repr=False)  # may hold secrets
     kafka_file: KafkaFile = None
+    config: Config = None
     verbose: Verbose = False
 
 
@@ -202,7 +204,8 @@ def command(given: Given) -> None:
     values = {name: getattr(given, name) for name in names} | {
         "bootstrap": need_bootstrap(given.bootstrap),
         "skip_commands": tuple(given.skip_commands or ()),
-        "kafka": parse_kafka(given.kafka, file=given.kafka_file),
+        "log_format": "json" if given.log_json else given.log_format,
+        "kafka": parse_kafka(given.kafka, file=given.kafka_file, config=given.config),
     }
     raise typer.Exit(run_controller(ControllerOptions(**values)))
 

@@ -20,6 +20,7 @@ from anabranch.cli.options import (
     Into,
     Json,
     LoadedAs,
+    LogFormat,
     NewSegments,
     StreamName,
     TypedReading,
@@ -71,6 +72,7 @@ class ReadOptions(ConnectionOptions):
         ),
     ] = None
     json: Json = False
+    log_format: LogFormat = "text"
     verbose: Verbose = False
 
 

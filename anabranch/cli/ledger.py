@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from anabranch.cli.errors import DRIVERS, CheckFailed, failure_of
-from anabranch.cli.options import App, ClusterOptions, Yes, argument, option, seconds_of
+from anabranch.cli.options import App, ClusterOptions, LogFormat, Yes, argument, option, seconds_of
 from anabranch.cli.output import print_result, show, show_failure
 from anabranch.errors import AskOutcomeError, InvalidArgument, NoLedger, RetryError, count_of
 from anabranch.presentation.rows import time_text, transaction_row
@@ -117,6 +117,7 @@ def recover(
             show_default=False,
         ),
     ] = None,
+    log_format: LogFormat = "text",
 ) -> None:
     """End prepared transactions of dead processes as the database decided, until Ctrl-C or SIGTERM.
 

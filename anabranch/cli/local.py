@@ -5,37 +5,50 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from anabranch.cli.options import Json, OperatorOptions, Verbose, option
-from anabranch.cli.output import log_to_stderr, print_note, print_result
+from anabranch import logs
+from anabranch.cli.options import Json, LogFormat, OperatorOptions, Verbose, option
+from anabranch.cli.output import print_note, print_result
 
 _POLL_S = 0.2
 _WEB_ANSWER_S = 5.0  # each question of a page
-Folder = Annotated[
-    Path | None,
-    option("--folder DIR", "Keep data here for the next run (default: a temporary folder)."),
-]
-Port = Annotated[
-    int, option("--port", "The port to listen on; 0: any free one.", min=0, max=65_535)
-]
-Heap = Annotated[int, option("--heap MB", "The largest Java heap.", min=128)]
 Brokers = Annotated[
     int,
     option("--brokers", "The number of brokers, on ports from --port on.", min=1, max=9),
 ]
 
 
+@dataclass(frozen=True)
+class BrokerOptions:
+    """The options of commands that run a broker on this machine."""
+
+    folder: Annotated[
+        Path | None,
+        option("--folder DIR", "Keep data here for the next run (default: a temporary folder)."),
+    ] = None
+    port: Annotated[
+        int, option("--port", "The port to listen on; 0: any free one.", min=0, max=65_535)
+    ] = 9092
+    heap: Annotated[int, option("--heap MB", "The largest Java heap.", min=128)] = 512
+    json: Json = False
+    log_format: LogFormat = "text"
+    verbose: Verbose = False
+
+    def prepare(self) -> None:
+        """Fetch the broker, unless that was done. Raises: as `anabranch.infra.__main__.prepare`."""
+        from anabranch.infra.__main__ import prepare
+
+        prepare(print_note if logs.is_json() else None)
+
+
 def dev(
-    folder: Folder = None,
-    port: Port = 9092,
+    options: BrokerOptions,
     controllers: Annotated[
         int, option("--controllers", "The number of controllers.", min=1, max=16)
     ] = 1,
-    heap: Heap = 512,
-    json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Run a broker and controllers for development, until Ctrl-C or SIGTERM.
 
@@ -46,21 +59,21 @@ def dev(
     from anabranch.cli.cluster import SESSION_TIMEOUT_S, check_local, local_cluster
 
     check_local()
-    from anabranch.infra.__main__ import prepare
     from anabranch.infra.errors import BrokerDied
     from anabranch.infra.storage import hold
 
+    folder = options.folder
     with ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="anabranch-dev-")))
         folder = folder.absolute()
         stack.enter_context(hold(folder))
-        prepare()
+        options.prepare()
         print_note(
             "starting a broker and controllers; the first time they compile code for half a minute or longer"
         )
         broker, running = stack.enter_context(
-            local_cluster(folder, controllers, port=port, heap_mb=heap)
+            local_cluster(folder, controllers, port=options.port, heap_mb=options.heap)
         )
         again_s = 2 * SESSION_TIMEOUT_S  # another one takes over meanwhile
         print_result(
@@ -72,7 +85,7 @@ def dev(
             f"export ANABRANCH_BOOTSTRAP={broker.bootstrap}",
             f"data and logs: {folder}   Ctrl-C ends it",
             "here the lane open may scale streams and set series, without quotas (--trusts-open)",
-            as_json=json,
+            as_json=options.json,
         )
         while broker.running:
             for controller in running:
@@ -88,38 +101,31 @@ def dev(
         raise BrokerDied("the broker ended", log=broker.log, log_tail=broker.log_tail())
 
 
-def broker(
-    folder: Folder = None,
-    port: Port = 9092,
-    heap: Heap = 512,
-    brokers: Brokers = 1,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+def broker(options: BrokerOptions, brokers: Brokers = 1) -> None:
     """Run an embedded Kafka broker until Ctrl-C or SIGTERM.
 
     The first start downloads it (45 MB). The broker listens on this machine only, without authentication.
     """
-    from anabranch.infra.__main__ import prepare
     from anabranch.infra.broker import EmbeddedBroker
     from anabranch.infra.cluster import EmbeddedCluster
     from anabranch.infra.errors import BrokerDied
 
-    prepare()
+    options.prepare()
+    folder, port = options.folder, options.port
     if brokers > 1:
         ports = [port + n for n in range(brokers)] if port else []
-        with EmbeddedCluster(brokers, folder, ports=ports, heap_mb=heap) as cluster:
+        with EmbeddedCluster(brokers, folder, ports=ports, heap_mb=options.heap) as cluster:
             document = {"bootstrap": cluster.bootstrap, "folder": str(cluster.folder)}
             line = f"brokers: {cluster.bootstrap}   data: {cluster.folder}   Ctrl-C ends them"
-            print_result(document, line, as_json=json)
+            print_result(document, line, as_json=options.json)
             while len(cluster.running) == brokers:
                 time.sleep(_POLL_S)
             ended = next(node for node in cluster.nodes.values() if not node.running)
             raise BrokerDied(f"{ended} ended", log=ended.log, log_tail=ended.log_tail())
-    with EmbeddedBroker(folder, port=port, heap_mb=heap) as running:
+    with EmbeddedBroker(folder, port=port, heap_mb=options.heap) as running:
         document = {"bootstrap": running.bootstrap, "folder": str(running.folder)}
         line = f"broker: {running.bootstrap}   data: {running.folder}   Ctrl-C ends it"
-        print_result(document, line, as_json=json)
+        print_result(document, line, as_json=options.json)
         while running.running:
             time.sleep(_POLL_S)
         raise BrokerDied("the broker ended", log=running.log, log_tail=running.log_tail())
@@ -146,6 +152,7 @@ def web(
             "Allow abort, force, scale and delete, each after a confirmation.",
         ),
     ] = False,
+    log_format: LogFormat = "text",
 ) -> None:
     """Show the cluster in the browser, until Ctrl-C or SIGTERM.
 
@@ -156,8 +163,7 @@ def web(
     from anabranch.web.guard import LOCAL
     from anabranch.web.serve import listen, serve
 
-    if not logging.getLogger().handlers:
-        log_to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.start(log_format, logging.INFO)
     with listen(host, port) as listening, options.client() as client:
         at = listening.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host

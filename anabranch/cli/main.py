@@ -15,8 +15,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from anabranch import logs
 from anabranch.cli import (
-    apply,
+    config,
     controller,
     data,
     doctor,
@@ -40,13 +41,15 @@ from anabranch.cli.errors import (
 )
 from anabranch.cli.options import App, option
 from anabranch.cli.output import (
-    log_to_stderr,
     print_line,
     print_note,
     show_failure,
     show_traceback,
     take_any_text,
 )
+from anabranch.librdkafka.configuration import LOG_FORMAT, config_file
+
+_COMPLETING = "_ANABRANCH_COMPLETE"  # the shell's variable
 
 
 class Commands(TyperGroup):
@@ -66,16 +69,38 @@ class Commands(TyperGroup):
         if sys.stdout is None:  # closed by the shell
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the process's own
         take_any_text()
-        if {"-v", "--verbose"} & set(given):
-            log_to_stderr(logging.INFO)
+        level = logging.INFO if {"-v", "--verbose"} & set(given) else logging.WARNING
         try:
             with _sigterm_raises():
+                if not {"-h", "--help"} & set(given) and _COMPLETING not in os.environ:
+                    extra |= self._configured(given, level)
+                if level == logging.INFO:
+                    logs.start("text", level, logging.BASIC_FORMAT)
                 code = super().main(
                     given, prog_name or "anabranch", complete_var, False, False, **extra
                 )
         except BaseException as error:  # noqa: BLE001 - this is where all of them end
             sys.exit(_end(error, given))
         sys.exit(code if isinstance(code, int) else ExitCode.OK)
+
+    def _configured(self, given: Sequence[str], level: int) -> dict[str, Any]:
+        """The settings of the configuration file, for the parser. Begins the log, if it is JSON.
+
+        Raises: InvalidArgument, for what is wrong in the file.
+        """
+        names = {each.name for each in config.named_command(self, given).params}
+        form = config.word_after(given, "--log-format") or os.environ.get(LOG_FORMAT.variable)
+        form = "json" if "--log-json" in given else form
+        if form == "json" and "log_format" in names:
+            logs.start(form, level)
+        file = config_file(config.word_after(given, "--config") if "config" in names else None)
+        loaded = config.load(self, file)
+        form = form or loaded.values.get(LOG_FORMAT.variable)
+        if form == "json" and "log_format" in names:
+            logs.start(form, level)
+        if file is not None and file.warning:
+            print_note(f"warning: {file.warning}")
+        return {"default_map": loaded.defaults(self), "obj": loaded}
 
 
 def _end(error: BaseException, given: Sequence[str]) -> int:
@@ -192,7 +217,8 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("write", data.write, _DATA),
     ("load", data.load, _DATA),
     ("doctor", doctor.command, _OPERATORS),
-    ("apply", apply.command, _OPERATORS),
+    ("config", config.command, _OPERATORS),
+    ("apply", stream.apply, _OPERATORS),
     ("audit-log", lane.audit_log, _OPERATORS),
     ("dev", local.dev, _SERVICES),
     ("broker", local.broker, _SERVICES),

@@ -20,7 +20,7 @@ from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 from typer.models import CommandFunctionType
@@ -34,11 +34,14 @@ from anabranch.errors import (
     UnknownScope,
     UnknownStream,
 )
-from anabranch.librdkafka.environment import (
-    BOOTSTRAP_VARIABLE,
-    KAFKA_FILE_VARIABLE,
-    LANE_VARIABLE,
-    PREFIX_VARIABLE,
+from anabranch.librdkafka.configuration import (
+    BOOTSTRAP,
+    CONFIG_VARIABLE,
+    KAFKA_FILE,
+    LANE,
+    LOG_FORMAT,
+    PREFIX,
+    config_file,
     exposed_secrets,
     lines_of,
     named_values,
@@ -91,7 +94,7 @@ Bootstrap = Annotated[
     option(
         "--bootstrap -b HOST:PORT",
         "The cluster's brokers, separated by commas.",
-        envvar=BOOTSTRAP_VARIABLE,
+        envvar=BOOTSTRAP.variable,
     ),
 ]
 Prefix = Annotated[
@@ -99,12 +102,12 @@ Prefix = Annotated[
     option(
         "--cluster-prefix NAME",
         "The prefix of the command, reply and status topics.",
-        envvar=PREFIX_VARIABLE,
+        envvar=PREFIX.variable,
     ),
 ]
 Lane = Annotated[
     str,
-    option("--lane LANE", "The lane of the command, whose rights it needs.", envvar=LANE_VARIABLE),
+    option("--lane LANE", "The lane of the command, whose rights it needs.", envvar=LANE.variable),
 ]
 Kafka = Annotated[
     list[str] | None,
@@ -118,9 +121,24 @@ KafkaFile = Annotated[
     option(
         "--kafka-file FILE",
         "A file of such settings, one per line; use it for passwords.",
-        envvar=KAFKA_FILE_VARIABLE,
+        envvar=KAFKA_FILE.variable,
     ),
 ]
+Config = Annotated[
+    Path | None,
+    option(
+        "--config FILE",
+        "A TOML file of settings, which options and environment variables override.",
+        envvar=CONFIG_VARIABLE,
+    ),
+]
+LogFormat = Annotated[
+    Literal["text", "json"],
+    option(
+        "--log-format", "The log on standard error: text, or JSON, one object a line.",
+        envvar=LOG_FORMAT.variable,
+    ),
+]  # fmt: skip
 Timeout = Annotated[float, option("--timeout SECONDS", "Give up after this many seconds.", min=0.1)]
 Limit = Annotated[int, option("--limit -n", "At most this many.", min=1)]
 Json = Annotated[bool, option("--json", "Print results and errors as JSON.")]
@@ -171,10 +189,11 @@ class ConnectionOptions:
     prefix: Prefix = DEFAULT_PREFIX
     kafka: Kafka = field(default=None, repr=False)  # may hold secrets
     kafka_file: KafkaFile = None
+    config: Config = None
 
     def target_within(self, timeout: float) -> Target:
         """The cluster of these options. ``timeout``: seconds of each call. Raises: InvalidArgument."""
-        settings = parse_kafka(self.kafka, file=self.kafka_file)
+        settings = parse_kafka(self.kafka, file=self.kafka_file, config=self.config)
         return Target(need_bootstrap(self.bootstrap), self.prefix, timeout, settings, self.lane)
 
 
@@ -337,7 +356,7 @@ def parse_range(text: str) -> tuple[int, int]:
 
 _LOOK_S = 2.0  # each broker
 NO_BOOTSTRAP = (
-    "no broker is given: use --bootstrap HOST:PORT or set ANABRANCH_BOOTSTRAP "
+    "no broker is given: use --bootstrap HOST:PORT, set ANABRANCH_BOOTSTRAP, or name a file by --config "
     "(`anabranch dev` starts one and prints its address)"
 )
 
@@ -441,19 +460,35 @@ def line_encoder(
 
 
 def parse_kafka(
-    settings: Sequence[str] | None, option: str = "--kafka", file: Path | None = None
+    settings: Sequence[str] | None,
+    option: str = "--kafka",
+    file: Path | None = None,
+    config: Path | None = None,
 ) -> dict[str, str]:
-    """``["a.b=c", "@settings.properties"]`` as a mapping, after the settings of ``file``. Raises:
-    InvalidArgument."""
+    """``["a.b=c", "@settings.properties"]`` as a mapping, after the table of ``config`` and the lines of ``file``.
+
+    Raises: InvalidArgument, UnsupportedSetting.
+    """
     found: dict[str, str] = {}
-    for setting in (*([f"@{file}"] if file else ()), *(settings or ())):
-        lines = [setting]
-        if setting.startswith("@"):
-            lines = lines_of(path := setting[1:])
-            if warning := exposed_secrets(path, lines):
-                print_note(f"warning: {warning}")
-        found |= named_values(lines, option)
+    for _, layer in layers_of(settings, option, file, config):
+        found |= layer
     return found
+
+
+def layers_of(
+    settings: Sequence[str] | None, option: str, file: Path | None, config: Path | None
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """The mappings of `parse_kafka`, each with its source. Later ones override earlier ones."""
+    if named := config_file(config) if config else None:
+        yield str(config), named.kafka()
+    for setting in (*([f"@{file}"] if file else ()), *(settings or ())):
+        lines, source = [setting], f"option {option}"
+        if setting.startswith("@"):
+            lines = lines_of(source := setting[1:])
+        found = named_values(lines, option)
+        if source == setting[1:] and (warning := exposed_secrets(source, found)):
+            print_note(f"warning: {warning}")
+        yield source, found
 
 
 def losses_of(target: Target) -> list[str]:

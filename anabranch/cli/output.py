@@ -14,7 +14,9 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from anabranch import logs
 from anabranch.cli.errors import Failure, OutputClosed
+from anabranch.logs import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,20 +25,14 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-# C0, DEL, C1, line ends, controls of the writing direction, and surrogates, which can't be encoded.
-_ACTS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def escaped(text: str) -> str:
-    r"""A text with control characters written as `\n`, `\x1b`, `\u202e`."""
-    return _ACTS.sub(lambda found: repr(found[0])[1:-1], text)
+_log = logging.getLogger("anabranch.cli")
 
 
 def _json(document: object, file: Any) -> str:
     """JSON with control characters, and characters that ``file`` can't encode, written as `\\u....`."""
     is_utf = (getattr(file, "encoding", None) or "utf-8").lower().startswith("utf")
     text = json.dumps(document, ensure_ascii=not is_utf)
-    return _ACTS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return logs.ACTS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def take_any_text() -> None:
@@ -117,14 +113,19 @@ def _write(text: str) -> None:
 
 
 def print_note(text: str) -> None:
-    """Print a line on standard error."""
+    """Print a line on standard error; a line of the log if that is JSON."""
+    if logs.is_json():
+        _log.info("%s", text)
+        return
     sys.stderr.write(escaped(text) + "\n")
     sys.stderr.flush()
 
 
 def show_failure(failure: Failure, *, as_json: bool) -> None:
-    """Print a failure on standard error, in one line."""
-    if as_json:
+    """Print a failure on standard error, in one line; a line of the log if that is JSON."""
+    if logs.is_json():
+        _log.error("%s", failure.line(), extra=failure.document())
+    elif as_json:
         sys.stderr.write(_json(failure.document(), sys.stderr) + "\n")
     else:
         print_note(failure.line())
@@ -132,6 +133,9 @@ def show_failure(failure: Failure, *, as_json: bool) -> None:
 
 def show_traceback(error: BaseException) -> None:
     """Print the traceback of an exception on standard error."""
+    if logs.is_json():
+        _log.error("%r", error, exc_info=error)
+        return
     for part in traceback.format_exception(error):
         for line in part.rstrip("\n").split("\n"):
             print_note(line)
@@ -142,18 +146,6 @@ def is_agreed(question: str) -> bool:
     import typer
 
     return typer.confirm(escaped(question), err=True)
-
-
-class _LogLines(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(map(escaped, super().format(record).split("\n")))
-
-
-def log_to_stderr(level: int = logging.WARNING, form: str = logging.BASIC_FORMAT) -> None:
-    """Log to standard error, unless logging is configured already."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_LogLines(form))
-    logging.basicConfig(level=level, handlers=[handler])
 
 
 def console(*, to_stderr: bool = False) -> Console:
@@ -315,7 +307,7 @@ def progress_bar(*, quiet: bool) -> Progress:
         TimeElapsedColumn(),
         console=console(to_stderr=True),
         transient=True,
-        disable=quiet or not sys.stderr.isatty(),
+        disable=quiet or logs.is_json() or not sys.stderr.isatty(),
     )
 
 

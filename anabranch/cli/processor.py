@@ -15,11 +15,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from anabranch import logs
 from anabranch.backoff import Backoff
 from anabranch.cli.errors import ChildFailed, NotFound
 from anabranch.cli.options import (
     App,
     ClusterOptions,
+    LogFormat,
     Scope,
     Yes,
     argument,
@@ -32,8 +34,8 @@ from anabranch.cli.output import (
     Column,
     Grid,
     Row,
-    log_to_stderr,
     print_line,
+    print_note,
     print_result,
     show,
     show_failure,
@@ -336,6 +338,7 @@ def run(
             show_default=False,
         ),
     ] = None,
+    log_format: LogFormat = "text",
 ) -> None:
     """Run workers of a processor, until Ctrl-C or SIGTERM.
 
@@ -345,7 +348,7 @@ def run(
     cluster = options.target()
     _load(target)  # its errors before anything is started
     if workers == 1:
-        _work(target, cluster, folder, standby, http)
+        _work(target, cluster, folder, standby, http, log_format)
         return
     host, _, port = (http or "").rpartition(":")
     further = port.isdecimal() and int(port) > 0  # :0 is any port, for each
@@ -357,6 +360,7 @@ def run(
                 None if folder is None else folder / f"worker-{n}",
                 standby,
                 f"{host}:{int(port) + n}" if further else http,
+                log_format,
             )
             for n in range(workers)
         ]
@@ -401,7 +405,7 @@ class _Worker:
                 f"a worker ended with exit code {process.exitcode}; its error is shown above"
             )
         pause = self._pauses.begin()
-        print_line(
+        print_note(
             f"a worker ended by signal {-process.exitcode}; it is started again in {pause:g} s"
         )
         self._process = None
@@ -419,16 +423,23 @@ class _Worker:
 
 
 def _work(
-    target: str, cluster: Target, folder: Path | None, standby: bool, http: str | None
+    target: str,
+    cluster: Target,
+    folder: Path | None,
+    standby: bool,
+    http: str | None,
+    log_format: str,
 ) -> None:
     from anabranch.cli.errors import failure_of
     from anabranch.cli.options import connected
     from anabranch.processing.worker import run_worker
 
+    if log_format == "json":  # a process of its own has no log yet
+        logs.start(log_format, logging.WARNING)
     try:
         with connected(cluster) as client:
             # A service has a log; `connected` silences it for other commands.
-            log_to_stderr(form="%(asctime)s %(levelname)s %(message)s")
+            logs.start(log_format, logging.WARNING)
             logging.getLogger("anabranch").setLevel(logging.WARNING)
             logging.getLogger("anabranch.processor").setLevel(logging.INFO)
             run_worker(_load(target), client, folder=folder, standby=standby, http=http)
@@ -515,6 +526,7 @@ def bridge(
             "Stop, or continue, if retention deleted records before they were copied.",
         ),
     ] = True,
+    log_format: LogFormat = "text",
 ) -> None:
     """Copy a plain topic into a stream, each record exactly once, until Ctrl-C or SIGTERM.
 

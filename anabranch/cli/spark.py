@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from anabranch import logs
 from anabranch.cli.errors import CheckFailed
 from anabranch.cli.ledger import TABLE, Table, ledger_of
 from anabranch.cli.options import (
@@ -18,6 +19,7 @@ from anabranch.cli.options import (
     ClusterOptions,
     Into,
     LoadedAs,
+    LogFormat,
     NewSegments,
     argument,
     option,
@@ -82,6 +84,7 @@ class JobOptions(ClusterOptions, _SparkOptions):
     """The options of every command of this group."""
 
     timeout: JobTimeout = JOB_TIMEOUT_S
+    log_format: LogFormat = "text"
 
     def session(self, app_name: str) -> SparkSession:
         """A Spark session, quiet unless ``verbose``.
@@ -94,6 +97,9 @@ class JobOptions(ClusterOptions, _SparkOptions):
 
         level = "WARN" if self.verbose else "OFF"
         log4j = Path(__file__).with_name("spark-log4j2.properties")
+        if logs.is_json():
+            log4j = log4j.with_name("spark-log4j2-json.properties")
+            logs.take_other_lines("anabranch.spark.processes")  # of Java, and of Spark's workers
         settings = {
             "spark.ui.enabled": "false",
             "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j} -Danabranch.log={level}",

@@ -22,6 +22,7 @@ from anabranch.cli.options import (
     IfNotExists,
     KeyCodec,
     Limit,
+    LogFormat,
     Near,
     OnlyScope,
     OperatorOptions,
@@ -304,6 +305,7 @@ def changes(
         ),
     ] = None,
     folder: Folder = None,
+    log_format: LogFormat = "text",
 ) -> None:
     """Print changes of rows in commit order, one line each: time, key, row before, row after.
 
@@ -355,6 +357,7 @@ def compact(
     every: Annotated[
         float, option("--every SECONDS", "Time between two checks of --watch.", min=0.1)
     ] = 60.0,
+    log_format: LogFormat = "text",
 ) -> None:
     """Write a base with all rows as of now minus table.history.ms, and delete the older events.
 

@@ -17,13 +17,7 @@ from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.settings import addresses, parse_settings
 from anabranch.librdkafka.admin import KafkaAdmin
 from anabranch.librdkafka.command_bus import KafkaBus
-from anabranch.librdkafka.environment import (
-    BOOTSTRAP_VARIABLE,
-    file_options,
-    given_bootstrap,
-    given_lane,
-    given_prefix,
-)
+from anabranch.librdkafka.configuration import BOOTSTRAP, LANE, PREFIX, Named
 from anabranch.librdkafka.groups import KafkaGroupMember, KafkaGroups
 from anabranch.librdkafka.journal_writer import KafkaJournals
 from anabranch.librdkafka.options import Options, named_options
@@ -48,7 +42,8 @@ def connect(
 ) -> Client:
     """A client of the cluster at ``bootstrap`` (``host:port``, several with commas; default $ANABRANCH_BOOTSTRAP).
 
-    Nothing is sent before the first call. Close the client, or use it as a context manager.
+    Nothing is sent before the first call. Close the client, or use it as a context manager. The
+    file that $ANABRANCH_CONFIG names, if any, has what neither an argument nor a variable says.
 
     Args:
         bootstrap: the brokers to ask first.
@@ -63,7 +58,8 @@ def connect(
             ``--clock-error-ms``.
         max_clock_skew: how many seconds a timestamp from others may be ahead of this machine's clock.
         config: librdkafka options by their names; and ``max.event.bytes``, the most bytes that a batch of events
-            may unpack to in a reader. They override the options in the file that $ANABRANCH_KAFKA_FILE names.
+            may unpack to in a reader. They override the options in the file that $ANABRANCH_KAFKA_FILE names, which
+            override those in the configuration file.
         librdkafka_options: the same as keywords, with underscores for dots: ``security_protocol="SSL"``.
 
     Raises:
@@ -71,14 +67,15 @@ def connect(
         InvalidArgument: no address, or an argument out of its range.
         NotSupported: gevent or eventlet has replaced Python's threads.
     """
-    bootstrap = given_bootstrap(bootstrap)
+    named = Named()
+    bootstrap = named.value(BOOTSTRAP, bootstrap)
     if not bootstrap:
-        raise InvalidArgument(f"no address: give host:port, or set {BOOTSTRAP_VARIABLE}")
+        raise InvalidArgument(f"no address: give host:port, or set {BOOTSTRAP.variable}")
     return connect_to(
         bootstrap,
-        given_prefix(prefix),
-        given_lane(lane),
-        file_options() | named_options(config, librdkafka_options),
+        named.text(PREFIX, prefix),
+        named.text(LANE, lane),
+        named.options() | named_options(config, librdkafka_options),
         timeout=timeout,
         one_shot_bytes=one_shot_bytes,
         commit_wait=commit_wait,

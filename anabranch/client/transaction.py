@@ -158,18 +158,21 @@ class Transaction:
             return
         written = self._written()
         if error is None and self._over is None and written:
-            log.warning("%r is left without commit: its %d events are dropped", self, written)
+            said = "%r is left without commit: its %d events are dropped"
+            log.warning(said, self, written, extra={"txn": self._txn_id})
         try:
             if error is None:
                 self.abort("its with block was left without commit")
             else:
                 self.abort(f"left by {type(error).__name__}", timeout=QUIET_S)
         except AlreadyCommitted:
-            log.warning("%r is left without commit here, and is committed all the same", self)
+            said = "%r is left without commit here, and is committed all the same"
+            log.warning(said, self, extra={"txn": self._txn_id})
         except AnabranchError as trouble:
             if error is None:
                 raise
-            log.warning("%r could not be aborted and will go stale: %s", self, trouble)
+            said = "%r could not be aborted and will go stale: %s"
+            log.warning(said, self, trouble, extra={"txn": self._txn_id})
 
     def _written(self) -> int:
         return len(self._buffer) + (self._writer.written if self._writer is not None else 0)

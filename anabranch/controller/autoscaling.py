@@ -185,7 +185,12 @@ class Autoscaling:
             try:
                 policy = parse_policy(row.settings)
             except InvalidArgument as error:  # another version checked the settings by other rules
-                log.warning("%s is not scaled by itself: %s", row.stream, error)
+                log.warning(
+                    "%s is not scaled by itself: %s",
+                    row.stream,
+                    error,
+                    extra={"stream": row.stream},
+                )
                 policy = None
             self._scalers[row.stream] = Autoscaler(policy) if policy is not None else None
             self._any |= policy is not None
@@ -205,12 +210,12 @@ class Autoscaling:
         asks[stream] = _Asked(numbers, turn.now_ms + scaler.policy.cooldown_ms)
         log.info(
             "scaling %s: %s; %d segments instead of %d",
-            stream, proposal.why, len(proposal.ranges), len(proposal.seal),
+            stream, proposal.why, len(proposal.ranges), len(proposal.seal), extra={"stream": stream},
         )  # fmt: skip
         try:
             start(turn, row, proposal.seal, proposal.ranges, None)
         except FixCallError as error:
-            log.warning("%s is not scaled: %s", stream, error)
+            log.warning("%s is not scaled: %s", stream, error, extra={"stream": stream})
 
 
 def _ranges(round_: Round, commit: StreamCommit, row: StreamRow) -> dict[int, SegmentRange]:

@@ -345,4 +345,5 @@ class ForeignRecordScan:
                 gap.partition,
                 gap.first,
                 self.found[gap.stream],
+                extra={"stream": gap.stream},
             )

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -208,8 +209,11 @@ class Carriers:
         self._one_chunk = threading.Lock()
         self._threads = (
             [
-                threading.Thread(
-                    target=self._run, args=(carrier,), name=f"carrier-{i}", daemon=True
+                threading.Thread(  # its lines in the log have the leader's fields
+                    target=copy_context().run,
+                    args=(self._run, carrier),
+                    name=f"carrier-{i}",
+                    daemon=True,
                 )
                 for i, carrier in enumerate(carriers)
             ]

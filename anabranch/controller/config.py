@@ -44,7 +44,7 @@ class ControllerOptions:
     ``lanes_only``: don't serve lane `open`. ``trusts_open``: `open` may scale and set series from the start, and
     has no quotas.
     ``status_file``: where to write, as JSON, which control partitions this process leads.
-    ``http``: HOST:PORT of `/metrics`, `/live` and `/ready`. ``log_json``: log one JSON document a line.
+    ``http``: HOST:PORT of `/metrics`, `/live` and `/ready`. ``log_format``: of the log, text or json.
     """
 
     bootstrap: str
@@ -71,5 +71,5 @@ class ControllerOptions:
     trusts_open: bool = False
     status_file: Path | None = None
     http: str | None = None
-    log_json: bool = False
+    log_format: str = "text"
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets

@@ -539,6 +539,7 @@ class Controller:
                 first,
                 end,
                 error,
+                extra={"stream": stream},
             )
         if fresh.round.empty and not turn.round.merged:
             raise LogUnavailable(f"the broker refuses the controller's own records: {error}")
@@ -650,7 +651,8 @@ class Controller:
             self._forget_stream(stream)
         background.truncator.logged(turn.cut)
         for row in round_.audit:
-            log.info("by lane %s: %s %s", row.lane, row.command, row.what)
+            said = {"lane": row.lane, "command": row.command}
+            log.info("by lane %s: %s %s", row.lane, row.command, row.what, extra=said)
         for what in round_.unread:
             log.warning("%s", what)
         self.rounds += 1
@@ -750,7 +752,8 @@ class Controller:
             if not self._written(turn):
                 return
             self._trouble.forget_stream(stream)
-            log.error("%s is lost: %s; %d transactions are aborted", stream, why, len(aborted))
+            said = "%s is lost: %s; %d transactions are aborted"
+            log.error(said, stream, why, len(aborted), extra={"stream": stream})
 
     # -- effects --------------------------------------------------------------------------------------
 

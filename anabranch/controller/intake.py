@@ -200,6 +200,7 @@ class Intake:
                     f"{count} of partition {partition} as {reason}"
                     for (partition, reason), count in sorted(self.index.unsaid.pop(stream).items())
                 ),
+                extra={"stream": stream},
             )
 
     def fetch(self, state: State, max_wait: float, *, index: bool = True) -> list[LogError]:
@@ -431,6 +432,7 @@ class Intake:
                 place.partition,
                 batch.base_offset,
                 error,
+                extra={"lane": lane} if lane is not None else None,
             )
             return []
 

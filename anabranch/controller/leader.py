@@ -17,6 +17,7 @@ from anabranch.controller.rocksdb_table import open_checkpoint, size_on_disk, to
 from anabranch.core.decisions.turn import Settings
 from anabranch.errors import AnabranchError, InvariantViolation, NotLeader
 from anabranch.kafka.probe import NEVER_PASSES
+from anabranch.logs import about
 from anabranch.ports import Clock, Log, LogError, LogFenced, LogRefused, Table, TableError
 from anabranch.protocol.schemas.records import TermRow
 
@@ -84,6 +85,7 @@ class Leader:
         self.leading = False
         self.term = 0
         self.metrics = Metrics()
+        self._about: dict[str, object] = {}  # what lines of the log have as fields
         name = f"control-{settings.control_partition}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -97,6 +99,10 @@ class Leader:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        with about(control_partition=self._settings.control_partition) as self._about:
+            self._lead()
+
+    def _lead(self) -> None:
         partition = self._settings.control_partition
         source: Log | None = None
         table: Table | None = None
@@ -163,7 +169,9 @@ class Leader:
             while not self._stop.is_set():
                 try:
                     controller.lead()
-                    self.term = controller.lease.term if controller.lease else 0
+                    self._about["term"] = self.term = (
+                        controller.lease.term if controller.lease else 0
+                    )
                     self.metrics.passed()
                     self._lead_is(True)
                     touched = 0.0

@@ -24,6 +24,7 @@ from typing import Any
 
 import mode
 
+from anabranch import logs
 from anabranch.batches.framing import warm
 from anabranch.clock import OnceAMinute, SystemClock
 from anabranch.controller.config import ControllerOptions, parse_place
@@ -303,6 +304,7 @@ class ControllerService(mode.Service):
                     n,
                     term.leader,
                     term.term,
+                    extra={"control_partition": n, "term": term.term},
                 )
 
     def _leave(self) -> None:
@@ -366,7 +368,8 @@ class ControllerService(mode.Service):
             with self._lock:
                 leader = self._leaders.pop(partition, None)
             if leader is not None and not leader.stop(STOP_LEADER_S):
-                log.warning("control partition %d did not stop in time; it gets fenced", partition)
+                said = "control partition %d did not stop in time; it gets fenced"
+                log.warning(said, partition, extra={"control_partition": partition})
                 self._slow[partition] = leader
                 self._terms.pop(partition, None)  # its producers may still be open
 
@@ -438,39 +441,12 @@ class _Worker(mode.Worker):
         await asyncio.sleep(0)  # lets cancelled tasks end; mode waits for a second here
 
 
-class _Lines(logging.Formatter):
-    """Formats a line of the log: date and time with the zone, level, message."""
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        return (
-            datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
-        )
-
-
-class _JsonLines(_Lines):
-    """Formats the same fields as a JSON document in one line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        said = {
-            "time": self.formatTime(record),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            said["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(said)
-
-
 def run_controller(options: ControllerOptions) -> int:
     """Run until SIGTERM or SIGINT, which hand over cleanly, or until a failure. Returns the exit code.
 
     Raises: InvalidArgument, FolderInUse, FolderUnusable, PortTaken: the process can't start.
     """
-    handler = logging.StreamHandler()
-    lines = _JsonLines if options.log_json else _Lines
-    handler.setFormatter(lines("%(asctime)s %(levelname)-7s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logs.start(options.log_format, logging.INFO)
     with hold(options.data_dir):
         service = ControllerService(options)
         worker = _Worker(service, loglevel="INFO", daemon=True, override_logging=False)

@@ -233,6 +233,7 @@ class SuspectCommands:
             "%s[%d]: the command at offset %d (%s) is quarantined: %s",
             control_topic(prefix) if command.control else commands_topic(prefix, command.lane),
             turn.settings.control_partition, command.offset, name_of(command.payload), limits.cut(reason),
+            extra={"lane": command.lane},
         )  # fmt: skip
         answer = begin()  # a turn by itself: brokers may have trouble with the reply's partition
         answer.reply(command.to, refuse(Quarantined(f"it had no effect: {limits.cut(reason)}")))
@@ -270,6 +271,7 @@ class SuspectCommands:
             f"command of lane {lane}" if of_lane else "message of a controller",
             offset if of_lane else -1 - offset,
             exc_info=error,
+            extra={"lane": lane},
         )
         self._raised.setdefault(key, []).append(repr(error))
 

@@ -154,7 +154,7 @@ class TopicTrouble:
         else:  # its quiet time begins again
             trouble.pauses.until = max(trouble.pauses.until, self.clock.monotonic())
         if new:
-            log.warning("%s %s waits: %s", kind, name, why)
+            log.warning("%s %s waits: %s", kind, name, why, extra={kind: name})
         self._next = min(self._next, trouble.pauses.until)
         self.reasons[kind][name] = why
         return trouble
@@ -162,7 +162,13 @@ class TopicTrouble:
     def failed(self, kind: Kind, name: str, error: Exception) -> int:
         """Note that a job failed. Returns how often in a row it has failed."""
         if not isinstance(error, LogError):
-            log.error("a defect in work on topics (%s of %s)", kind, name, exc_info=error)
+            log.error(
+                "a defect in work on topics (%s of %s)",
+                kind,
+                name,
+                exc_info=error,
+                extra={kind: name},
+            )
         return self.note(kind, name, str(error)).pauses.count
 
     def is_pausing(self, kind: Kind, name: str) -> bool:
@@ -338,7 +344,7 @@ class TopicTrouble:
                 self._next = min(self._next, trouble.pauses.until)
                 continue
             kind, name = key
-            log.info("%s %s continues", kind, name)
+            log.info("%s %s continues", kind, name, extra={kind: name})
             del self.reasons[kind][name]
             if kind == "stream":
                 self.recovered.append(name)
@@ -351,7 +357,12 @@ class TopicTrouble:
         try:
             return any(map(self.log.is_gone, names, counts, row.topic_ids or ("", "", "")))
         except LogError as error:
-            log.warning("%s: it can't be asked whether its topics are gone: %s", stream, error)
+            log.warning(
+                "%s: it can't be asked whether its topics are gone: %s",
+                stream,
+                error,
+                extra={"stream": stream},
+            )
             return False
 
     def _note_all(self, state: State, error: LogError) -> bool:

@@ -190,6 +190,8 @@ _SECURITY = option_names(
     sasl.password sasl.oauthbearer.config sasl.oauthbearer.method
     """
 ) | {TOKEN_FILE, *(f"sasl.oauthbearer.{name}" for name in _OIDC)}
+# All that `parse_settings` takes from a file.
+OPTIONS = CLIENT_ONLY | _SECURITY | _KNOWN.keys()
 _PROTOCOLS = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
 _MECHANISMS = ("PLAIN", *SCRAM, "OAUTHBEARER")
 

@@ -388,17 +388,19 @@ def _ended(client: Client, secret: bytes, row: Row, found: Recovered) -> str | N
     except Expired:
         if row.outcome == COMMIT:  # prepared transactions are always listed, so this one has ended
             found.expired.append(row.txn_id)
-            log.warning("ledger: %s ended longer ago than outcomes are kept", txn_text(row.txn_id))
+            said = "ledger: %s ended longer ago than outcomes are kept"
+            log.warning(said, txn_text(row.txn_id), extra={"txn": row.txn_id})
     except (TransactionAborted, NotAuthorized) as error:
         if row.outcome == COMMIT:
             found.alarms[row.txn_id] = f"the row says commit: {error}"
-            log.error("ledger: %s: the row says commit: %s", txn_text(row.txn_id), error)
+            said = "ledger: %s: the row says commit: %s"
+            log.error(said, txn_text(row.txn_id), error, extra={"txn": row.txn_id})
             return None
     except (RetryError, AskOutcomeError) as trouble:
         found.waiting[row.txn_id] = trouble
         return None
     if row.early:
         found.alarms[row.txn_id] = _TORN
-        log.error("ledger: %s: %s", txn_text(row.txn_id), _TORN)
+        log.error("ledger: %s: %s", txn_text(row.txn_id), _TORN, extra={"txn": row.txn_id})
         return None
     return row.outcome

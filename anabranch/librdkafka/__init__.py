@@ -7,7 +7,8 @@ Only this folder imports `confluent_kafka`. The data path of controllers and rea
 command and waits for its answer: the whole life of a handle can be read there.
 
 - `options`: options of users, defaults of ours, tokens, and librdkafka's log lines.
-- `environment`: the environment variables of clients, commands and Spark, and the file of options that one names.
+- `configuration`: what the environment and the configuration file say about the cluster, for clients, commands and
+  Spark.
 - `handles`: making a producer or consumer, noticing that it has lost all brokers, freeing it, also after a fork.
 - `reconnecting_consumer`: a consumer that gets a new handle when the old one has lost all brokers.
 - `command_bus`: commands and their answers, as `anabranch.client.ports.CommandBus`.

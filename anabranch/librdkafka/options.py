@@ -6,13 +6,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from anabranch.errors import InvalidArgument, UnsupportedSetting
 from anabranch.kafka.oauth_tokens import token_and_end
-from anabranch.kafka.settings import TOKEN_FILE, option_names
+from anabranch.kafka.settings import OPTIONS, TOKEN_FILE, option_names
 from anabranch.protocol import limits
 from anabranch.protocol.legal_names import check_text
 
@@ -280,6 +281,18 @@ def _is_free(name: str, value: Any) -> bool:
         said = f"only {' or '.join(sorted(allowed))}: " if allowed else ""
         raise UnsupportedSetting(f"{name}={value!r} is refused; {said}{why}")
     return len(allowed) > 1 and "acks" not in name
+
+
+def check_option(name: str, value: str) -> None:
+    """Check an option of a file by itself. Raises `UnsupportedSetting` for what no connection takes."""
+    if _is_free(name, value) and name not in (
+        known := _PRODUCER_ONLY | _CONSUMER_ONLY | OPTIONS | {MAX_EVENT}
+    ):
+        near = get_close_matches(name, known, 1)
+        raise UnsupportedSetting(
+            f"{name} is not known, or not to be honoured where anabranch speaks to brokers itself"
+            + (f": did you mean {near[0]}?" if near else "; leave it out")
+        )
 
 
 def _merge(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

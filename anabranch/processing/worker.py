@@ -34,6 +34,7 @@ from anabranch.errors import (
     RetryError,
     SnapshotExpired,
 )
+from anabranch.logs import about
 from anabranch.ports import GroupMember, TopicPartition
 from anabranch.processing.batch import SLICE_BYTES, Limits
 from anabranch.processing.commits import FIRST_PAUSE_S, LONGEST_PAUSE_S, Commits
@@ -441,6 +442,7 @@ def run_worker(
 ) -> None:  # fmt: skip
     """Run a worker in this process until SIGTERM, SIGINT, or ``until`` returns true; see `Processor.run`."""
     with ExitStack() as stack:
+        stack.enter_context(about(processor=app.name))
         if folder is None:
             made = tempfile.TemporaryDirectory(prefix="anabranch-processor-")
             folder = stack.enter_context(made)

@@ -12,13 +12,7 @@ from datetime import datetime
 
 from anabranch.client.connect import reader_ports
 from anabranch.errors import InvalidArgument
-from anabranch.librdkafka.environment import (
-    BOOTSTRAP_VARIABLE,
-    file_options,
-    given_bootstrap,
-    given_lane,
-    given_prefix,
-)
+from anabranch.librdkafka.configuration import BOOTSTRAP, LANE, PREFIX, Named
 from anabranch.protocol import defaults
 from anabranch.protocol.hybrid_time import MAX, read_moment
 from anabranch.protocol.legal_names import OPEN_LANE, check_lane
@@ -99,16 +93,18 @@ class Options:
         return tuple(word.strip() for word in text.split(",") if word.strip())
 
     def connection(self) -> Connection:
-        """The cluster, from options ``bootstrap``, ``prefix`` and ``lane``, or else the driver's environment.
+        """The cluster, from options ``bootstrap``, ``prefix`` and ``lane``, or else the driver's environment
+        and its configuration file.
 
-        Options ``kafka.…`` go to librdkafka, and override the file that $ANABRANCH_KAFKA_FILE names.
+        Options ``kafka.…`` go to librdkafka, and override those of the files that these name.
         """
         self._asked.update(_CONNECTION)
         self._asked.update(name for name in self._given if name.startswith(_KAFKA))
-        bootstrap = given_bootstrap(self.text("bootstrap"))
+        named = Named()
+        bootstrap = named.value(BOOTSTRAP, self.text("bootstrap"))
         if not bootstrap:
             raise InvalidArgument(
-                f"no address: give option bootstrap=host:port, or set {BOOTSTRAP_VARIABLE} for the driver"
+                f"no address: give option bootstrap=host:port, or set {BOOTSTRAP.variable} for the driver"
             )
         own = {
             name.removeprefix(_KAFKA): value
@@ -117,10 +113,10 @@ class Options:
         }
         return Connection(
             bootstrap,
-            given_prefix(self.text("prefix")),
+            named.text(PREFIX, self.text("prefix")),
             self.seconds("timeout", defaults.SPARK_TIMEOUT_S),
-            tuple(sorted((file_options() | own).items())),
-            check_lane(given_lane(self.text("lane"))),
+            tuple(sorted((named.options() | own).items())),
+            check_lane(named.text(LANE, self.text("lane"))),
         )
 
     def check_all_used(self) -> None:

@@ -1,4 +1,4 @@
-"""The generated parts of docs/cli.md; ``python -m tests.cli.reference`` writes them.
+"""The generated parts of docs/cli.md and configuration.md; ``python -m tests.cli.reference`` writes them.
 
 The page has tables of the exit codes and of the options that many commands have, and lists of the options of a
 group, each between its mark and ``<!-- end -->``. The first paragraph of a command's section is the command's
@@ -19,10 +19,13 @@ from typing import Any
 
 import typer.main
 
+from anabranch.cli.config import settings_of
 from anabranch.cli.errors import EXIT_CODES
 from anabranch.cli.main import app
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+SETTINGS = PAGE.with_name("configuration.md")
+_SETTINGS = re.compile(r"(<!-- settings -->\n).*?(?=<!-- end -->\n)", re.DOTALL)
 # An option of at least this many commands is said once.
 _MANY = 12
 # The same within one of these groups.
@@ -245,11 +248,22 @@ def renewed(page: str) -> str:
     return _SECTION.sub(section, _TABLE.sub(table, page)).rstrip("\n") + "\n"
 
 
+def with_settings(page: str) -> str:
+    """docs/configuration.md with the table of settings as it should be."""
+    rows = ["| key | option | variable | default |", "|---|---|---|---|"]
+    for each in settings_of(typer.main.get_command(app)).values():
+        default = "`false`" if each.parameter.default is False else _default(each.parameter)
+        secret = ", secret" if each.is_secret else ""
+        rows.append(f"| `{each.name}` | `{each.option}`{secret} | `{each.variable}` | {default} |")
+    return _SETTINGS.sub(lambda found: found[1] + "\n".join(rows) + "\n", page)
+
+
 def described(page: str) -> set[str]:
     """The commands that the page has a section of."""
     return {match["command"] for match in _SECTION.finditer(page)}
 
 
 if __name__ == "__main__":
-    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    sys.stdout.write(f"wrote {PAGE}\n")
+    for page, renew in ((PAGE, renewed), (SETTINGS, with_settings)):
+        page.write_text(renew(page.read_text(encoding="utf-8")), encoding="utf-8")
+        sys.stdout.write(f"wrote {page}\n")

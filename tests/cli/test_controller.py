@@ -34,7 +34,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[ControllerOptions]:
 
 
 def test_every_field_has_an_option() -> None:
-    options = {field.name for field in fields(Given)} - {"verbose", "kafka_file"}
+    options = {field.name for field in fields(Given)} - {
+        "verbose",
+        "kafka_file",
+        "config",
+        "log_json",
+    }
     assert options == {field.name for field in fields(ControllerOptions)}
 
 
@@ -71,7 +76,7 @@ def test_options_come_back_from_their_arguments(
         clock_error_ms=14,
         status_file=tmp_path / "status",
         http="127.0.0.1:9464",
-        log_json=True,
+        log_format="json",
         kafka={"security.protocol": "SSL", "sasl.password": "a=b c"},
     )
     defaults = ControllerOptions(bootstrap="x", data_dir=Path("y"))
@@ -109,7 +114,7 @@ def test_dev_starts_a_killed_controller_again_and_ends_with_one_that_failed(
     started, slept = [Mock(**{"poll.return_value": code}) for code in (-9, 143, 1)], Mock()
     monkeypatch.setattr(SupervisedProcess, "start", Mock(side_effect=started))
     monkeypatch.setattr(broker, "EmbeddedBroker", MagicMock())
-    monkeypatch.setattr(infra, "prepare", lambda: False)
+    monkeypatch.setattr(infra, "prepare", lambda _: False)
     monkeypatch.setattr(cluster, "await_leader", Mock())
     monkeypatch.setattr(time, "sleep", slept)
     done = run("dev", "--folder", str(tmp_path))

@@ -169,7 +169,12 @@ def test_each_package_of_the_table_is_in_its_extra() -> None:
         wanted = called.get(package) or within.get(package, package).replace("_", "-")
         assert any(entry.startswith(wanted) for entry in extras[extra]), package
     named = {word.strip() for word in extras["all"][0].partition("[")[2].strip("]").split(",")}
-    assert named == extras.keys() - {"all", "dev", "spark-connect"}  # a client without a JVM
+    assert named == extras.keys() - {
+        "all",
+        "dev",
+        "docs",
+        "spark-connect",
+    }  # a client without a JVM
 
 
 def test_windows_is_refused_by_name() -> None:

@@ -210,6 +210,47 @@ def test_the_environment_names_the_cluster_to_python_and_to_commands(
     assert SparkOptions({}).connection().prefix == "other"
 
 
+def test_the_configuration_file_names_it_where_the_environment_does_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, password = tmp_path / "anabranch.toml", tmp_path / "password"
+    password.write_text("hush\n")
+    file.write_text(
+        'bootstrap = "f:1"\nlane = "etl"\n[controller]\nmax_open = 7\n'
+        f'[kafka]\nclient.id = "me"\nlinger.ms = 7\nsasl.password_file = "{password}"\n'
+    )
+    for name in ("BOOTSTRAP", "PREFIX", "LANE", "KAFKA_FILE"):
+        monkeypatch.delenv(f"ANABRANCH_{name}", raising=False)
+    monkeypatch.setenv("ANABRANCH_CONFIG", str(file))
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(
+        "anabranch.client.connect.connect_to", lambda *given, **_: asked.append(given)
+    )
+    options = {"client.id": "me", "linger.ms": "7", "sasl.password": "hush"}
+    anabranch.connect()
+    assert SparkOptions({}).connection().librdkafka == tuple(options.items())
+    assert SparkOptions({}).connection().lane == "etl"
+    monkeypatch.setenv("ANABRANCH_LANE", "of-the-environment")
+    anabranch.connect("own:1", client_id="mine")
+    assert asked == [
+        ("f:1", "anabranch", "etl", options),
+        ("own:1", "anabranch", "of-the-environment", options | {"client.id": "mine"}),
+    ]
+    assert caplog.messages == []
+    file.write_text('bootstrap = "f:1"\n[kafka]\nsasl.password = "hush"\n')
+    file.chmod(0o604)
+    anabranch.connect()
+    assert [one for one in caplog.messages if f"chmod 600 {file}" in one]
+    for text, said in (
+        ('bootsrap = "f:1"\n', "line 1: bootsrap is unknown: did you mean bootstrap?"),
+        ("bootstrap = 1\n", "line 1: bootstrap must be a text"),
+        ('[kafka]\n\nclient.idd = "x"\n', "line 3: client.idd is not known"),
+    ):
+        file.write_text(text)
+        with pytest.raises((errors.InvalidArgument, errors.UnsupportedSetting), match=said):
+            anabranch.connect("own:1")
+
+
 def test_an_options_file_that_all_may_read_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,7 +3,7 @@
 ``seeds``: each quick one's first seed, from the one on that the catalogue has. ``simulator``: seeds, until the
 simulator's own checks and the product's find it, and seeds until the checker does by itself. ``broker``: recorded
 workloads that the checker judges. ``tests``: the plays, and the files of tests that find what neither can bring
-about. ``table``: what all wrote with ``--json``, as the site shows it.
+about. ``table``: what all wrote with ``--json``, which is put into docs/inside/mutants.md.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,9 @@ from typing import Any
 from tests.mutants.catalogue import CATALOGUE, Mutant
 
 Found = dict[str, Any]
+FOUND = Path(__file__).with_name("found.json")
+PAGE = Path(__file__).parents[2] / "docs" / "inside" / "mutants.md"
+_TABLE = re.compile(r"(<!-- planted bugs -->\n).*?(?=<!-- end -->\n)", re.DOTALL)
 
 
 def main() -> int:
@@ -38,7 +42,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="add what was found to this file, or read it")
     given = parser.parse_intermixed_args()
     if given.where == "table":
-        print(table(json.loads(given.json.read_text())))
+        PAGE.write_text(with_table(PAGE.read_text(), json.loads(FOUND.read_text())))
         return 0
     book = _Book(given.json)
     if given.where in ("seeds", "simulator"):
@@ -213,6 +217,11 @@ def _run_tests(mutant: Mutant) -> str:
 
 
 # -- the table ----------------------------------------------------------------------------------------
+
+
+def with_table(page: str, found: dict[str, dict[str, Found]]) -> str:
+    """The page of planted bugs with the table as it should be."""
+    return _TABLE.sub(lambda match: f"{match[1]}{table(found)}\n", page)
 
 
 def table(found: dict[str, dict[str, Found]]) -> str:

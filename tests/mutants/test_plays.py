@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from tests.mutants.__main__ import FOUND, PAGE, with_table
 from tests.mutants.catalogue import CATALOGUE, Mutant
 
 
@@ -20,3 +23,9 @@ def test_a_bug_can_be_planted(mutant: Mutant) -> None:
     """Its place is still there: the long hunts are not run after each change."""
     with mutant.plant():
         pass
+
+
+def test_the_page_has_the_table_of_what_was_found() -> None:
+    page = PAGE.read_text()
+    assert page == with_table(page, json.loads(FOUND.read_text())), "run `scripts/mutants table`"
+    assert page.count("\n| ") > len(CATALOGUE)
