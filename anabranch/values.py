@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -84,7 +85,7 @@ RAW = Codec(_same, bytes, "bytes", bytes)
 _KNOWN: dict[Any, Codec] = {
     None: RAW,
     bytes: RAW,
-    str: Codec(str.encode, lambda data: data.decode(), "str", str),
+    str: Codec(str.encode, bytes.decode, "str", str),
     json: Codec(_to_json, _of_json, "json", json),
 }
 
@@ -130,7 +131,7 @@ def _dumps_loads(spec: Any) -> Codec:
 def _pydantic(model: Any) -> Codec:
     def encode(given: Any) -> bytes:
         _check_model(model, given)
-        text: str = given.model_dump_json()
+        text: str = given.model_dump_json(by_alias=True)
         return text.encode()
 
     return Codec(encode, model.model_validate_json, model.__qualname__, model)
@@ -169,6 +170,35 @@ def _with_context(call: Any, topic: str, of_keys: bool) -> Callable[[Any], Any]:
     field = module.MessageField.KEY if of_keys else module.MessageField.VALUE
     context = module.SerializationContext(topic, field)
     return lambda value: call(value, context)
+
+
+# -- words and texts --------------------------------------------------------------------------------------
+
+WORDS = {"bytes": bytes, "str": str, "json": json}
+
+
+def spec_of(word: str) -> Any:
+    """The codec that a word names, for `codec_of`: one of `WORDS`, or ``module:name``, which is imported.
+
+    Raises: InvalidArgument.
+    """
+    if word in WORDS:
+        return WORDS[word]
+    module, _, name = word.partition(":")
+    if not module or not name:
+        raise InvalidArgument(f"codec {word!r}: {', '.join(WORDS)}, or MODULE:NAME")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise InvalidArgument(f"codec {word!r} can't be imported: {text_of(error)}") from error
+
+
+def from_text(codec: Codec, text: bytes) -> Any:
+    """The value that a text means for a codec: with bytes and str the text itself, with others its JSON.
+
+    Raises: ValueError, and what a model raises.
+    """
+    return codec.decode(text) if isinstance(codec.spec, type) else json.loads(text)
 
 
 # -- handles ----------------------------------------------------------------------------------------------
@@ -268,15 +298,20 @@ def encoded_events(stream: Any, events: Iterable[Any]) -> tuple[Any, Iterable[An
     """As `encoded`, of the events of `write_many`. An event of another form stays as it is, to be refused."""
     if not isinstance(stream, Stream):
         return stream, events
-    encode = stream.encode
+    encode_key, encode_value = stream.key.encode, stream.value.encode
 
     def each() -> Iterator[Any]:
         for event in events:
             if not isinstance(event, tuple | list) or not event:
                 yield event
                 continue
-            key, value = encode(event[1] if len(event) > 1 else None, event[0])
-            yield (value, key, *event[2:])
+            value, key = event[0], event[1] if len(event) > 1 else None
+            try:
+                coded_key = None if key is None else encode_key(key)
+                coded = None if value is None else encode_value(value)
+            except Exception:  # noqa: BLE001 - `encode` names the codec
+                coded_key, coded = stream.encode(key, value)
+            yield (coded, coded_key) if len(event) < 3 else (coded, coded_key, *event[2:])
 
     return stream.name, each()
 
@@ -327,13 +362,14 @@ class Decoder:
                     value = decode_value(value)
             except Exception as error:  # noqa: BLE001 - a codec may raise anything
                 held.kept = event
-                self._undecodable(held, event, error)
+                self.refuse(held, event, error)
                 held.kept = None
                 continue
             fields = (stream, key, value, headers, at, txn, committed, segment, partition, offset)
             yield _make(Event, fields)
 
-    def _undecodable(self, held: Held, event: Event, error: Exception) -> None:
+    def refuse(self, held: Held, event: Event, error: Exception) -> None:
+        """Do with an event what the handle says. Raises: as `decoded`."""
         trouble = undecodable(self.stream.key, self.stream.value, event, error)
         if self.stream.undecodable == "raise":
             held.kept = None
