@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]
@@ -319,14 +320,29 @@ def encoded_events(stream: Any, events: Iterable[Any]) -> tuple[Any, Iterable[An
 # -- reading ----------------------------------------------------------------------------------------------
 
 
+Decode: TypeAlias = "Callable[[bytes], Any] | None"
+
+
 class Held:
     """Events to be decoded on demand. ``kept``: taken from ``rest``, and neither returned nor passed over yet."""
 
-    __slots__ = ("kept", "rest")
+    __slots__ = ("_rest", "kept")
 
-    def __init__(self, rest: Iterator[Event]) -> None:
-        self.rest = rest
+    def __init__(self, rest: Iterator[Event] | None) -> None:
+        self._rest = rest
         self.kept: Event | None = None
+
+    @property
+    def rest(self) -> Iterator[Event]:
+        """The events that are not taken yet."""
+        return iter(()) if self._rest is None else self._rest
+
+    def decoded(self, key: Decode, value: Decode) -> Iterator[Event[Any, Any]] | None:
+        """The events, decoded as they are made; None if they are made already. None for ``key``: they stay bytes.
+
+        After an error of a codec, `rest` begins with its event.
+        """
+        return None
 
 
 Bury: TypeAlias = "Callable[[str, Event, UndecodableValue], None]"
@@ -351,7 +367,17 @@ class Decoder:
         Raises: UndecodableValue; NotReady (a registry, or the stream of dead letters; the event comes again).
         """
         kept, held.kept = held.kept, None
-        decode_key, decode_value = self.stream.key.decode, self.stream.value.decode
+        key_codec, value_codec = self.stream.key, self.stream.value
+        decode_key, decode_value = key_codec.decode, value_codec.decode
+        if kept is None:
+            made = held.decoded(
+                None if key_codec is RAW else decode_key,
+                None if value_codec is RAW else decode_value,
+            )
+            if made is not None:
+                with suppress(Exception):  # the loop meets this event again, and has its error
+                    yield from made
+                    return
         for event in held.rest if kept is None else chain((kept,), held.rest):
             # Faster than `_replace`, or a slice of the other fields.
             stream, key, value, headers, at, txn, committed, segment, partition, offset = event
