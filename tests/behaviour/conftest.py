@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,9 +25,10 @@ BOTH = (
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Let the tests of `BOTH` run over both clients."""
+    """Let the tests of `BOTH` run over both clients; `scripts/soak` runs them in uvloop's loop, too."""
     if "client" in metafunc.fixturenames and metafunc.module.__name__.endswith(BOTH):
-        metafunc.parametrize("client", ["blocking", "aio"], indirect=True, scope="session")
+        clients = ["blocking", "aio", pytest.param("uvloop", marks=pytest.mark.soak)]
+        metafunc.parametrize("client", clients, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
@@ -34,11 +36,13 @@ def client(
     request: pytest.FixtureRequest, cluster: Cluster
 ) -> Iterator[anabranch.Client | driven.Driven]:
     """A client of the session's cluster."""
-    if getattr(request, "param", "blocking") == "blocking":
+    kind = getattr(request, "param", "blocking")
+    if kind == "blocking":
         with anabranch.connect(cluster.bootstrap) as connected:
             yield connected
         return
-    thread = driven.LoopThread()
+    loops = asyncio if kind == "aio" else pytest.importorskip(kind)
+    thread = driven.LoopThread(loops.new_event_loop)
     with driven.connect(thread, cluster.bootstrap) as connected_there:
         yield connected_there
     thread.close()
