@@ -37,6 +37,8 @@ class Codec(NamedTuple):
     decode: Callable[[bytes], Any]
     name: str = ""
     spec: Any = None
+    # Encodes a value whose class is ``spec``, without a check.
+    exact: Callable[[Any], Any] | None = None
 
 
 class DumpsLoads(Protocol[T_co]):
@@ -148,7 +150,7 @@ def _msgspec(model: Any) -> Codec:
             _check_model(model, given)
         return written(given)
 
-    return Codec(encode, Decoder(model).decode, model.__qualname__, model)
+    return Codec(encode, Decoder(model).decode, model.__qualname__, model, written)
 
 
 def _check_model(model: Any, given: Any) -> None:
@@ -300,21 +302,33 @@ def encoded_events(stream: Any, events: Iterable[Any]) -> tuple[Any, Iterable[An
     if not isinstance(stream, Stream):
         return stream, events
     encode_key, encode_value = stream.key.encode, stream.value.encode
+    kind, encode_exact = stream.value.spec, stream.value.exact or encode_value
 
     def each() -> Iterator[Any]:
         for event in events:
-            if not isinstance(event, tuple | list) or not event:
-                yield event
+            if event.__class__ is not tuple or len(event) != 2:
+                yield _encoded_event(stream, event)
                 continue
-            value, key = event[0], event[1] if len(event) > 1 else None
+            value, key = event
             try:
-                coded_key = None if key is None else encode_key(key)
-                coded = None if value is None else encode_value(value)
+                if key is not None:
+                    key = encode_key(key)
+                if value.__class__ is kind:
+                    value = encode_exact(value)
+                elif value is not None:
+                    value = encode_value(value)
             except Exception:  # noqa: BLE001 - `encode` names the codec
-                coded_key, coded = stream.encode(key, value)
-            yield (coded, coded_key) if len(event) < 3 else (coded, coded_key, *event[2:])
+                key, value = stream.encode(event[1], event[0])
+            yield value, key
 
     return stream.name, each()
+
+
+def _encoded_event(stream: Stream[Any, Any], event: Any) -> Any:
+    if not isinstance(event, tuple | list) or not event:
+        return event
+    key, value = stream.encode(event[1] if len(event) > 1 else None, event[0])
+    return (value, key, *event[2:])
 
 
 # -- reading ----------------------------------------------------------------------------------------------

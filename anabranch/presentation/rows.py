@@ -261,7 +261,7 @@ def value_text(value: Any) -> str:
 
 
 def json_of(value: Any) -> str:
-    """A decoded value as JSON. What has no JSON becomes a string."""
+    """A decoded value as JSON; as a string if it has none."""
 
     def plain(each: Any) -> Any:
         if hasattr(each, "model_dump"):

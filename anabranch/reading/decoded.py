@@ -82,6 +82,7 @@ def events_of(
     low: int,
     stretches: Sequence[Stretch],
     offsets: Iterator[int],
+    *,
     key: Decode = None,
     value: Decode = None,
 ) -> Iterator[Event]:

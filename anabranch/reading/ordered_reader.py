@@ -87,7 +87,7 @@ class Step(Held):
     def decoded(self, key: Decode, value: Decode) -> Iterator[Event[Any, Any]] | None:
         if self._rest is not None or self._taken:
             return None
-        return self._make(self._left, key, value)
+        return self._make(self._left, key=key, value=value)
 
     @property
     def _taken(self) -> int:
@@ -407,7 +407,7 @@ _FIRST_STEP = 64
 _BIGGEST_STEP = 1024
 
 
-_NOTHING = Step(TopicPartition("", 0), [], lambda *_: iter(()))
+_NOTHING = Step(TopicPartition("", 0), [], lambda *_, **__: iter(()))
 
 
 class Reader(Iteration[Event[K, V]], Generic[K, V]):

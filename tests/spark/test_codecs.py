@@ -20,7 +20,7 @@ from anabranch.reading.event_columns import batch_of
 from anabranch.spark.codecs import Codecs, Decoding, shape_of
 from anabranch.spark.columns import chosen
 from anabranch.spark.options import Options
-from anabranch.spark.sink.codec_rows import CodecRows
+from anabranch.spark.sink.encoding import CodecRows
 from anabranch.spark.source.plan import codecs_of
 from anabranch.types import Event
 
