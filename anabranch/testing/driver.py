@@ -216,12 +216,12 @@ class Driver:
 
     def _place(self, stream: str, partition: int, key: bytes | None) -> tuple[int, int]:
         """The offset of an input's next event, and its task as readers find it."""
-        tasks = self._app.tasks
-        if is_plain(stream) and not 0 <= partition < tasks:
+        tasks, plain = self._app.tasks, is_plain(stream)
+        if plain and not 0 <= partition < tasks:
             raise InvalidArgument(f"partition {partition} of {stream}: there are {tasks} tasks")
         offset = self._offsets[stream, partition]
         self._offsets[stream, partition] = offset + 1
-        if is_plain(stream):
+        if plain:
             return offset, partition
         # Events without a key are spread over the tasks of their segment; a stream here has one segment.
         return offset, offset % tasks if key is None else task_of(key, tasks)

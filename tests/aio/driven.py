@@ -101,6 +101,11 @@ class Driven:
             raise StopIteration from None
 
 
+def blocking(handle: Any) -> Any:
+    """The handle of the blocking client, also of a driven one."""
+    return handle._handle._blocking if isinstance(handle, Driven) else handle
+
+
 def connect(thread: LoopThread, *args: Any, **named: Any) -> Driven:
     """A client of `anabranch.aio.connect`, behind the calls of the blocking one."""
 
