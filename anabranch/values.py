@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]
@@ -35,6 +37,8 @@ class Codec(NamedTuple):
     decode: Callable[[bytes], Any]
     name: str = ""
     spec: Any = None
+    # Encodes a value whose class is ``spec``, without a check.
+    exact: Callable[[Any], Any] | None = None
 
 
 class DumpsLoads(Protocol[T_co]):
@@ -84,7 +88,7 @@ RAW = Codec(_same, bytes, "bytes", bytes)
 _KNOWN: dict[Any, Codec] = {
     None: RAW,
     bytes: RAW,
-    str: Codec(str.encode, lambda data: data.decode(), "str", str),
+    str: Codec(str.encode, bytes.decode, "str", str),
     json: Codec(_to_json, _of_json, "json", json),
 }
 
@@ -130,7 +134,7 @@ def _dumps_loads(spec: Any) -> Codec:
 def _pydantic(model: Any) -> Codec:
     def encode(given: Any) -> bytes:
         _check_model(model, given)
-        text: str = given.model_dump_json()
+        text: str = given.model_dump_json(by_alias=True)
         return text.encode()
 
     return Codec(encode, model.model_validate_json, model.__qualname__, model)
@@ -146,7 +150,7 @@ def _msgspec(model: Any) -> Codec:
             _check_model(model, given)
         return written(given)
 
-    return Codec(encode, Decoder(model).decode, model.__qualname__, model)
+    return Codec(encode, Decoder(model).decode, model.__qualname__, model, written)
 
 
 def _check_model(model: Any, given: Any) -> None:
@@ -169,6 +173,35 @@ def _with_context(call: Any, topic: str, of_keys: bool) -> Callable[[Any], Any]:
     field = module.MessageField.KEY if of_keys else module.MessageField.VALUE
     context = module.SerializationContext(topic, field)
     return lambda value: call(value, context)
+
+
+# -- words and texts --------------------------------------------------------------------------------------
+
+WORDS = {"bytes": bytes, "str": str, "json": json}
+
+
+def spec_of(word: str) -> Any:
+    """The codec that a word names, for `codec_of`: one of `WORDS`, or ``module:name``, which is imported.
+
+    Raises: InvalidArgument.
+    """
+    if word in WORDS:
+        return WORDS[word]
+    module, _, name = word.partition(":")
+    if not module or not name:
+        raise InvalidArgument(f"codec {word!r}: {', '.join(WORDS)}, or MODULE:NAME")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise InvalidArgument(f"codec {word!r} can't be imported: {text_of(error)}") from error
+
+
+def from_text(codec: Codec, text: bytes) -> Any:
+    """The value that a text means for a codec: with bytes and str the text itself, with others its JSON.
+
+    Raises: ValueError, and what a model raises.
+    """
+    return codec.decode(text) if isinstance(codec.spec, type) else json.loads(text)
 
 
 # -- handles ----------------------------------------------------------------------------------------------
@@ -268,30 +301,62 @@ def encoded_events(stream: Any, events: Iterable[Any]) -> tuple[Any, Iterable[An
     """As `encoded`, of the events of `write_many`. An event of another form stays as it is, to be refused."""
     if not isinstance(stream, Stream):
         return stream, events
-    encode = stream.encode
+    encode_key, encode_value = stream.key.encode, stream.value.encode
+    kind, encode_exact = stream.value.spec, stream.value.exact or encode_value
 
     def each() -> Iterator[Any]:
         for event in events:
-            if not isinstance(event, tuple | list) or not event:
-                yield event
+            if event.__class__ is not tuple or len(event) != 2:
+                yield _encoded_event(stream, event)
                 continue
-            key, value = encode(event[1] if len(event) > 1 else None, event[0])
-            yield (value, key, *event[2:])
+            value, key = event
+            try:
+                if key is not None:
+                    key = encode_key(key)
+                if value.__class__ is kind:
+                    value = encode_exact(value)
+                elif value is not None:
+                    value = encode_value(value)
+            except Exception:  # noqa: BLE001 - `encode` names the codec
+                key, value = stream.encode(event[1], event[0])
+            yield value, key
 
     return stream.name, each()
+
+
+def _encoded_event(stream: Stream[Any, Any], event: Any) -> Any:
+    if not isinstance(event, tuple | list) or not event:
+        return event
+    key, value = stream.encode(event[1] if len(event) > 1 else None, event[0])
+    return (value, key, *event[2:])
 
 
 # -- reading ----------------------------------------------------------------------------------------------
 
 
+Decode: TypeAlias = "Callable[[bytes], Any] | None"
+
+
 class Held:
     """Events to be decoded on demand. ``kept``: taken from ``rest``, and neither returned nor passed over yet."""
 
-    __slots__ = ("kept", "rest")
+    __slots__ = ("_rest", "kept")
 
-    def __init__(self, rest: Iterator[Event]) -> None:
-        self.rest = rest
+    def __init__(self, rest: Iterator[Event] | None) -> None:
+        self._rest = rest
         self.kept: Event | None = None
+
+    @property
+    def rest(self) -> Iterator[Event]:
+        """The events that are not taken yet."""
+        return iter(()) if self._rest is None else self._rest
+
+    def decoded(self, key: Decode, value: Decode) -> Iterator[Event[Any, Any]] | None:
+        """The events, decoded as they are made; None if they are made already. None for ``key``: they stay bytes.
+
+        After an error of a codec, `rest` begins with its event.
+        """
+        return None
 
 
 Bury: TypeAlias = "Callable[[str, Event, UndecodableValue], None]"
@@ -316,7 +381,17 @@ class Decoder:
         Raises: UndecodableValue; NotReady (a registry, or the stream of dead letters; the event comes again).
         """
         kept, held.kept = held.kept, None
-        decode_key, decode_value = self.stream.key.decode, self.stream.value.decode
+        key_codec, value_codec = self.stream.key, self.stream.value
+        decode_key, decode_value = key_codec.decode, value_codec.decode
+        if kept is None:
+            made = held.decoded(
+                None if key_codec is RAW else decode_key,
+                None if value_codec is RAW else decode_value,
+            )
+            if made is not None:
+                with suppress(Exception):  # the loop meets this event again, and has its error
+                    yield from made
+                    return
         for event in held.rest if kept is None else chain((kept,), held.rest):
             # Faster than `_replace`, or a slice of the other fields.
             stream, key, value, headers, at, txn, committed, segment, partition, offset = event
@@ -327,13 +402,14 @@ class Decoder:
                     value = decode_value(value)
             except Exception as error:  # noqa: BLE001 - a codec may raise anything
                 held.kept = event
-                self._undecodable(held, event, error)
+                self.refuse(held, event, error)
                 held.kept = None
                 continue
             fields = (stream, key, value, headers, at, txn, committed, segment, partition, offset)
             yield _make(Event, fields)
 
-    def _undecodable(self, held: Held, event: Event, error: Exception) -> None:
+    def refuse(self, held: Held, event: Event, error: Exception) -> None:
+        """Do with an event what the handle says. Raises: as `decoded`."""
         trouble = undecodable(self.stream.key, self.stream.value, event, error)
         if self.stream.undecodable == "raise":
             held.kept = None

@@ -38,6 +38,7 @@ from bench import (
     setting,
     spark,
     splice,
+    starting,
     tables,
     tasks,
     transfers,
@@ -135,6 +136,7 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         _on_cluster(scaling),
     ),
     "values": ("typed values against bytes", _on_cluster(values)),
+    "starting": ("import and connect, and --help", _on_cluster(starting)),
     "ordered": ("reading in stream order against a plain consumer", _on_cluster(ordered)),
     "ranges": ("offset ranges as Arrow batches against a plain consumer", _on_cluster(ranges)),
     "beside": (

@@ -73,7 +73,10 @@ def read(client: anabranch.Client, stream: str, way: str, orders: list[Order]) -
     with client.read(source, timeout=30.0) as reader:
         for event in reader:
             if way == "by hand":
-                event._replace(key=(event.key or b"").decode(), value=decode(event.value or b""))
+                assert event.key is not None
+                assert event.value is not None
+                event.key.decode()
+                decode(event.value)
             left -= 1
             if not left:
                 break

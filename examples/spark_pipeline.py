@@ -205,7 +205,7 @@ def join(spark: SparkSession, plan: Plan) -> None:
     query = (
         carrier_hours.writeStream.format("anabranch")
         .options(**plan.options(stream=plan.stream("carrier_hours"), encoding="json"))
-        .options(key="carrier,hour", timestampColumn="hour")
+        .options(keyColumn="carrier,hour", timestampColumn="hour")
         .option("checkpointLocation", str(checkpoint(plan)))
         .outputMode("append")
         .trigger(availableNow=True)

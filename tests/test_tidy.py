@@ -61,8 +61,9 @@ WIDE = {
     "anabranch/controller/jobs.py": (1, "kept for the taker of the result"),
     "anabranch/controller/stream_topics.py": (1, "a controller's process: it tries again"),
     "anabranch/reading/decoded.py": (1, "a thread of its own: reading goes on without compiled code"),
+    "anabranch/spark/codecs.py": (3, "a codec's values may be anything"),
     "anabranch/spark/jobs.py": (1, "the rows may be committed whatever the job says"),
-    "anabranch/values.py": (5, "a codec may raise any error, which names it"),
+    "anabranch/values.py": (7, "a codec may raise any error, which names it"),
     "anabranch/web/hub.py": (1, "a page of the web process shows it"),
 }  # fmt: skip
 # Ports, each with several implementations: none of them may ignore what a caller asks for.

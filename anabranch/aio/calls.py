@@ -25,7 +25,7 @@ from anabranch.client.connect import connect as blocking_connect
 from anabranch.client.reservation import WRITER
 from anabranch.protocol import defaults
 from anabranch.tables.changes import Change
-from anabranch.types import Committed, Event
+from anabranch.types import Committed, Event, K, V
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -79,7 +79,6 @@ if TYPE_CHECKING:
         FeatureLevel,
         Grant,
         Headers,
-        K,
         Lane,
         Listed,
         OpenTransaction,
@@ -89,17 +88,16 @@ if TYPE_CHECKING:
         Timeline,
         Transacted,
         TransactionInfo,
-        V,
     )
     from anabranch.values import Spec, Stream
 
 
-class AsyncReader(Rows[Event]):
+class AsyncReader(Rows[Event[K, V]]):
     """`anabranch.reading.ordered_reader.Reader`, for asyncio."""
 
     __slots__ = ()
 
-    _blocking: Reader
+    _blocking: Reader[K, V]
 
     @property
     def skipped(self) -> int:
@@ -115,12 +113,12 @@ class AsyncReader(Rows[Event]):
         await self._waits.call(self._blocking.close)
 
 
-class AsyncTransactionReader(Rows[Committed]):
+class AsyncTransactionReader(Rows[Committed[K, V]]):
     """`anabranch.reading.transaction_reader.TransactionReader`, for asyncio."""
 
     __slots__ = ()
 
-    _blocking: TransactionReader
+    _blocking: TransactionReader[K, V]
 
     @property
     def skipped(self) -> int:
@@ -132,12 +130,12 @@ class AsyncTransactionReader(Rows[Committed]):
         await self._waits.call(self._blocking.close)
 
 
-class AsyncSnapshotReader(Rows[Event]):
+class AsyncSnapshotReader(Rows[Event[K, V]]):
     """`anabranch.reading.snapshot.SnapshotReader`, for asyncio."""
 
     __slots__ = ()
 
-    _blocking: SnapshotReader
+    _blocking: SnapshotReader[K, V]
 
     @property
     def skipped(self) -> int:
@@ -149,12 +147,12 @@ class AsyncSnapshotReader(Rows[Event]):
         await self._waits.call(self._blocking.close)
 
 
-class AsyncChanges(Rows[Change]):
+class AsyncChanges(Rows[Change[K, V]]):
     """`anabranch.tables.changes.Changes`, for asyncio."""
 
     __slots__ = ()
 
-    _blocking: Changes
+    _blocking: Changes[K, V]
 
     @property
     def skipped(self) -> int:
@@ -208,11 +206,27 @@ class AsyncSnapshot(Handle):
         """As `Snapshot.history`."""
         return self._blocking.history(stream)
 
-    def read(self, stream: str | Stream[Any, Any]) -> OpeningReader[AsyncSnapshotReader, Event]:
+    @overload
+    def read(self, stream: str) -> OpeningReader[AsyncSnapshotReader, Event]: ...
+
+    @overload
+    def read(
+        self, stream: Stream[K, V]
+    ) -> OpeningReader[AsyncSnapshotReader[K, V], Event[K, V]]: ...
+
+    def read(
+        self, stream: str | Stream[Any, Any]
+    ) -> OpeningReader[AsyncSnapshotReader[Any, Any], Event[Any, Any]]:
         """As `Snapshot.read`."""
         return opening_reader(
             self._waits, AsyncSnapshotReader, partial(self._blocking.read, stream)
         )
+
+    @overload
+    def changes(self, stream: str) -> OpeningRows[Event]: ...
+
+    @overload
+    def changes(self, stream: Stream[K, V]) -> OpeningRows[Event[K, V]]: ...
 
     def changes(self, stream: str | Stream[Any, Any]) -> OpeningRows[Event[Any, Any]]:
         """As `Snapshot.changes`."""
@@ -507,6 +521,30 @@ class AsyncTableSnapshot(Handle):
         """As `TableSnapshot.close`."""
         await self._waits.call(self._blocking.close)
 
+    @overload
+    def scan(
+        self,
+        table: str,
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> OpeningRows[tuple[bytes, bytes]]: ...
+
+    @overload
+    def scan(
+        self,
+        table: Stream[K, V],
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> OpeningRows[tuple[K, V]]: ...
+
     def scan(
         self,
         table: Any,
@@ -688,6 +726,32 @@ class AsyncTableTransaction(Handle):
         """As `TableTransaction.abort`."""
         await self._waits.call(self._blocking.abort, reason)
 
+    @overload
+    def scan(
+        self,
+        table: str,
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        lock: bool = True,
+    ) -> OpeningRows[tuple[bytes, bytes]]: ...
+
+    @overload
+    def scan(
+        self,
+        table: Stream[K, V],
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        lock: bool = True,
+    ) -> OpeningRows[tuple[K, V]]: ...
+
     def scan(
         self,
         table: Any,
@@ -845,6 +909,32 @@ class AsyncJoinedTransaction(Handle):
     async def discard(self) -> None:
         """As `JoinedTransaction.discard`."""
         await self._waits.call(self._blocking.discard)
+
+    @overload
+    def scan(
+        self,
+        table: str,
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        lock: bool = True,
+    ) -> OpeningRows[tuple[bytes, bytes]]: ...
+
+    @overload
+    def scan(
+        self,
+        table: Stream[K, V],
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        lock: bool = True,
+    ) -> OpeningRows[tuple[K, V]]: ...
 
     def scan(
         self,
@@ -1664,17 +1754,62 @@ class AsyncClient(Handle):
             partial(self._blocking.join, transaction, heartbeat, label=label),
         )
 
+    @overload
+    def read(
+        self,
+        streams: Stream[K, V] | Sequence[Stream[K, V]],
+        group: str | None = None,
+        timeout: float | None = None,
+        start: Start = "begin",
+    ) -> OpeningReader[AsyncReader[K, V], Event[K, V]]: ...
+
+    @overload
+    def read(
+        self,
+        streams: str | Sequence[str],
+        group: str | None = None,
+        timeout: float | None = None,
+        start: Start = "begin",
+    ) -> OpeningReader[AsyncReader, Event]: ...
+
+    @overload
+    def read(
+        self,
+        streams: Sequence[str | Stream[Any, Any]],
+        group: str | None = None,
+        timeout: float | None = None,
+        start: Start = "begin",
+    ) -> OpeningReader[AsyncReader[Any, Any], Event[Any, Any]]: ...
+
     def read(
         self,
         streams: Any,
         group: str | None = None,
         timeout: float | None = None,
         start: Start = "begin",
-    ) -> OpeningReader[AsyncReader, Event]:
+    ) -> OpeningReader[AsyncReader[Any, Any], Event[Any, Any]]:
         """As `Client.read`."""
         return opening_reader(
             self._waits, AsyncReader, partial(self._blocking.read, streams, group, timeout, start)
         )
+
+    @overload
+    def read_transactions(
+        self,
+        stream: str,
+        group: str | None = None,
+        timeout: float | None = None,
+        start: Start = "begin",
+    ) -> OpeningReader[AsyncTransactionReader, Committed]: ...
+
+    @overload
+    def read_transactions(
+        self,
+        stream: Stream[K, V],
+        group: str | None = None,
+        timeout: float | None = None,
+        start: Start = "begin",
+    ) -> OpeningReader[AsyncTransactionReader[K, V], Committed[K, V]]: ...
 
     def read_transactions(
         self,
@@ -1682,7 +1817,7 @@ class AsyncClient(Handle):
         group: str | None = None,
         timeout: float | None = None,
         start: Start = "begin",
-    ) -> OpeningReader[AsyncTransactionReader, Committed]:
+    ) -> OpeningReader[AsyncTransactionReader[Any, Any], Committed[Any, Any]]:
         """As `Client.read_transactions`."""
         return opening_reader(
             self._waits,
@@ -1712,6 +1847,32 @@ class AsyncClient(Handle):
             ),
         )
 
+    @overload
+    def changes(
+        self,
+        table: str,
+        group: str | None = None,
+        timeout: float | None = None,
+        start: Start = "begin",
+        *,
+        until: At | Literal["end"] = None,
+        before: bool = False,
+        folder: str | Path | None = None,
+    ) -> OpeningReader[AsyncChanges, Change]: ...
+
+    @overload
+    def changes(
+        self,
+        table: Stream[K, V],
+        group: str | None = None,
+        timeout: float | None = None,
+        start: Start = "begin",
+        *,
+        until: At | Literal["end"] = None,
+        before: bool = False,
+        folder: str | Path | None = None,
+    ) -> OpeningReader[AsyncChanges[K, V], Change[K, V]]: ...
+
     def changes(
         self,
         table: str | Stream[Any, Any],
@@ -1722,7 +1883,7 @@ class AsyncClient(Handle):
         until: At | Literal["end"] = None,
         before: bool = False,
         folder: str | Path | None = None,
-    ) -> OpeningReader[AsyncChanges, Change]:
+    ) -> OpeningReader[AsyncChanges[Any, Any], Change[Any, Any]]:
         """As `Client.changes`."""
         return opening_reader(
             self._waits,

@@ -6,8 +6,6 @@ connects to a cluster.
 
 from __future__ import annotations
 
-import importlib
-import json
 import logging
 import os
 import re
@@ -379,7 +377,6 @@ def need_bootstrap(bootstrap: str | None) -> str:
     return bootstrap
 
 
-_CODECS = {"bytes": bytes, "str": str, "json": json}
 KeyCodec = Annotated[
     str | None, option("--key CODEC", "Keys are bytes, str, json, or a codec MODULE:NAME.")
 ]
@@ -404,7 +401,7 @@ class Typed:
         from anabranch.values import stream_of
 
         mode = getattr(self, "undecodable", "raise")
-        return stream_of(name, spec_of(self.key_codec), spec_of(self.value_codec), mode)
+        return stream_of(name, codec_spec(self.key_codec), codec_spec(self.value_codec), mode)
 
 
 @dataclass(frozen=True)
@@ -416,19 +413,15 @@ class TypedReading(Typed):
     ] = "raise"
 
 
-def spec_of(word: str | None) -> Any:
-    """The codec of a word of `--key` or `--value`, for `codec_of`. Raises: InvalidArgument."""
-    if word is None or word in _CODECS:
-        return None if word is None else _CODECS[word]
-    module, _, name = word.partition(":")
-    if not module or not name:
-        raise InvalidArgument(f"codec {word!r}: {', '.join(_CODECS)}, or MODULE:NAME")
+def codec_spec(word: str | None) -> Any:
+    """The codec of `--key` or `--value`. Its module may be in the current folder. Raises: InvalidArgument."""
+    from anabranch.values import spec_of
+
+    if word is None:
+        return None
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise InvalidArgument(f"codec {word!r} can't be imported: {error}") from error
+    return spec_of(word)
 
 
 def line_encoder(
@@ -438,20 +431,16 @@ def line_encoder(
 
     The function raises `InvalidArgument` for a text that the codec does not take.
     """
-    spec = spec_of(word)
+    spec = codec_spec(word)
     if spec is None or spec is bytes:
         return lambda text: text
-    from anabranch.values import codec_of
+    from anabranch.values import codec_of, from_text
 
     codec = codec_of(spec, stream_topic(stream), of_keys=of_keys)
 
     def encode(text: bytes) -> bytes:
         try:
-            if spec is str:
-                value: Any = text.decode()
-            else:
-                value = codec.decode(text) if isinstance(spec, type) else json.loads(text)
-            coded: bytes = codec.encode(value)
+            coded: bytes = codec.encode(from_text(codec, text))
             return coded
         except Exception as error:
             raise InvalidArgument(f"{text!r:.100}: codec {codec.name}: {error}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import groupby, islice
 from pathlib import Path
@@ -142,23 +142,10 @@ class Reading:
         return {each.name: self.decoder(each) for each in given if isinstance(each, Stream)}
 
     def _bury(self, stream: str, event: Event, error: UndecodableValue) -> None:
-        """Commit an event to the stream of dead letters. Raises: as `Client.begin` and `Transaction.commit`."""
-        place = place_of(event)
-        fields = (event.value, event.key, event.headers, event.timestamp)
-        refused: AnabranchError | None = None
-        for letter in dead_letters(fields, place, error):
-            try:
-                scope = split_stream(stream)[0]
-                with Transaction(self._shared, scope, None, keepalive_ms_of(KEEPALIVE_S)) as txn:
-                    txn.write(stream, *letter)
-                    txn.commit()
-                return
-            except (EventTooLarge, InvalidArgument) as larger:
-                refused = larger
-            except (BeginAgainError, AskOutcomeError) as trouble:
-                raise NotReady(f"{place} is perhaps no dead letter yet: {trouble}") from trouble
-        if refused is not None:
-            raise type(refused)(f"{place} can't be a dead letter: {refused}") from refused
+        keepalive = keepalive_ms_of(KEEPALIVE_S)
+        dead_letter(
+            lambda scope: Transaction(self._shared, scope, None, keepalive), stream, event, error
+        )
 
     def read_transactions(
         self,
@@ -383,6 +370,30 @@ class Reading:
                 )
             found.append(settings)
         return found
+
+
+def dead_letter(
+    begin: Callable[[str], Transaction], stream: str, event: Event, error: UndecodableValue
+) -> None:
+    """Commit an event to the stream of dead letters. ``begin``: begins a transaction in a scope.
+
+    Raises: as `Client.begin` and `Transaction.commit`.
+    """
+    place = place_of(event)
+    fields = (event.value, event.key, event.headers, event.timestamp)
+    refused: AnabranchError | None = None
+    for letter in dead_letters(fields, place, error):
+        try:
+            with begin(split_stream(stream)[0]) as txn:
+                txn.write(stream, *letter)
+                txn.commit()
+            return
+        except (EventTooLarge, InvalidArgument) as larger:
+            refused = larger
+        except (BeginAgainError, AskOutcomeError) as trouble:
+            raise NotReady(f"{place} is perhaps no dead letter yet: {trouble}") from trouble
+    if refused is not None:
+        raise type(refused)(f"{place} can't be a dead letter: {refused}") from refused
 
 
 class SystemTables:

@@ -273,7 +273,7 @@ def value_fields(**data: Any) -> dict[str, Any]:
         if each is None or isinstance(each, bytes):
             row |= bytes_fields(**{name: each})
         else:
-            row[name] = json.loads(_json_of(each))
+            row[name] = json.loads(json_of(each))
     return row
 
 
@@ -282,11 +282,13 @@ def value_text(value: Any) -> str:
     return bytes_text(
         value
         if isinstance(value, bytes)
-        else (value if isinstance(value, str) else _json_of(value)).encode()
+        else (value if isinstance(value, str) else json_of(value)).encode()
     )
 
 
-def _json_of(value: Any) -> str:
+def json_of(value: Any) -> str:
+    """A decoded value as JSON; as a string if it has none."""
+
     def plain(each: Any) -> Any:
         if hasattr(each, "model_dump"):
             return each.model_dump(mode="json")

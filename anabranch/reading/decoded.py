@@ -12,9 +12,9 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise, repeat, starmap
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from anabranch.batches.records import Record, decode_records, header_name
 from anabranch.errors import NotInstalled
@@ -24,6 +24,7 @@ from anabranch.protocol.ids import OP_HEADER, TXN_HEADER, TXN_ID_SIZE
 from anabranch.protocol.limits import READ
 from anabranch.reading.committed_log import unreadable
 from anabranch.types import Event
+from anabranch.values import Decode
 
 if TYPE_CHECKING:
     from anabranch.batches.columns_read import Binary, Columns, ColumnsBuilder, Longs
@@ -81,9 +82,13 @@ def events_of(
     low: int,
     stretches: Sequence[Stretch],
     offsets: Iterator[int],
+    *,
+    key: Decode = None,
+    value: Decode = None,
 ) -> Iterator[Event]:
     """The events from place ``low`` on, as many as the stretches have together.
 
+    ``key``, ``value``: decode keys and values. None: they stay bytes.
     Each event is made, and its offset taken from ``offsets``, on demand: many events at once would keep the garbage
     collector busy, which costs more than everything else.
     """
@@ -109,8 +114,8 @@ def events_of(
     # No Python code runs for each event: a named tuple's own `_make` would cost as much as all of this.
     fields = zip(
         repeat(stream),
-        keys,
-        values,
+        keys if key is None else _decoded(keys, key),
+        values if value is None else _decoded(values, value),
         headers,
         timestamps,
         txn_ids,
@@ -121,6 +126,12 @@ def events_of(
         strict=False,  # iterators of constant fields have no end
     )
     return map(tuple.__new__, repeat(Event), fields)
+
+
+def _decoded(data: Sequence[bytes | None], decode: Callable[[bytes], Any]) -> Iterator[Any]:
+    if all(data):
+        return map(decode, data)  # type: ignore[arg-type] # there is no None
+    return (None if each is None else decode(each) for each in data)
 
 
 class Run(NamedTuple):

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain, islice
 from operator import length_hint
 from typing import Any, Generic
 
@@ -32,7 +33,7 @@ from anabranch.reading.history import HistorySearch, Start, check_start
 from anabranch.reading.iteration import Iteration, check_group, check_timeout
 from anabranch.topics.names import stream_topic
 from anabranch.types import Event, K, V
-from anabranch.values import Decoder, Held
+from anabranch.values import Decode, Decoder, Held
 
 log = logging.getLogger("anabranch.client")
 
@@ -58,20 +59,39 @@ def turn_pauses(clock: Clock) -> Backoff:
 class Step(Held):
     """Events of one partition that may be returned, in order."""
 
-    __slots__ = ("_floor", "_left", "offsets", "place")
+    __slots__ = ("_floor", "_left", "_make", "offsets", "place")
 
     def __init__(
         self,
         place: TopicPartition,
         offsets: list[int],
-        make: Callable[[Iterator[int]], Iterator[Event]],
+        make: Callable[..., Iterator[Event]],
     ) -> None:
-        """``make``: makes the events on demand, given an iterator from which each takes its offset."""
+        """``make``: makes the events on demand, as `events_of` from its argument ``offsets`` on."""
+        super().__init__(None)
         self.place = place
         self.offsets = offsets
         self._left = iter(offsets)
-        super().__init__(make(self._left))  # the events that are not returned yet
+        self._make = make
         self._floor = 0
+
+    @property
+    def rest(self) -> Iterator[Event]:
+        """The events that are not taken yet."""
+        if self._rest is None:
+            taken = self._taken
+            self._rest = rest = self._make(chain(self.offsets[:taken], self._left))
+            next(islice(rest, taken, taken), None)
+        return self._rest
+
+    def decoded(self, key: Decode, value: Decode) -> Iterator[Event[Any, Any]] | None:
+        if self._rest is not None or self._taken:
+            return None
+        return self._make(self._left, key=key, value=value)
+
+    @property
+    def _taken(self) -> int:
+        return len(self.offsets) - length_hint(self._left)
 
     def asked_for_more(self) -> None:
         """Note that all events returned so far are processed."""
@@ -79,7 +99,7 @@ class Step(Held):
 
     @property
     def _given(self) -> int:
-        return len(self.offsets) - length_hint(self._left) - (self.kept is not None)
+        return self._taken - (self.kept is not None)
 
     @property
     def given_to(self) -> int:
@@ -387,7 +407,7 @@ _FIRST_STEP = 64
 _BIGGEST_STEP = 1024
 
 
-_NOTHING = Step(TopicPartition("", 0), [], lambda _: iter(()))
+_NOTHING = Step(TopicPartition("", 0), [], lambda *_, **__: iter(()))
 
 
 class Reader(Iteration[Event[K, V]], Generic[K, V]):

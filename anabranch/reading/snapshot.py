@@ -110,7 +110,7 @@ class SnapshotReader(Iteration[Event[K, V]], Generic[K, V]):
         self._timeout = timeout
         # Partitions that are not fetched to their ends yet.
         self._unread = {p for p, end in cut.offsets.items() if cut.start_offsets[p] < end}
-        self._step = Step(TopicPartition("", 0), [], lambda _: iter(()))
+        self._step = Step(TopicPartition("", 0), [], lambda *_, **__: iter(()))
         self._decoder = decoder
         self.given = Given(cut.start_offsets)
         self._source = source = ports.committed_log(timeout)
@@ -130,7 +130,7 @@ class SnapshotReader(Iteration[Event[K, V]], Generic[K, V]):
         )
 
     def _free(self) -> None:
-        self._step = Step(TopicPartition("", 0), [], lambda _: iter(()))
+        self._step = Step(TopicPartition("", 0), [], lambda *_, **__: iter(()))
         self._source.close()
 
     @property

@@ -14,6 +14,7 @@ from pyspark.sql.types import (
 )
 
 from anabranch.errors import InvalidArgument
+from anabranch.spark.codecs import Codecs
 from anabranch.spark.options import Options
 
 HEADERS_TYPE = ArrayType(
@@ -37,9 +38,9 @@ EVENT_SCHEMA = StructType(
 
 
 def chosen(options: Options) -> StructType:
-    """The columns that option ``columns`` names, in its order; by default all.
+    """The columns that option ``columns`` names, in its order; by default all. Codecs give key and value a type.
 
-    Raises: InvalidArgument (a column is unknown).
+    Raises: InvalidArgument (a column is unknown, or a codec).
     """
     names = dict.fromkeys(options.words("columns")) or EVENT_SCHEMA.names
     unknown = [name for name in names if name not in EVENT_SCHEMA.names]
@@ -47,7 +48,9 @@ def chosen(options: Options) -> StructType:
         raise InvalidArgument(
             f"option columns: no column {', '.join(unknown)}; there are {', '.join(EVENT_SCHEMA.names)}"
         )
-    return StructType([EVENT_SCHEMA[name] for name in names])
+    codecs = Codecs.of(options)
+    decoded = {name: StructField(name, codecs.shape(name).kind) for name in ("key", "value")}
+    return StructType([decoded.get(name, EVENT_SCHEMA[name]) for name in names])
 
 
 def check_schema(schema: StructType, options: Options) -> None:

@@ -116,7 +116,7 @@ def load(
             stream=stream,
             name=given,
             encoding=events.encoding,
-            key=",".join(events.key) or None,
+            keycolumn=",".join(events.key) or None,
             timestampcolumn=events.timestamp,
         )
         with named_failures():

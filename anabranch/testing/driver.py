@@ -103,6 +103,7 @@ class Driver:
         app.check()
         self._app = app
         self._now_us = now * 1000
+        self._now_hybrid = from_us(self._now_us)
         self._timestamp = 0  # the last commit timestamp
         self._rows = MemoryRows(app.tasks)
         self._limits = Limits(state_stream(app.name), _default_rooms)
@@ -127,14 +128,13 @@ class Driver:
         transaction. Raises: InvalidArgument, HandlerFailed, and other errors that stop a worker.
         """
         timestamp = self._next_timestamp()
-        self._queue.append(
-            self._pieces([self._placed(self._event(one, timestamp)) for one in events])
-        )
+        self._queue.append(self._pieces([self._event(one, timestamp) for one in events]))
         self._run()
 
     def advance(self, seconds: float) -> None:
         """Move the clock, fire timers of the wall clock, and advance idle tasks. Raises: as `transaction`."""
         self._now_us += round(seconds * 1e6)
+        self._now_hybrid = from_us(self._now_us)
         self._run()
 
     @property
@@ -188,8 +188,11 @@ class Driver:
 
     # -- input ----------------------------------------------------------------------------------------
 
-    def _event(self, given: InputEvent | tuple[Any, ...], timestamp: int) -> Event:
-        stream, value, key, time, headers, partition = InputEvent(*given)
+    def _event(self, given: InputEvent | tuple[Any, ...], timestamp: int) -> tuple[Event, int]:
+        """An event of an input, and its task."""
+        if type(given) is not InputEvent:
+            given = InputEvent(*given)
+        stream, value, key, time, headers, partition = given
         name = stream if stream in self._app.inputs else PLAIN + stream
         if name not in self._app.inputs:
             raise InvalidArgument(f"{stream} is no input: {', '.join(self._app.inputs)}")
@@ -200,21 +203,28 @@ class Driver:
             key = key.encode() if app_input.key is RAW else app_input.key.encode(key)
         check_event(key, value, time)
         time = self.now if time is None else time
-        return _event(name, (value, key, headers, time), timestamp, (partition, -1))
+        offset, task = self._place(name, partition, key)
+        event = _event(name, (value, key, headers, time), timestamp, (partition, offset))
+        if is_plain(name):  # a position is an offset, and there are no transactions
+            event = event._replace(txn_id=None, commit_timestamp=offset)
+        return event, task
 
-    def _placed(self, event: Event) -> tuple[Event, int]:
-        """An event of an input with its offset, and its task as readers find it."""
-        stream, partition, tasks = event.stream, event.partition, self._app.tasks
-        offset = self._offsets[stream, partition]
-        self._offsets[stream, partition] += 1
-        if is_plain(stream):
-            if not 0 <= partition < tasks:
-                raise InvalidArgument(f"partition {partition} of {stream}: there are {tasks} tasks")
-            # A position is an offset, and there are no transactions.
-            return event._replace(txn_id=None, commit_timestamp=offset, offset=offset), partition
-        # Events without a key are spread over the tasks of their segment; a stream here has one segment.
-        task = offset % tasks if event.key is None else task_of(event.key, tasks)
+    def _written_back(self, event: Event) -> tuple[Event, int]:
+        """An event of an output that is an input, and its task."""
+        offset, task = self._place(event.stream, event.partition, event.key)
         return event._replace(offset=offset), task
+
+    def _place(self, stream: str, partition: int, key: bytes | None) -> tuple[int, int]:
+        """The offset of an input's next event, and its task as readers find it."""
+        tasks, plain = self._app.tasks, is_plain(stream)
+        if plain and not 0 <= partition < tasks:
+            raise InvalidArgument(f"partition {partition} of {stream}: there are {tasks} tasks")
+        offset = self._offsets[stream, partition]
+        self._offsets[stream, partition] = offset + 1
+        if plain:
+            return offset, partition
+        # Events without a key are spread over the tasks of their segment; a stream here has one segment.
+        return offset, offset % tasks if key is None else task_of(key, tasks)
 
     def _pieces(self, given: Iterable[tuple[Event, int]]) -> list[Piece]:
         """The pieces of one input transaction, or of records of plain topics, as a worker's reader makes them."""
@@ -229,6 +239,8 @@ class Driver:
             else:
                 known.events.append(event)  # type: ignore[union-attr]
                 known.tasks.append(task)
+        if len(found) == 1:
+            return list(found.values())
         order = list(self._app.inputs)
         return sorted(found.values(), key=lambda piece: order.index(piece.stream))
 
@@ -276,7 +288,7 @@ class Driver:
         return self._now_us / 1e6
 
     def _next_timestamp(self) -> int:
-        self._timestamp = max(self._timestamp + 1, from_us(self._now_us))
+        self._timestamp = max(self._timestamp + 1, self._now_hybrid)
         return self._timestamp
 
     def _commit(self, batch: WorkBatch) -> None:
@@ -292,7 +304,7 @@ class Driver:
                 place = 0, len(written)
                 written.append(_event(stream, one, timestamp, place))
             if stream in self._app.inputs:
-                back += map(self._placed, written[first:])
+                back += map(self._written_back, written[first:])
         if back:
             self._queue.append(self._pieces(back))
 
@@ -316,7 +328,9 @@ def _events_of(batch: WorkBatch, stream: str, written: list[Any]) -> Iterator[Wr
 
 
 def _cut(commit: list[Piece], room: int) -> tuple[list[Piece], list[Piece]]:
-    """About ``room`` bytes of an input transaction, and the rest."""
+    """About ``room`` bytes of an input transaction, and the rest. An event is never cut."""
+    if len(commit) == 1 and len(commit[0].events) == 1:
+        return commit, []
     sizes = [list(map(_size, piece.events)) for piece in commit]
     if sum(map(sum, sizes)) <= room:
         return commit, []

@@ -57,7 +57,7 @@ class Kind:
     fields: dict[str, str] | None = None
     asked: str = ""
     rows: tuple[str, ...] = ()  # calls that return iterators
-    is_reader: str = ""  # of what
+    is_reader: str = ""  # of what; both have the types of keys and values as parameters
 
     @property
     def new(self) -> str:
@@ -224,14 +224,15 @@ def _found(kind: Kind, name: str) -> list[ast.FunctionDef]:
 
 
 def _class(kind: Kind) -> str:
-    base = f"Rows[{kind.is_reader}]" if kind.is_reader else "Handle"
+    types = "[K, V]" if kind.is_reader else ""
+    base = f"Rows[{kind.is_reader}{types}]" if kind.is_reader else "Handle"
     lines = [
         f"class {kind.new}({base}):",
         f'    """`{kind.homes[0][0].__name__}.{kind.name}`, for asyncio."""',
         "",
     ]
     lines += ["    __slots__ = ()", ""]
-    lines += [f"    _blocking: {kind.name}", ""]
+    lines += [f"    _blocking: {kind.name}{types}", ""]
     for name, type_ in (kind.fields or {}).items():
         lines += [
             "@property",
@@ -300,11 +301,13 @@ def _plain(kind: Kind, name: str) -> list[str]:
     ]
 
 
+def _overload(one: ast.FunctionDef, begin: str, made: str) -> list[str]:
+    return ["@overload", f"{begin} {one.name}({_signature(one)[0]}) -> {made}: ...", ""]
+
+
 def _overloads(found: list[ast.FunctionDef], begin: str) -> Iterator[str]:
     for one in found:
-        yield "@overload"
-        yield f"{begin} {one.name}({_signature(one)[0]}) -> {_type(one.returns)}: ..."
-        yield ""
+        yield from _overload(one, begin, _type(one.returns))
 
 
 def _call(kind: Kind, name: str) -> list[str]:
@@ -334,31 +337,45 @@ def _call(kind: Kind, name: str) -> list[str]:
 
 
 def _make(kind: Kind, name: str, made: str) -> list[str]:
-    signature, passed = _signature(_found(kind, name)[-1])
+    *overloads, found = _found(kind, name)
     new = HANDLES[made]
-    call = f"partial(self._blocking.{name}, {passed})"
-    kinds, function = f"Opening[{new}]", "opening"
-    if made in READERS:
-        kinds, function = f"OpeningReader[{new}, {READERS[made]}]", "opening_reader"
+    lines = []
+    for one in overloads:
+        handle, _, types = _type(one.returns).partition("[")
+        if handle == made:  # the others are of processors' workers
+            lines += _overload(one, "def", _opening(made, types and f"[{types}"))
+    signature, passed = _signature(found)
+    function = "opening_reader" if made in READERS else "opening"
     return [
-        f"def {name}({signature}) -> {kinds}:",
+        *lines,
+        f"def {name}({signature}) -> {_opening(made, '[Any, Any]' if made in READERS else '')}:",
         f'    """As `{kind.name}.{name}`."""',
-        f"    return {function}(self._waits, {new}, {call})",
+        f"    return {function}(self._waits, {new}, partial(self._blocking.{name}, {passed}))",
         "",
     ]
+
+
+def _opening(made: str, types: str) -> str:
+    """The type of a call that makes a handle. ``types``: of keys and values, in brackets."""
+    handle = HANDLES[made] + types
+    reader = READERS.get(made)
+    return f"OpeningReader[{handle}, {reader}{types}]" if reader else f"Opening[{handle}]"
 
 
 def _rows(kind: Kind, name: str) -> list[str]:
-    found = _found(kind, name)[-1]
+    *overloads, found = _found(kind, name)
     signature, passed = _signature(found)
-    of = _type(found.returns).removeprefix("Iterator[").removesuffix("]")
-    call = f"partial(self._blocking.{name}, {passed})"
     return [
-        f"def {name}({signature}) -> OpeningRows[{of}]:",
+        *(line for one in overloads for line in _overload(one, "def", _rows_of(one))),
+        f"def {name}({signature}) -> {_rows_of(found)}:",
         f'    """As `{kind.name}.{name}`."""',
-        f"    return OpeningRows(self._waits, {call})",
+        f"    return OpeningRows(self._waits, partial(self._blocking.{name}, {passed}))",
         "",
     ]
+
+
+def _rows_of(found: ast.FunctionDef) -> str:
+    return "OpeningRows[" + _type(found.returns).removeprefix("Iterator[")
 
 
 def _type(node: ast.expr | None) -> str:
@@ -423,22 +440,15 @@ def _imports(body: str) -> str:
         "HandleState": "anabranch.core.transaction_states",
         "Change": "anabranch.tables.changes",
     }
-    for name in (
-        "Handle",
-        "WRITER",
-        "defaults",
-        "Change",
-        "Committed",
-        "Event",
-    ):  # they are imported above
-        homes.pop(name, None)
+    for name in ("Handle", "WRITER", "defaults", "Change", "Committed", "Event", "K", "V"):
+        homes.pop(name, None)  # they are imported below
     lines = [
         f"from anabranch.aio.handles import {HELPERS}",
         "from anabranch.client.connect import connect as blocking_connect",
         "from anabranch.client.reservation import WRITER",
         "from anabranch.protocol import defaults",
         "from anabranch.tables.changes import Change",
-        "from anabranch.types import Committed, Event",
+        "from anabranch.types import Committed, Event, K, V",
         "if TYPE_CHECKING:",
         "    import pyarrow as pa",
         "    from datetime import datetime",

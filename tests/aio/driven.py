@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from inspect import isawaitable
 from typing import Any, Self
 
@@ -20,8 +20,10 @@ ASKED = ("cluster", "identity")  # properties of the blocking handles
 class LoopThread:
     """An event loop in a thread."""
 
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+    def __init__(
+        self, new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    ) -> None:
+        self.loop = new_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="loop", daemon=True)
         self._thread.start()
 
@@ -97,6 +99,11 @@ class Driven:
             return self._thread.run(self._handle.__anext__())
         except StopAsyncIteration:
             raise StopIteration from None
+
+
+def blocking(handle: Any) -> Any:
+    """The handle of the blocking client, also of a driven one."""
+    return handle._handle._blocking if isinstance(handle, Driven) else handle
 
 
 def connect(thread: LoopThread, *args: Any, **named: Any) -> Driven:

@@ -1,4 +1,7 @@
-"""Greenlets of an event loop: what they wait for, with threads on the other side, and how they are cancelled."""
+"""Greenlets of an event loop: what they wait for, with threads on the other side, and how they are cancelled.
+
+Each test runs in asyncio's own loop, and in uvloop's.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +25,34 @@ from anabranch.waits import THREADS, here
 
 SOON_S = 0.02
 LONG_S = 5.0
+Run = Callable[[Callable[[LoopWaits], Coroutine[Any, Any, None]]], None]
 noted: ContextVar[str] = ContextVar("noted", default="nothing")
 
 
-def run(main: Callable[[LoopWaits], Coroutine[Any, Any, None]]) -> None:
-    async def in_loop() -> None:
-        waits = LoopWaits(asyncio.get_running_loop())
-        try:
-            await asyncio.wait_for(main(waits), 20)
-        finally:
-            waits.close()
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Run a coroutine function in a loop, and close what it used."""
+    new_loop = pytest.importorskip(request.param).new_event_loop
 
-    asyncio.run(in_loop(), debug=True)
+    def begin(main: Callable[[LoopWaits], Coroutine[Any, Any, None]]) -> None:
+        async def in_loop() -> None:
+            waits = LoopWaits(asyncio.get_running_loop())
+            try:
+                await asyncio.wait_for(main(waits), 20)
+            finally:
+                waits.close()
+
+        with asyncio.Runner(debug=True, loop_factory=new_loop) as runner:
+            runner.run(in_loop())
+
+    return begin
 
 
 def later(call: Callable[[], object], seconds: float = SOON_S) -> None:
     threading.Timer(seconds, call).start()
 
 
-def test_calls_return_raise_and_see_their_loop() -> None:
+def test_calls_return_raise_and_see_their_loop(run: Run) -> None:
     async def main(waits: LoopWaits) -> None:
         assert await waits.call(lambda: here()) is waits
         assert here() is THREADS
@@ -55,7 +67,7 @@ def test_calls_return_raise_and_see_their_loop() -> None:
     run(main)
 
 
-def test_waits_go_on_side_by_side() -> None:
+def test_waits_go_on_side_by_side(run: Run) -> None:
     async def main(waits: LoopWaits) -> None:
         began = time.monotonic()
         await asyncio.gather(*(waits.call(lambda: here().sleep(0.2)) for _ in range(100)))
@@ -64,7 +76,7 @@ def test_waits_go_on_side_by_side() -> None:
     run(main)
 
 
-def test_a_thread_wakes_a_greenlet() -> None:
+def test_a_thread_wakes_a_greenlet(run: Run) -> None:
     async def main(waits: LoopWaits) -> None:
         signal, queue, condition = waits.signal(), waits.queue(), waits.condition()
         later(signal.set)
@@ -90,7 +102,9 @@ def test_a_thread_wakes_a_greenlet() -> None:
     run(main)
 
 
-def test_a_batch_of_replies_is_one_call_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_of_replies_is_one_call_of_the_loop(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main(waits: LoopWaits) -> None:
         loop, calls = asyncio.get_running_loop(), []
         soon = loop.call_soon_threadsafe
@@ -117,7 +131,7 @@ def test_a_batch_of_replies_is_one_call_of_the_loop(monkeypatch: pytest.MonkeyPa
     run(main)
 
 
-def test_greenlets_and_threads_share_a_lock() -> None:
+def test_greenlets_and_threads_share_a_lock(run: Run) -> None:
     async def main(waits: LoopWaits) -> None:
         lock, inside, most = waits.lock(), 0, 0
 
@@ -138,7 +152,7 @@ def test_greenlets_and_threads_share_a_lock() -> None:
     run(main)
 
 
-def test_a_cancelled_waiter_passes_its_turn_on() -> None:
+def test_a_cancelled_waiter_passes_its_turn_on(run: Run) -> None:
     """The lock was released for it at the moment when it was cancelled."""
 
     async def main(waits: LoopWaits) -> None:
@@ -163,7 +177,7 @@ def test_a_cancelled_waiter_passes_its_turn_on() -> None:
     run(main)
 
 
-def test_the_loop_s_thread_does_not_wait_for_a_greenlet() -> None:
+def test_the_loop_s_thread_does_not_wait_for_a_greenlet(run: Run) -> None:
     """It would wait without end, as the greenlet waits for the loop."""
 
     async def main(waits: LoopWaits) -> None:
@@ -183,7 +197,7 @@ def test_the_loop_s_thread_does_not_wait_for_a_greenlet() -> None:
     run(main)
 
 
-def test_a_lock_is_waited_for_until_a_time() -> None:
+def test_a_lock_is_waited_for_until_a_time(run: Run) -> None:
     async def main(waits: LoopWaits) -> None:
         lock = waits.lock()
         lock.acquire()  # by the loop's thread
@@ -195,7 +209,7 @@ def test_a_lock_is_waited_for_until_a_time() -> None:
     run(main)
 
 
-def test_a_cancellation_is_raised_where_it_waits() -> None:
+def test_a_cancellation_is_raised_where_it_waits(run: Run) -> None:
     async def main(waits: LoopWaits) -> None:
         seen: list[str] = []
 
@@ -219,7 +233,7 @@ def test_a_cancellation_is_raised_where_it_waits() -> None:
     run(main)
 
 
-def test_a_call_in_a_library_ends_before_its_cancellation() -> None:
+def test_a_call_in_a_library_ends_before_its_cancellation(run: Run) -> None:
     async def main(waits: LoopWaits) -> None:
         ended: list[str] = []
 
@@ -242,7 +256,7 @@ def test_a_call_in_a_library_ends_before_its_cancellation() -> None:
     run(main)
 
 
-def test_a_dropped_task_ends_its_greenlet() -> None:
+def test_a_dropped_task_ends_its_greenlet(run: Run) -> None:
     ended = []
 
     async def main(waits: LoopWaits) -> None:
@@ -261,7 +275,7 @@ def test_a_dropped_task_ends_its_greenlet() -> None:
     gc.collect()
 
 
-def test_iterating() -> None:
+def test_iterating(run: Run) -> None:
     async def main(waits: LoopWaits) -> None:
         ended: list[str] = []
 
@@ -298,7 +312,7 @@ def test_iterating() -> None:
     run(main)
 
 
-def test_sockets() -> None:
+def test_sockets(run: Run) -> None:
     async def main(waits: LoopWaits) -> None:
         one, other = socket.socketpair()
         with one, other:
@@ -314,7 +328,7 @@ def test_sockets() -> None:
     run(main)
 
 
-def test_jobs_and_other_loops() -> None:
+def test_jobs_and_other_loops(run: Run) -> None:
     async def main(waits: LoopWaits) -> None:
         done = threading.Event()
 

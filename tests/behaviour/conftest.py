@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,10 +18,14 @@ QUICK = ("--session-timeout", "2")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A file that names ``OVER_ASYNCIO``, the marks of those tests, runs over both clients."""
+    """A file that names ``OVER_ASYNCIO``, the marks of those tests, runs over both clients.
+
+    `scripts/soak` runs it in uvloop's loop, too.
+    """
     marks = getattr(metafunc.module, "OVER_ASYNCIO", None)
     if "client" in metafunc.fixturenames and marks is not None:
-        clients = ["blocking", pytest.param("aio", marks=marks)]
+        uvloop = pytest.param("uvloop", marks=pytest.mark.soak)
+        clients = ["blocking", pytest.param("aio", marks=marks), uvloop]
         metafunc.parametrize("client", clients, indirect=True, scope="session")
 
 
@@ -29,11 +34,13 @@ def client(
     request: pytest.FixtureRequest, cluster: Cluster
 ) -> Iterator[anabranch.Client | driven.Driven]:
     """A client of the session's cluster."""
-    if getattr(request, "param", "blocking") == "blocking":
+    kind = getattr(request, "param", "blocking")
+    if kind == "blocking":
         with anabranch.connect(cluster.bootstrap) as connected:
             yield connected
         return
-    thread = driven.LoopThread()
+    loops = asyncio if kind == "aio" else pytest.importorskip(kind)
+    thread = driven.LoopThread(loops.new_event_loop)
     with driven.connect(thread, cluster.bootstrap) as connected_there:
         yield connected_there
     thread.close()

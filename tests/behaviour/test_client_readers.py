@@ -13,6 +13,7 @@ import anabranch
 from anabranch import errors
 from anabranch.protocol.schemas.records import CommitRecord
 from anabranch.reading.commit_feed import IN_HAND
+from tests.aio.driven import blocking
 from tests.behaviour.steps import commit
 from tests.cluster import Cluster
 
@@ -198,14 +199,15 @@ def test_a_transaction_that_missed_its_deadline_is_given_by_the_next_call(
 ) -> None:
     results = commit_many(client, stream, 4)
     with client.read_transactions(stream, group=group, timeout=QUIET_S) as reader:
-        events, calls = reader._feed.parts.events, itertools.count()
+        parts, calls = blocking(reader)._feed.parts, itertools.count()
+        events = parts.events
 
         def late(record: CommitRecord) -> object:
             if next(calls) in (1, 3):
                 raise errors.DeadlineExceeded("too late")
             return events(record)
 
-        monkeypatch.setattr(reader._feed.parts, "events", late)
+        monkeypatch.setattr(parts, "events", late)
         given = [next(reader).txn_id]
         with pytest.raises(errors.DeadlineExceeded):
             next(reader)

@@ -198,7 +198,7 @@ TARGETS = (
     ),
     Target(
         "spark-options",
-        lambda: _texts("bootstrap=b:1\ntimeout=5\nstream=a/b\nencoding=json\nkey=k"),
+        lambda: _texts("bootstrap=b:1\ntimeout=5\nstream=a/b\nencoding=json\nkeycolumn=k"),
         _on_text(_options),
         _BAD,
         inputs=200,

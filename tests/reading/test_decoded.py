@@ -6,6 +6,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from anabranch.batches import columns_read
 from anabranch.batches.columns_read import ColumnsBuilder
 from anabranch.batches.records import Record, encode_batch
-from anabranch.errors import MalformedRecord
+from anabranch.errors import MalformedRecord, UndecodableValue
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.protocol.ids import TXN_HEADER
 from anabranch.reading import decoded as portions
@@ -34,6 +35,7 @@ from anabranch.reading.ordered_reader import Step
 from anabranch.reading.slices import EVENT_BYTES, Piece, Slice, Slices
 from anabranch.testing.memory.partition import with_base_offset
 from anabranch.types import Event
+from anabranch.values import Decoder, stream_of
 from tests.batches import strategies
 
 ALL = np.array([[0], [1 << 62]], dtype=np.int64)
@@ -215,11 +217,8 @@ def done(step: Step) -> int | None:
 def test_an_event_is_processed_when_more_is_asked_for() -> None:
     block = RecordsBlock([Record(10 + i, 0, None, b"v") for i in range(5)])
     stretches = [Stretch(5, None, 1, 1)]
-    step = Step(
-        TopicPartition("s.t", 3),
-        block.offsets,
-        lambda o: events_of("s/t", 3, block, 0, stretches, o),
-    )
+    make = partial(events_of, "s/t", 3, block, 0, stretches)
+    step = Step(TopicPartition("s.t", 3), block.offsets, make)
     assert done(step) is None
     next(step.rest)
     assert done(step) is None
@@ -234,6 +233,54 @@ def test_an_event_is_processed_when_more_is_asked_for() -> None:
     assert next(step.rest, None) is None
     step.asked_for_more()
     assert done(step) == 15
+
+
+def typed_step(*values: bytes | None) -> Step:
+    """Offsets from 10 on."""
+    block = RecordsBlock([Record(10 + i, 0, b"k", value) for i, value in enumerate(values)])
+    make = partial(events_of, "s/t", 3, block, 0, [Stretch(len(values), None, 1, 1)])
+    return Step(TopicPartition("s.t", 3), block.offsets, make)
+
+
+def test_typed_events_are_decoded_as_they_are_made() -> None:
+    calls: list[bytes] = []
+
+    def number(data: bytes) -> int:
+        calls.append(data)
+        return int(data)
+
+    step = typed_step(b"1", None, b"3", b"4")
+    decoder = Decoder(stream_of("s/t", str, (str, number), "raise"), lambda *_: None)
+    events = decoder.decoded(step)
+    first, second = next(events), next(events)
+    assert (first.key, first.value, first.offset) == ("k", 1, 10)
+    assert (second.value, second.offset) == (None, 11)
+    assert (calls, done(step), step.given_to) == ([b"1"], 11, 12)
+    events.close()  # type: ignore[attr-defined]
+    # Another loop continues after what was returned.
+    assert [(event.value, event.offset) for event in decoder.decoded(step)] == [(3, 12), (4, 13)]
+    assert (calls, done(step)) == ([b"1", b"3", b"4"], 13)
+
+
+@pytest.mark.parametrize("bad", range(4))
+def test_the_position_is_exact_at_an_undecodable_event(bad: int) -> None:
+    values: list[bytes | None] = [b"0", b"1", b"2", b"3"]
+    values[bad] = b"x"
+    left = [i for i in range(4) if i != bad]
+    raising, skipping = (stream_of("s/t", str, (str, int), way) for way in ("raise", "skip"))
+
+    step, decoder = typed_step(*values), Decoder(raising, lambda *_: None)
+    events = decoder.decoded(step)
+    assert [next(events).value for _ in range(bad)] == list(range(bad))
+    with pytest.raises(UndecodableValue) as raised:
+        next(events)
+    assert raised.value.event.value == b"x"
+    assert step.given_to == 10 + bad + 1, "the error returned it"
+    assert [event.value for event in decoder.decoded(step)] == left[bad:]
+
+    step, decoder = typed_step(*values), Decoder(skipping, lambda *_: None)
+    assert [event.value for event in decoder.decoded(step)] == left
+    assert decoder.skipped == 1
 
 
 # -- slices of runs -----------------------------------------------------------------------------------

@@ -187,11 +187,13 @@ def test_a_key_is_made_from_its_column(
     value: bytes,
 ) -> None:
     rows = spark.sql(f"select {columns}")
-    given = {name: text for name, text in (("key", key), ("keepkey", keep)) if text is not None}
+    given = {
+        name: text for name, text in (("keycolumn", key), ("keepkey", keep)) if text is not None
+    }
     encoding = encoding_of(Options({"encoding": "json"} | given), rows.schema, by_column=False)
     (batch,) = rows.toArrow().to_batches()
-    ((stream, events),) = encoding.encoder()(batch)
-    assert stream is None
+    ((stream, events),) = encoding.encoder("a/b")(batch)
+    assert stream == "a/b"
     found = {name: events.column(name).cast(pa.large_binary()) for name in events.schema.names}
     assert found.pop("value").to_pylist() == [value]
     assert {name: column.to_pylist() for name, column in found.items()} == (
@@ -223,8 +225,8 @@ def test_instants_are_in_utc_whatever_the_session_has(zone: str) -> None:
     )
     values = {}
     for name in ("json", "avro"):
-        options = Options({"encoding": name, "key": "at"})
-        encoder = encoding_of(options, schema, by_column=False).encoder()
+        options = Options({"encoding": name, "keycolumn": "at"})
+        encoder = encoding_of(options, schema, by_column=False).encoder("a/b")
         ((_, events),) = encoder(batch)
         assert events.column("key").to_pylist() == ["2025-01-01T12:30:00.123Z"]
         values[name] = events.column("value")[0].as_py()

@@ -15,6 +15,8 @@ from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, Proto
 from google.protobuf.json_format import MessageToDict
 from google.type.money_pb2 import Money
 
+from anabranch.values import spec_of
+
 REGISTRY = (
     "ANABRANCH_TEST_REGISTRY"  # a variable: its address, also for processes that the tests start
 )
@@ -73,8 +75,6 @@ class Kind(NamedTuple):
 
     @property
     def spec(self) -> Any:
-        from anabranch.cli.options import spec_of
-
         return spec_of(self.word)
 
 

@@ -9,6 +9,7 @@ import pydantic
 
 import anabranch
 from anabranch import Change, Client, Event, Stream, Transaction
+from anabranch.aio import AsyncClient, AsyncReader, AsyncTransaction
 from anabranch.reading.ordered_reader import Reader
 
 
@@ -66,6 +67,51 @@ def check_tables(client: Client) -> None:
         txn.put(orders, "ann", b"apple")  # WRONG
         with replica.snapshot() as view:
             assert_type(view.get(orders, "ann"), Order | None)
+
+
+async def check_reading_by_asyncio(client: AsyncClient) -> None:
+    orders = client.stream("shop/orders", key=str, value=Order)
+    async for event in client.read(orders):
+        assert_type(event, Event[str, Order])
+        assert_type(event.value, Order | None)
+    async for event in client.read([orders]):
+        assert_type(event, Event[str, Order])
+    async for plain in client.read("shop/orders"):
+        assert_type(plain, Event)
+    async for mixed in client.read(["shop/plain", orders]):
+        assert_type(mixed, Event[Any, Any])
+    async with client.read(orders, group="mail") as reader:
+        assert_type(reader, AsyncReader[str, Order])
+        assert_type(await anext(reader), Event[str, Order])
+        async for event in reader:
+            assert_type(event.key, str | None)
+            print(event.value.count)  # WRONG
+        await reader.commit()
+    async for committed in client.read_transactions(orders):
+        for one in committed.events:
+            assert_type(one, Event[str, Order])
+    snapshot = await client.snapshot(orders)
+    async for event in snapshot.read(orders):
+        assert_type(event, Event[str, Order])
+    async for event in snapshot.changes(orders):
+        assert_type(event, Event[str, Order])
+    async for change in client.changes(orders):
+        assert_type(change, Change[str, Order])
+
+
+async def check_tables_by_asyncio(client: AsyncClient, txn: AsyncTransaction) -> None:
+    orders = client.stream("shop/orders", key=str, value=Order)
+    await txn.write(orders, Order(item="apple"), key="ann")
+    await txn.write(orders, b"apple", key="ann")  # WRONG
+    async with client.replica(orders) as replica, replica.begin() as rows:
+        assert_type(await rows.get(orders, "ann"), Order | None)
+        async for key, row in rows.scan(orders):
+            assert_type((key, row), tuple[str, Order])
+        async for plain_key, _ in rows.scan("shop/orders"):
+            assert_type(plain_key, bytes)
+        async with replica.snapshot() as view:
+            async for key, row in view.scan(orders):
+                assert_type((key, row), tuple[str, Order])
 
 
 def handler(event: anabranch.Event) -> bytes | None:

@@ -223,7 +223,7 @@ class AvroRows:
     def __init__(self, text: str, fields: Sequence[t.StructField]) -> None:
         self._schema = parse(text)
         self._names = [field.name for field in fields]
-        self._converters = [_converter(field.dataType) for field in fields]
+        self._kinds = [field.dataType for field in fields]
 
     def __call__(self, columns: Sequence[pa.Array], rows: int) -> pa.Array:
         """A datum for each row. Raises: InvalidArgument (the schema can't hold a row)."""
@@ -234,16 +234,19 @@ class AvroRows:
         return pa.array(data, pa.large_binary())
 
     def _data(self, columns: Sequence[pa.Array], rows: int) -> Iterator[bytes]:
-        lists = []
-        for column, convert in zip(columns, self._converters, strict=True):
-            values = _in_utc(column).to_pylist()
-            lists.append([convert(v) for v in values] if convert else values)
+        lists = [python_values(*each) for each in zip(columns, self._kinds, strict=True)]
         out = io.BytesIO()
         for row in zip(*lists, strict=True) if lists else [()] * rows:
             out.seek(0)
             out.truncate()
             fastavro.schemaless_writer(out, self._schema, dict(zip(self._names, row, strict=True)))
             yield out.getvalue()
+
+
+def python_values(column: pa.Array, kind: t.DataType) -> list[Any]:
+    """A column's values: structs and maps as dictionaries, times in UTC."""
+    values, convert = _in_utc(column).to_pylist(), _converter(kind)
+    return [convert(value) for value in values] if convert else values
 
 
 def _in_utc(column: pa.Array) -> pa.Array:

@@ -5,18 +5,20 @@ An `Encoding` is plain data that Spark sends to the tasks, where `encoder` turns
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as t
 
 from anabranch.errors import InvalidArgument
+from anabranch.spark.codecs import NONE, Codecs, fields_of
 from anabranch.spark.columns import HEADERS_TYPE
 from anabranch.spark.options import Options
 from anabranch.spark.sink import avro_rows, json_rows
+from anabranch.values import RAW, Codec, Stream, from_text
 
 ENCODINGS = ("raw", "json", "avro")
 _STREAM = "stream"
@@ -51,15 +53,23 @@ class Encoding:
     timestamp: int | None
     stream: int | None
     avro: str | None
+    codecs: Codecs
 
-    def encoder(self) -> Callable[[pa.RecordBatch], Iterator[tuple[str | None, pa.RecordBatch]]]:
-        """A function from a batch of rows to batches of events, each with its stream (None: option ``stream``).
+    def encoder(
+        self, given: str | None
+    ) -> Callable[[pa.RecordBatch], Iterator[tuple[str, pa.RecordBatch]]]:
+        """A function from a batch of rows to batches of events, each with its stream.
 
-        Each task makes one. The batches have the columns that `Transaction.write_batch` takes.
+        Each task makes one. The batches have the columns that `Transaction.write_batch` takes. ``given``: option
+        ``stream``.
         """
         value, key = self._value(), self._key()
+        kinds = {"value": self.fields[self.values[0]].dataType} if self.kind == "raw" else {}
+        if kinds and self.keys:
+            kinds["key"] = self.fields[self.keys[0]].dataType
+        coded = CodecRows(self.codecs, kinds)
 
-        def events(rows: pa.RecordBatch) -> Iterator[tuple[str | None, pa.RecordBatch]]:
+        def events(rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
             columns = {"value": value(rows)}
             if key is not None:
                 columns["key"] = key(rows)
@@ -69,9 +79,10 @@ class Encoding:
                 columns["timestamp"] = rows.column(self.timestamp)
             batch = pa.RecordBatch.from_pydict(columns)
             if self.stream is None:
-                yield None, batch
+                yield given or "", coded(given or "", batch)
             else:
-                yield from _by_stream(rows.column(self.stream), batch)
+                for stream, some in _by_stream(rows.column(self.stream), batch):
+                    yield stream, coded(stream, some)
 
         return events
 
@@ -107,7 +118,8 @@ def encoding_of(options: Options, schema: t.StructType, *, by_column: bool) -> E
     Raises: InvalidArgument, which says what to do.
     """
     kind = options.choice("encoding", ENCODINGS, "raw")
-    keys = options.words("key")
+    keys = options.words("keycolumn")
+    codecs = Codecs.of(options)
     keep = options.choice("keepkey", ("true", "false"), "true") == "true"
     timestamp = options.text("timestampcolumn")
     avro = options.text("avroschema")
@@ -124,14 +136,19 @@ def encoding_of(options: Options, schema: t.StructType, *, by_column: bool) -> E
     if kind == "raw":
         if keys or timestamp or not keep:
             raise InvalidArgument(
-                "options key, keepkey and timestampcolumn are for encoding=json and avro; raw takes the columns "
-                "key and timestamp"
+                "options keycolumn, keepkey and timestampcolumn are for encoding=json and avro; raw takes the "
+                "columns key and timestamp"
             )
-        return _raw(schema, by_column=by_column)
+        return _raw(schema, codecs, by_column=by_column)
+    if codecs != NONE:
+        raise InvalidArgument(
+            f"options key and value are codecs for encoding=raw, not {kind}: name the columns of the key in option "
+            "keycolumn"
+        )
     return _encoded(kind, schema, keys, keep, timestamp, avro, by_column=by_column)
 
 
-def _raw(schema: t.StructType, *, by_column: bool) -> Encoding:
+def _raw(schema: t.StructType, codecs: Codecs, *, by_column: bool) -> Encoding:
     places = {field.name.lower(): i for i, field in enumerate(schema.fields)}
     unknown = [field.name for field in schema.fields if field.name.lower() not in _RAW]
     if unknown or "value" not in places:
@@ -145,7 +162,15 @@ def _raw(schema: t.StructType, *, by_column: bool) -> Encoding:
             "both option stream and a column 'stream': drop the column, or give option scope instead"
         )
     for name, place in places.items():
-        _check_type(name, schema.fields[place].dataType)
+        codec = codecs.codec(name) if name in ("key", "value") else RAW
+        if codec is RAW:
+            _check_type(name, schema.fields[place].dataType)
+        else:
+            _check_codec(name, codec, schema.fields[place].dataType)
+    if "key" not in places and codecs.codec("key") is not RAW:
+        raise InvalidArgument(
+            f"option key={codecs.key}: a codec of the column key, which is not there"
+        )
     return Encoding(
         kind="raw",
         fields=tuple(schema.fields),
@@ -155,6 +180,7 @@ def _raw(schema: t.StructType, *, by_column: bool) -> Encoding:
         timestamp=places.get("timestamp"),
         stream=places.get(_STREAM),
         avro=None,
+        codecs=codecs,
     )
 
 
@@ -168,11 +194,11 @@ def _encoded(
     *,
     by_column: bool,
 ) -> Encoding:
-    key_places = tuple(_place(schema, "key", name) for name in keys)
+    key_places = tuple(_place(schema, "keycolumn", name) for name in keys)
     time_place = None if timestamp is None else _place(schema, "timestampcolumn", timestamp)
     stream = _place(schema, "scope", _STREAM) if by_column else None
     if not keep and not keys:
-        raise InvalidArgument("option keepkey=false needs option key")
+        raise InvalidArgument("option keepkey=false needs option keycolumn")
     if time_place is not None:
         kind_of_time = schema.fields[time_place].dataType
         if not isinstance(kind_of_time, _RAW["timestamp"]):
@@ -205,6 +231,7 @@ def _encoded(
         timestamp=time_place,
         stream=stream,
         avro=avro,
+        codecs=NONE,
     )
 
 
@@ -226,6 +253,19 @@ def _check_type(name: str, kind: t.DataType) -> None:
         )
 
 
+def _check_codec(name: str, codec: Codec, kind: t.DataType) -> None:
+    """Raise `InvalidArgument` if a codec can't take a column of this type."""
+    wanted = ""
+    if codec.spec is str:
+        wanted = "string"
+    elif fields_of(codec.spec):
+        wanted = "string (JSON) or struct"
+    if wanted and kind.typeName() not in wanted.split():
+        raise InvalidArgument(
+            f"column {name} is {kind.simpleString()}, and {wanted} is needed for codec {codec.name}: cast it"
+        )
+
+
 def _are_headers(kind: t.DataType) -> bool:
     if not isinstance(kind, t.ArrayType) or not isinstance(kind.elementType, t.StructType):
         return False
@@ -237,12 +277,64 @@ def _are_headers(kind: t.DataType) -> bool:
     )
 
 
-def _by_stream(
-    streams: pa.Array, events: pa.RecordBatch
-) -> Iterator[tuple[str | None, pa.RecordBatch]]:
+def _by_stream(streams: pa.Array, events: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     """The events of each stream, in order."""
     if streams.null_count:
         raise InvalidArgument("a row's column 'stream' is null: fill it, or filter such rows out")
     found = pc.unique(streams).to_pylist()
     for stream in found:
         yield stream, events if len(found) == 1 else events.filter(pc.equal(streams, stream))
+
+
+class CodecRows:
+    """Encodes columns ``key`` and ``value`` by codecs, for events of any stream. Each task makes one."""
+
+    def __init__(self, codecs: Codecs, kinds: Mapping[str, t.DataType]) -> None:
+        """``kinds``: the types of the columns."""
+        self._codecs = codecs
+        self._kinds = {name: kind for name, kind in kinds.items() if codecs.codec(name) is not RAW}
+        self._handles: dict[str, Stream[Any, Any]] = {}
+
+    def __call__(self, stream: str, events: pa.RecordBatch) -> pa.RecordBatch:
+        """The events with encoded columns. Raises: InvalidArgument, NotReady (a schema registry is away)."""
+        if not self._kinds:
+            return events
+        handle = self._handles.get(stream)
+        if handle is None:
+            handle = self._handles[stream] = self._handle(stream)
+        given: dict[str, list[Any]] = dict.fromkeys(("key", "value"), [None] * events.num_rows)
+        for name, kind in self._kinds.items():
+            given[name] = avro_rows.python_values(events.column(name), kind)
+        pairs = [handle.encode(*pair) for pair in zip(given["key"], given["value"], strict=True)]
+        coded = {"key": [key for key, _ in pairs], "value": [value for _, value in pairs]}
+        for name in self._kinds:
+            column = pa.array(coded[name], pa.large_binary())
+            events = events.set_column(events.schema.get_field_index(name), name, column)
+        return events
+
+    def _handle(self, stream: str) -> Stream[Any, Any]:
+        handle = self._codecs.handle(stream, tuple(self._kinds))
+        key, value = self._kinds.get("key"), self._kinds.get("value")
+        return replace(handle, key=_taking(handle.key, key), value=_taking(handle.value, value))
+
+
+def _taking(codec: Codec, kind: t.DataType | None) -> Codec:
+    """The codec with an ``encode`` that takes a column's values."""
+    taken = _taken(codec, kind)
+    return (
+        codec if taken is None else codec._replace(encode=lambda given: codec.encode(taken(given)))
+    )
+
+
+def _taken(codec: Codec, kind: t.DataType | None) -> Callable[[Any], Any] | None:
+    """The function from a column's value to what the codec encodes; None if they are the same."""
+    if isinstance(kind, t.StringType):
+        return None if codec.spec is str else lambda text: from_text(codec, text.encode())
+    if hasattr(codec.spec, "model_validate"):
+        validate: Callable[[Any], Any] = codec.spec.model_validate
+        return validate
+    if fields_of(codec.spec):
+        from msgspec import convert
+
+        return lambda row: convert(row, codec.spec)
+    return None

@@ -103,7 +103,7 @@ class Target:
     ) -> WriterCommitMessage:
         """Write all rows of a task attempt. After an error none of them counts."""
         query_id, batch_id = _query_and_batch() if streaming else (None, None)
-        events = self.encoding.encoder()
+        events = self.encoding.encoder(self.stream)
         rows = 0
         writer = self.client.join(reservation, heartbeat=True)
         with writer, _Patience(self.client, reservation, writer, self.keepalive) as patience:
@@ -111,7 +111,7 @@ class Target:
                 if batch.num_rows:
                     patience.end()
                     for stream, some in events(batch):
-                        rows += writer.write_batch(stream or self.stream or "", some)
+                        rows += writer.write_batch(stream, some)
             patience.end()
             if not rows:
                 return NothingWritten()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -9,15 +10,21 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from anabranch.errors import InvalidArgument, SnapshotExpired
+from anabranch.client.reading import dead_letter
+from anabranch.errors import InvalidArgument, SnapshotExpired, UndecodableValue
 from anabranch.protocol import defaults
 from anabranch.protocol.legal_names import split_stream
 from anabranch.reading.committed_log import UNKNOWN_IDS, StreamIds
 from anabranch.spark.api import arrow_schema
+from anabranch.spark.clients import client_of
+from anabranch.spark.codecs import NONE, Codecs, Decoding
 from anabranch.spark.options import Connection, Options
+from anabranch.types import Event
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+log = logging.getLogger("anabranch.spark")
 
 
 @dataclass(frozen=True)
@@ -86,19 +93,42 @@ def _pieces(whole: EventRange, size: int) -> Iterator[EventRange]:
         yield replace(whole, first=first, end=end)
 
 
+def codecs_of(options: Options, streams: Sequence[str]) -> Codecs:
+    """Options ``key``, ``value`` and ``undecodable``. Raises: InvalidArgument."""
+    codecs = Codecs.of(options)
+    if undecodable := options.text("undecodable"):
+        if codecs == NONE:
+            raise InvalidArgument(
+                "option undecodable needs option key or value: bytes are not decoded"
+            )
+        codecs = replace(codecs, undecodable=undecodable)
+    for stream in streams:
+        codecs.handle(stream)
+    return codecs
+
+
 def read_range(
-    connection: Connection, schema: StructType, found: InputPartition, *, strict: bool
+    connection: Connection,
+    schema: StructType,
+    codecs: Codecs,
+    found: InputPartition,
+    *,
+    strict: bool,
 ) -> Iterator[pa.RecordBatch]:
     """A task's work: the events of its range, as Arrow batches.
 
-    Raises: SnapshotExpired (``strict``: the history no longer has the commit of an event).
+    Raises: SnapshotExpired (``strict``: the history no longer has the commit of an event), UndecodableValue.
     """
     if not isinstance(found, EventRange):  # Spark's own, if no range was planned
         return
     from anabranch.reading.event_columns import PLACES, SCHEMA
     from anabranch.reading.ranges import RangeReader
 
+    def bury(stream: str, event: Event, error: UndecodableValue) -> None:
+        dead_letter(client_of(connection).begin, stream, event, error)
+
     wanted = arrow_schema(schema)
+    decoding = Decoding(codecs, found.stream, schema, bury)
     with RangeReader(connection.reader_ports(), connection.timeout) as reader:
         for batch in reader.read(
             found.stream,
@@ -114,8 +144,17 @@ def read_range(
         ):
             if strict and batch.schema.equals(SCHEMA):
                 _check_commits(found, batch)
-            chosen = batch.select(schema.names)
+            chosen = decoding(batch).select(schema.names)
             yield chosen if chosen.schema.equals(wanted) else chosen.cast(wanted)
+    if decoding.skipped:
+        log.warning(
+            "%s, partition %d: %d events of offsets %d to %d are left out: codecs do not decode them",
+            found.stream,
+            found.partition,
+            decoding.skipped,
+            found.first,
+            found.end - 1,
+        )
 
 
 def _check_commits(found: EventRange, batch: pa.RecordBatch) -> None:

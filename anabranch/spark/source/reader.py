@@ -25,6 +25,7 @@ from anabranch.spark.source.histories import Histories
 from anabranch.spark.source.plan import (
     Cutting,
     EventRange,
+    codecs_of,
     read_range,
     streams_of,
     strict_of,
@@ -52,6 +53,7 @@ class SnapshotReader(DataSourceReader):
         self._at = _either(options, "at", "end", "now")
         self._since = _either(options, "since", "start", "begin")
         self._mode = options.choice("mode", get_args(Mode), "snapshot")
+        self._codecs = codecs_of(options, self._streams)
         self._strict = strict_of(options)
         self._cutting = Cutting.of(options)
         options.check_all_used()
@@ -109,7 +111,9 @@ class SnapshotReader(DataSourceReader):
         return [found for found in narrowed if found.first < found.end]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self._connection, self._schema, partition, strict=self._strict)
+        return read_range(
+            self._connection, self._schema, self._codecs, partition, strict=self._strict
+        )
 
 
 def _either(options: Options, name: str, other: str, word: str) -> int | datetime | None:

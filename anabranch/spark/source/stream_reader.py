@@ -39,6 +39,7 @@ from anabranch.spark.source.histories import Histories
 from anabranch.spark.source.plan import (
     Cutting,
     EventRange,
+    codecs_of,
     read_range,
     streams_of,
     strict_of,
@@ -67,6 +68,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._most = options.number("maxeventspertrigger", None)
         self._whole = options.choice("transactions", ("split", "whole"), "split") == "whole"
         self._by_epoch = options.choice("order", ("none", "epoch"), "none") == "epoch"
+        self._codecs = codecs_of(options, self._streams)
         self._strict = strict_of(options)
         self._cutting = Cutting.of(options)
         options.check_all_used()
@@ -179,7 +181,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._cutting.cut(ranges)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self._connection, self._schema, partition, strict=self._strict)
+        return read_range(
+            self._connection, self._schema, self._codecs, partition, strict=self._strict
+        )
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: Spark's checkpoint has the position, and streams keep events for other readers."""
