@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from anabranch import Client
 
 _KINDS: dict[str, type] = {
-    "segments": int, "settings": dict, "near": str, "adopt": bool, "absent": bool
+    "segments": int, "settings": dict, "near": str, "adopt": bool, "description": str, "absent": bool
 }  # fmt: skip
+_OF_STREAM = ("segments", "description")  # changes of no setting
 _RETENTION = ("retention.ms", "retention.bytes")
 
 
@@ -38,6 +39,7 @@ class Wanted:
     settings: Mapping[str, str] = field(default_factory=dict)
     near: str | None = None
     adopt: bool = False
+    description: str = ""
     absent: bool = False
 
 
@@ -45,7 +47,7 @@ class Change(NamedTuple):
     """A difference between the file and the cluster. ``deletes``: whether removing it deletes events."""
 
     stream: str
-    change: str  # create, delete, segments, or a setting
+    change: str  # create, delete, segments, description, or a setting
     now: str
     wanted: str
     deletes: bool = False
@@ -65,8 +67,8 @@ def command(
 ) -> None:
     """Make streams match a file: create, alter, scale and delete them.
 
-    Streams that the file does not name stay; settings that it does not name are removed. If events would be
-    deleted, nothing is changed without --allow-delete.
+    Streams that the file does not name stay; settings and descriptions that it does not name are removed. If events
+    would be deleted, nothing is changed without --allow-delete.
     """
     wanted = parse(file)
     with options.client() as client:
@@ -130,6 +132,8 @@ def _compare(client: Client, stream: str, wanted: Wanted) -> Iterator[Change]:
     scales = {EVENTS, BYTES, SEGMENT_BYTES} & wanted.settings.keys()
     if len(found.segments) != wanted.segments and not scales:  # else it scales itself
         yield Change(stream, "segments", str(len(found.segments)), str(wanted.segments))
+    if found.description != wanted.description:
+        yield Change(stream, "description", found.description, wanted.description)
     effective = client.effective_settings(stream)
     for name in sorted(found.settings.keys() | wanted.settings.keys()):
         now, to_be = found.settings.get(name, ""), wanted.settings.get(name, "")
@@ -160,8 +164,9 @@ def _carry_out(client: Client, stream: str, wanted: Wanted, changes: list[Change
     elif "delete" in kinds:
         client.delete_stream(stream)
     else:
-        settings = {c.change: c.wanted or None for c in changes if c.change != "segments"}
-        if settings:
-            client.alter_stream(stream, settings)
+        settings = {c.change: c.wanted or None for c in changes if c.change not in _OF_STREAM}
+        description = wanted.description if "description" in kinds else None
+        if settings or description is not None:
+            client.alter_stream(stream, settings, description=description)
         if "segments" in kinds:
             client.scale(stream, wanted.segments)

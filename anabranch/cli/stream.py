@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from anabranch.cli.options import (
     App,
     ClusterOptions,
+    Description,
     IfNotExists,
     Near,
     OnlyScope,
@@ -81,9 +82,7 @@ def create(
         ),
     ] = False,
     near: Near = None,
-    description: Annotated[
-        str, option("--description TEXT", "Text for people. Needs feature level 2.")
-    ] = "",
+    description: Description = "",
     if_not_exists: IfNotExists = False,
 ) -> None:
     """Create a stream, and its scope if that is new.
@@ -393,17 +392,22 @@ def alter(
         list[str] | None,
         option("--unset NAME", "Remove a setting. Repeatable."),
     ] = None,
+    description: Annotated[
+        str | None,
+        option("--description TEXT", "Text for people; '' removes it. Needs feature level 2."),
+    ] = None,
 ) -> None:
-    """Change settings of a stream, such as retention.ms. Transactions and readers continue."""
+    """Change a stream or table: settings such as retention.ms, or its description. Transactions continue."""
     wanted: dict[str, str | None] = {**parse_kafka(setting, "--setting")}
     wanted |= dict.fromkeys(unset or ())
-    if not wanted:
-        raise InvalidArgument("give --setting NAME=VALUE or --unset NAME")
+    if not wanted and description is None:
+        raise InvalidArgument("give --setting NAME=VALUE, --unset NAME or --description TEXT")
     with options.client() as client:
-        found = client.alter_stream(stream, wanted)
+        found = client.alter_stream(stream, wanted, description=description)
         effective = effective_of(client, stream)
     document = stream_row(found) | {"effective": effective}
-    print_result(document, settings_of(found, effective), as_json=options.json)
+    text = [f"description: {found.description}"] if found.description else []
+    print_result(document, settings_of(found, effective), *text, as_json=options.json)
 
 
 @app.command("truncate")
