@@ -611,7 +611,7 @@ class Client:
         (another change is under way, or the brokers are away), DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.deadline_outside("alter_stream", timeout)
-        return self._streams.alter(stream, settings, description, deadline)
+        return self._streams.alter(stream, settings, deadline, description=description)
 
     def truncate_stream(
         self, stream: str, until: int | datetime, *, timeout: float | None = None

@@ -105,8 +105,9 @@ class Streams:
         self,
         stream: str,
         settings: Mapping[str, Any] | None,
-        description: str | None,
         deadline: float,
+        *,
+        description: str | None = None,
     ) -> StreamDescription:
         """As `Client.alter_stream`."""
         if settings is None and description is None:

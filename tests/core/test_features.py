@@ -202,7 +202,9 @@ def test_a_description_is_altered_by_operators_and_audited(world: World) -> None
     assert world.ask("alter", command, lane="open") == "NotAuthorized"
     assert world.ask("operator", command, lane=ADMIN_LANE).startswith("nyc/b")
     rows = [row for _, row in world.state.rows_below(k.AUDIT_KEY, b"\xff" * 13)]
-    assert ("AlterStream", f"nyc/b: description={TEXT}") in [(row.command, row.what) for row in rows]
+    assert ("AlterStream", f"nyc/b: description={TEXT}") in [
+        (row.command, row.what) for row in rows
+    ]
 
 
 def test_fields_of_higher_levels_come_last_and_have_defaults() -> None:

@@ -162,7 +162,7 @@ def least_level(cls: Any) -> int:
 
 
 def level_of(record: Any) -> int:
-    """The feature level of a record: the lowest that has its type, and all fields that differ from their defaults."""
+    """The feature level of a record: the lowest with its type, and all its fields that differ from defaults."""
     cls: Any = type(record)
     find = _levels(cls)
     return 1 if find is None else find(record)
