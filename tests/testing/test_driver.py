@@ -149,10 +149,11 @@ def test_input_that_a_commit_has_no_room_for_is_in_the_next_one(
             raise OSError("an outage")
         out.write(event.value * 300)
 
+    driver = Driver(app)
+
     def done() -> list[str]:
         return [each.value[0] for each in driver.outputs("nyc/out")]
 
-    driver = Driver(app)
     driver.transaction([("orders", "a")])
     driver.transaction([("orders", "b"), ("orders", "c", None, None, (), 1)])
     assert done() == ["a", "b", "c"]
