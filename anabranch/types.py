@@ -13,8 +13,8 @@ from anabranch.core.stream_states import ACTIVE
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (
     AnabranchError,
-    FixCallError,
     InvalidArgument,
+    MalformedRecord,
     NotReady,
     ReservedByPrepared,
     TransactionAborted,
@@ -191,10 +191,13 @@ class Receipt:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Receipt:
-        """The receipt that `to_bytes` encoded. Raises `InvalidArgument` for other bytes."""
+        """The receipt that `to_bytes` encoded.
+
+        Raises: UnsupportedVersion (a newer release made it), InvalidArgument (other bytes).
+        """
         try:
             return cls(decode_as(r.Receipt, bytes(data)))
-        except FixCallError as error:
+        except MalformedRecord as error:
             raise InvalidArgument(
                 f"{data!r:.60} is not a receipt of this version: {error}"
             ) from error

@@ -1389,11 +1389,16 @@ class AsyncClient(Handle):
         )
 
     async def alter_stream(
-        self, stream: str, settings: Mapping[str, Any], *, timeout: float | None = None
+        self,
+        stream: str,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        description: str | None = None,
+        timeout: float | None = None,
     ) -> StreamDescription:
         """As `Client.alter_stream`."""
         return await self._waits.call(
-            self._blocking.alter_stream, stream, settings, timeout=timeout
+            self._blocking.alter_stream, stream, settings, description=description, timeout=timeout
         )
 
     async def truncate_stream(

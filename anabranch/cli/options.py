@@ -151,6 +151,9 @@ Into = Annotated[
 Segments = Annotated[
     int | None, option("--segments -s", "The number of segments (default: 1).", min=1, max=10_000)
 ]
+Description = Annotated[
+    str, option("--description TEXT", "Text for people. Needs feature level 2.")
+]
 IfNotExists = Annotated[
     bool,
     option(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from anabranch.cli.options import (
     App,
     ClusterOptions,
+    Description,
     IfNotExists,
     Near,
     OnlyScope,
@@ -94,9 +95,7 @@ def create(
         ),
     ] = False,
     near: Near = None,
-    description: Annotated[
-        str, option("--description TEXT", "Text for people. Needs feature level 2.")
-    ] = "",
+    description: Description = "",
     if_not_exists: IfNotExists = False,
 ) -> None:
     """Create a stream, and its scope if that is new.
@@ -406,17 +405,22 @@ def alter(
         list[str] | None,
         option("--unset NAME", "Remove a setting. Repeatable."),
     ] = None,
+    description: Annotated[
+        str | None,
+        option("--description TEXT", "Text for people; '' removes it. Needs feature level 2."),
+    ] = None,
 ) -> None:
-    """Change settings of a stream, such as retention.ms. Transactions and readers continue."""
+    """Change a stream or table: settings such as retention.ms, or its description. Transactions continue."""
     wanted: dict[str, str | None] = {**parse_kafka(setting, "--setting")}
     wanted |= dict.fromkeys(unset or ())
-    if not wanted:
-        raise InvalidArgument("give --setting NAME=VALUE or --unset NAME")
+    if not wanted and description is None:
+        raise InvalidArgument("give --setting NAME=VALUE, --unset NAME or --description TEXT")
     with options.client() as client:
-        found = client.alter_stream(stream, wanted)
+        found = client.alter_stream(stream, wanted, description=description)
         effective = effective_of(client, stream)
     document = stream_row(found) | {"effective": effective}
-    print_result(document, settings_of(found, effective), as_json=options.json)
+    text = [f"description: {found.description}"] if found.description else []
+    print_result(document, settings_of(found, effective), *text, as_json=options.json)
 
 
 @app.command("truncate")
@@ -511,8 +515,9 @@ def _segments(found: StreamDescription) -> Grid:
 # -- streams of a file ----------------------------------------------------------------------------------------
 
 _KINDS: dict[str, type] = {
-    "segments": int, "settings": dict, "near": str, "adopt": bool, "absent": bool
+    "segments": int, "settings": dict, "near": str, "adopt": bool, "description": str, "absent": bool
 }  # fmt: skip
+_OF_STREAM = ("segments", "description")  # changes of no setting
 _RETENTION = ("retention.ms", "retention.bytes")
 
 
@@ -524,6 +529,7 @@ class Wanted:
     settings: Mapping[str, str] = field(default_factory=dict)
     near: str | None = None
     adopt: bool = False
+    description: str = ""
     absent: bool = False
 
 
@@ -531,7 +537,7 @@ class Change(NamedTuple):
     """A difference between the file and the cluster. ``deletes``: whether removing it deletes events."""
 
     stream: str
-    change: str  # create, delete, segments, or a setting
+    change: str  # create, delete, segments, description, or a setting
     now: str
     wanted: str
     deletes: bool = False
@@ -551,8 +557,8 @@ def apply(
 ) -> None:
     """Make streams match a file: create, alter, scale and delete them.
 
-    Streams that the file does not name stay; settings that it does not name are removed. If events would be
-    deleted, nothing is changed without --allow-delete.
+    Streams that the file does not name stay; settings and descriptions that it does not name are removed. If events
+    would be deleted, nothing is changed without --allow-delete.
     """
     wanted = parse(file)
     with options.client() as client:
@@ -616,6 +622,8 @@ def _compare(client: Client, stream: str, wanted: Wanted) -> Iterator[Change]:
     scales = {EVENTS, BYTES, SEGMENT_BYTES} & wanted.settings.keys()
     if len(found.segments) != wanted.segments and not scales:  # else it scales itself
         yield Change(stream, "segments", str(len(found.segments)), str(wanted.segments))
+    if found.description != wanted.description:
+        yield Change(stream, "description", found.description, wanted.description)
     effective = client.effective_settings(stream)
     for name in sorted(found.settings.keys() | wanted.settings.keys()):
         now, to_be = found.settings.get(name, ""), wanted.settings.get(name, "")
@@ -646,8 +654,9 @@ def _carry_out(client: Client, stream: str, wanted: Wanted, changes: list[Change
     elif "delete" in kinds:
         client.delete_stream(stream)
     else:
-        settings = {c.change: c.wanted or None for c in changes if c.change != "segments"}
-        if settings:
-            client.alter_stream(stream, settings)
+        settings = {c.change: c.wanted or None for c in changes if c.change not in _OF_STREAM}
+        description = wanted.description if "description" in kinds else None
+        if settings or description is not None:
+            client.alter_stream(stream, settings, description=description)
         if "segments" in kinds:
             client.scale(stream, wanted.segments)

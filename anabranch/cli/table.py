@@ -19,6 +19,7 @@ from anabranch.cli.options import (
     App,
     At,
     ClusterOptions,
+    Description,
     IfNotExists,
     KeyCodec,
     Limit,
@@ -86,17 +87,26 @@ def create(
     segments: Segments = None,
     setting: StreamSettings = None,
     near: Near = None,
+    description: Description = "",
     if_not_exists: IfNotExists = False,
 ) -> None:
     """Create a table, and its scope if that is new. A table that exists with the same settings is not changed."""
     settings = parse_kafka(setting, "--setting")
     with options.client() as client:
         is_new = not exists(client, table)
-        made = client.create_table(table, segments, settings, near=near, exist_ok=if_not_exists)
+        made = client.create_table(
+            table,
+            segments,
+            settings,
+            near=near,
+            description=description,
+            exist_ok=if_not_exists,
+        )
     document = {
         "table": made.stream,
         "segments": len(made.segments),
         "settings": dict(made.settings),
+        "description": made.description,
         "created": is_new,
     }
     done = "is created" if is_new else "exists, so there was nothing to do"
@@ -133,9 +143,9 @@ def list_tables(options: ClusterOptions, scope: OnlyScope = None, limit: Limit =
 
 @app.command("describe")
 def describe(options: ClusterOptions, table: Table) -> None:
-    """Show a table: its segments, settings, newest commit, and number of events."""
+    """Show a table: its segments, settings, newest commit, number of events, and description."""
     with options.client() as client:
-        _check_table(client, table)
+        description = _check_table(client, table).description
         found = client.system("tables", split_stream(table)[0], limit=10_000)
         events = client.count_events(table)
     row = next((each for each in found if each.table == table), None)
@@ -144,7 +154,9 @@ def describe(options: ClusterOptions, table: Table) -> None:
             f"{table} is deleted, or not among the first 10,000 tables of its scope"
         )
     document = system_row(row) | {"events": events.events, "exact": events.exact}
-    show("tables", [document], (*_TABLE_COLUMNS, "events", "exact"), as_json=options.json)
+    document["description"] = description
+    columns = (*_TABLE_COLUMNS, "events", "exact", "description")
+    show("tables", [document], columns, as_json=options.json)
 
 
 @app.command("get")

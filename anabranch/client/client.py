@@ -531,7 +531,6 @@ class Client:
         transactions can write to both. None: the control partition with the fewest scopes. ``description``: text
         for people, up to 1,024 characters; it needs feature level 2.
 
-
         Raises: StreamExists (it differs; the message says in what), TopicNotEmpty, InvalidArgument (also if the
         scope exists, but on another control partition than ``near``), FeatureNotEnabled (``description``),
         NotAuthorized, UnknownScope (``near``), TopicMisconfigured, NotReady, DeadlineExceeded (repeating is safe).
@@ -617,19 +616,25 @@ class Client:
         return self._streams.scale(stream, segments, seal, ranges, deadline)
 
     def alter_stream(
-        self, stream: str, settings: Mapping[str, Any], *, timeout: float | None = None
+        self,
+        stream: str,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        description: str | None = None,
+        timeout: float | None = None,
     ) -> StreamDescription:
-        """Change settings of a stream, while transactions and readers continue. Repeating the call is fine.
+        """Change a stream, or a table, while transactions and readers continue. Repeating the call is fine.
 
         ``settings``: as of `create_stream`; ``replication.factor`` can't be changed, and ``max.message.bytes`` only
-        raised. The value None removes a setting. For operators. After a refusal the settings are unchanged.
+        raised. The value None removes a setting. ``description``: as of `create_stream`; an empty one removes it,
+        None keeps it. For operators. After a refusal nothing is changed.
 
-        Raises: UnsupportedSetting, InvalidArgument (also if the brokers refuse), TopicMisconfigured, NotAuthorized,
-        UnknownScope, UnknownStream, StreamLost, NotReady (another change is under way, or the brokers are away),
-        DeadlineExceeded (repeating is safe).
+        Raises: UnsupportedSetting, InvalidArgument (also if the brokers refuse), FeatureNotEnabled
+        (``description``), TopicMisconfigured, NotAuthorized, UnknownScope, UnknownStream, StreamLost, NotReady
+        (another change is under way, or the brokers are away), DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.deadline_outside("alter_stream", timeout)
-        return self._streams.alter(stream, settings, deadline)
+        return self._streams.alter(stream, settings, deadline, description=description)
 
     def truncate_stream(
         self, stream: str, until: int | datetime, *, timeout: float | None = None

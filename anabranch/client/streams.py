@@ -101,10 +101,21 @@ class Streams:
         command = r.Scale(stream, segments or 0, tuple(seal), opened)
         return self._learn(stream, self._session.ask_stream(stream, command, deadline))
 
-    def alter(self, stream: str, settings: Mapping[str, Any], deadline: float) -> StreamDescription:
+    def alter(
+        self,
+        stream: str,
+        settings: Mapping[str, Any] | None,
+        deadline: float,
+        *,
+        description: str | None = None,
+    ) -> StreamDescription:
         """As `Client.alter_stream`."""
-        texts = {n: setting_text(n, v) for n, v in given(settings).items() if v is not None}
-        command = r.AlterStream(stream, texts, tuple(n for n, v in settings.items() if v is None))
+        if settings is None and description is None:
+            raise InvalidArgument("give settings, a description, or both")
+        named = given(settings)
+        texts = {n: setting_text(n, v) for n, v in named.items() if v is not None}
+        unset = tuple(n for n, v in named.items() if v is None)
+        command = r.AlterStream(stream, texts, unset, description)
         return description_of(self._session.ask_stream(stream, command, deadline))
 
     def take_away(

@@ -178,9 +178,12 @@ class State:
         `MalformedRecord`: no controller wrote a row. `UnsupportedVersion`: a newer controller wrote a row.
         """
         # First, because rows of a higher level may have entry types that this release does not know.
-        self.feature = self._row(k.FEATURE_KEY, r.FeatureRow)
+        value = self._table.get(k.STATUS + k.FEATURE_KEY)
+        self.feature = None if value is None else k.read_row(k.FEATURE_KEY, value)
         if self.feature_level > LEVEL:
             raise unsupported_level(self.feature_level, "the status log")
+        if self.feature_level < 1:
+            raise k.foreign(k.FEATURE_KEY, f"feature level {self.feature_level}")
         for error in self.unreadable.values():
             raise error
         self.term, self.round, self.suspect = None, _NO_ROUND, None
@@ -201,10 +204,17 @@ class State:
 
     def _rederive(self, key: bytes, value: bytes) -> None:
         row = k.read_row(key, value)
+        self._check_row_level(key, value)
         try:
             self._derive(key, row)
         except UnicodeDecodeError as error:
             raise k.foreign(key, error) from error
+
+    def _check_row_level(self, key: bytes, value: bytes) -> None:
+        # The leader would fail later, when it has to change the row.
+        if value[0] > self.feature_level:
+            what = f"it has feature level {value[0]}, and the log has {self.feature_level}"
+            raise k.foreign(key, what)
 
     @property
     def feature_level(self) -> int:
@@ -242,10 +252,9 @@ class State:
         """Upsert one record read from the log. Call `rederive` after the last record."""
         is_txn = len(key) == TXN_ID_SIZE + 1 and key[-1] == Entry.TXN
         row = None
-        if value is not None and key.startswith(_SERIES):
-            row = k.read_row(key, value)
-        elif is_txn:
+        if is_txn:
             self.open.pop(key[:TXN_ID_SIZE], None)  # this view is older than the rows
+        if is_txn or key.startswith(_SERIES):
             self.unreadable.pop(key, None)
             try:
                 row = None if value is None else k.read_row(key, value)

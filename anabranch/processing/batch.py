@@ -115,7 +115,6 @@ class WorkBatch:
         of_row = self.limits.known.get(self.limits.state, Room()).most
         self.most_of_row = inf if of_row is None else of_row - _INCARNATION
         self.open = True
-        self.timers_left = False  # whether it became full before all due timers fired
         self.size = 0  # bytes of outputs and changes, about
         self.outputs: dict[str, list[Written | pa.RecordBatch]] = {}  # events and batches in order
         self.batched = set[str]()  # streams whose outputs may include Arrow batches
@@ -137,9 +136,8 @@ class WorkBatch:
 
     def is_full(self, most: int) -> bool:
         """Whether the batch has to be committed now. ``most``: bytes that a commit should have."""
-        if self.left or self.timers_left:
-            return True
-        return self.size >= most or self._slices * SLICE_BYTES >= _READ_AHEAD * most
+        read = self._slices * SLICE_BYTES
+        return bool(self.left) or self.size >= most or read >= _READ_AHEAD * most
 
     def close(self) -> bool:
         """Take no more changes, because all events are handled. Returns whether the batch has input or effects."""

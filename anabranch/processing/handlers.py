@@ -59,7 +59,6 @@ class Handlers:
         self._patience_s = patience_s
         self.batch_bytes = min(app.cut_bytes, FULL_BYTES)
         self._left: list[Piece] = []  # input that the previous batch had no room for
-        self._timers_left = True  # due timers may be left by that batch, or by an earlier worker
         self._failures = Failures(app, metrics or Numbers(TABLE), stop or threading.Event())
         for number, name in enumerate(stores, FIRST_STORE):
             if name in app.stores:
@@ -80,21 +79,20 @@ class Handlers:
         """Fire due timers, and handle the next input. Returns that input; empty if there was none.
 
         Timers that are due fire before any event, then comes the input that the previous batch had no room for.
-        ``wall``: the Unix seconds now. Raises: as `handle` and ``read``.
+        Timers that fill the batch don't wait for input. ``wall``: the Unix seconds now. Raises: as `handle` and
+        ``read``.
         """
-        if self._timers_left:
-            self._fire(batch, tasks, wall)
-            self._timers_left = batch.timers_left
-        some, self._left = self._left, []
-        if not some and not self._timers_left:
-            some = read()
         self._fire(batch, tasks, wall)
+        some, self._left = self._left, []
+        if not some and batch.size < self.batch_bytes:
+            some = read()
+            self._fire(batch, tasks, wall)  # timers that became due while it waited
         batch.note_input(some, self.handle(batch, some))
         return some
 
     def close_batch(self, batch: WorkBatch) -> bool:
         """Close a batch; the next one begins with what it had no room for. Returns as `WorkBatch.close`."""
-        self._left, self._timers_left = batch.left, batch.timers_left
+        self._left = batch.left
         return batch.close()
 
     def _fire(self, batch: WorkBatch, tasks: Collection[int], wall: Callable[[], float]) -> None:
@@ -117,7 +115,7 @@ class Handlers:
                 commit = list(some)
                 if not left and self._time is not None:
                     self._time.before(at, scope, number)
-                full = batch.timers_left or batch.size >= self.batch_bytes
+                full = batch.size >= self.batch_bytes
                 if left or (full and (commit[0] is pieces[0] or not commit[0].is_inside)):
                     left += commit
                     continue
@@ -140,7 +138,7 @@ class Handlers:
 
     def resume(self, table: TaskRows, tasks: Collection[int]) -> None:
         """Begin to handle these tasks, whose rows are in the table."""
-        self._left, self._timers_left = [], True
+        self._left = []
         if self._time is not None:
             self._time.resume(table, tasks)
 

@@ -341,8 +341,7 @@ class TimeOfTasks:
                 if timer is None or batch.get(task, row) in (None, now):
                     continue  # of another program, cancelled by an earlier timer, or set when it was due already
                 if batch.size >= self._batch_bytes:
-                    batch.timers_left |= kind == _DUE
-                    return
+                    return  # the next batch begins with the timers that are left
                 at.task = task
                 self._call(at, timer, row, size)
         batch.look_soonest(task, kind, self._timers)

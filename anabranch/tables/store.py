@@ -38,7 +38,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from anabranch.errors import IllegalState, NotForkSafe
+from anabranch.errors import IllegalState, NotForkSafe, UnsupportedVersion
 from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE, VERSION_HEADER, unpack_version
 from anabranch.tables.indexes import Entry, Indexed, Indexes, entries_of
 from anabranch.tables.rocks import (
@@ -373,10 +373,17 @@ class Store(ForkSafe):
         known, own = self._db.get(IDENTITY), f"{_VERSION}/{cluster_id}".encode()
         if known is None:
             self._db.put(IDENTITY, own)
-        elif known != own:
+            return
+        version, _, cluster = known.decode(errors="replace").partition("/")
+        other = "give another folder, or delete it"
+        if version != _VERSION:
+            raise UnsupportedVersion(
+                f"the folder {self.folder} has form {version!r:.20}, and this release knows form {_VERSION}: "
+                f"upgrade it, or {other}"
+            )
+        if cluster != cluster_id:
             raise IllegalState(
-                f"the folder {self.folder} is a replica of version and cluster {known.decode(errors='replace')}, "
-                f"not of {own.decode()}: give another folder, or delete it"
+                f"the folder {self.folder} is a replica of cluster {cluster}, not of {cluster_id}: {other}"
             )
 
     def end_loading(self) -> None:

@@ -111,7 +111,9 @@ class Driver:
         self._written: dict[str, list[Event]] = {stream: [] for stream in app.outputs}
         self._offsets = Counter[tuple[str, int]]()  # of the next event of an input
         self._queue: deque[list[Piece]] = deque()  # input transactions, or what is left of one
-        self._uncommitted: list[Piece] = []  # input that was read
+        self._uncommitted: list[
+            Piece
+        ] = []  # input that was read, and that `Handlers` may have in part
         self._handlers = self._new_handlers()
 
     def send(
@@ -246,8 +248,6 @@ class Driver:
 
     def _read(self) -> list[Piece]:
         """The next input transaction, or a part that is about as big as a commit may be."""
-        if self._uncommitted:  # its commit failed
-            return self._uncommitted
         if not self._queue:
             return []
         taken, rest = _cut(self._queue.popleft(), self._app.cut_bytes)
@@ -273,6 +273,9 @@ class Driver:
             except BaseException:
                 self._handlers.close()
                 self._handlers = self._new_handlers()
+                if self._uncommitted:  # the next call begins with it
+                    self._queue.appendleft(self._uncommitted)
+                    self._uncommitted = []
                 raise
             if not self._handlers.close_batch(batch):
                 return

@@ -341,9 +341,13 @@ class FakeClient:
     def forget_stream(self, name: str) -> None:
         self._call("forget_stream", name=name)
 
-    def alter_stream(self, name: str, settings: Mapping[str, Any]) -> StreamDescription:
-        self._call("alter_stream", name=name, settings=settings)
-        return stream(name)
+    def alter_stream(
+        self, name: str, settings: Mapping[str, Any], *, description: str | None = None
+    ) -> StreamDescription:
+        described = {} if description is None else {"description": description}
+        self._call("alter_stream", name=name, settings=settings, **described)
+        self.description = self.description if description is None else description
+        return replace(stream(name), description=self.description)
 
     def truncate_stream(self, name: str, until: object) -> None:
         self._call("truncate_stream", name=name, until=until)

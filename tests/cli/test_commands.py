@@ -607,6 +607,13 @@ def test_stream_alter(run: Run, fake: FakeClient) -> None:
         ("alter_stream", {"name": "nyc/flights", "settings": {"a": "1", "b": None}})
     ]
     assert "60000" in run("stream", "describe", "nyc/flights").stdout
+    fake.calls.clear()
+    shown = run("stream", "alter", "nyc/flights", "--description", "From JFK").stdout
+    assert "description: From JFK" in shown
+    assert "description" not in run("stream", "alter", "nyc/flights", "--description", "").stdout
+    assert [more for call, more in fake.calls if call == "alter_stream"] == [
+        {"name": "nyc/flights", "settings": {}, "description": text} for text in ("From JFK", "")
+    ]
 
 
 def test_stream_truncate(run: Run, fake: FakeClient) -> None:
@@ -660,6 +667,26 @@ def test_apply(run: Run, fake: FakeClient, tmp_path: Path) -> None:
         assert wrong.exit_code == ExitCode.USAGE
         assert said in wrong.stderr
         assert done() == []
+
+
+def test_apply_a_description(
+    run: Run, fake: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake, "effective_settings", lambda _: {})
+    file = tmp_path / "streams.toml"
+    same = '[streams."nyc/flights"]\nsegments = 2\nsettings = {"retention.ms" = -1}\n'
+    for text in ("From JFK", ""):
+        described = same + f'description = "{text}"'
+        file.write_text(described)
+        fake.calls.clear()
+        assert run("apply", str(file)).exit_code == 0
+        altered = {"name": "nyc/flights", "settings": {}, "description": text}
+        assert fake.calls == [("describe", {"name": "nyc/flights"}), ("alter_stream", altered)]
+        assert "nothing to do" in run("apply", str(file)).stdout
+    file.write_text(same)
+    assert "nothing to do" in run("apply", str(file)).stdout
+    fake.description = "by hand"
+    assert "by hand" in run("apply", str(file), "--dry-run").stdout, "the file names none"
 
 
 def test_apply_asks_before_a_limit_of_bytes_is_taken_back(

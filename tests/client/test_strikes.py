@@ -24,6 +24,9 @@ from tests.client.world import World
 from tests.tables.worlds import let_read, reader_ports
 
 PACKAGE = str(Path(anabranch.__file__).parent)
+# The cluster in memory stands for other processes. If it were struck in `MemoryCluster.step`, no controller would
+# answer from then on.
+ELSEWHERE = str(Path(PACKAGE, "testing"))
 TABLE = "bank/a"
 KEPT: list[Any] = []  # clients, whose finalizers run later
 # Of each call: at so many of its lines, drawn by a seed.
@@ -64,7 +67,8 @@ class Strike:
         sys.settrace(None)
 
     def _called(self, frame: FrameType, _: str, __: object) -> Any:
-        ours = frame.f_code.co_filename.startswith(PACKAGE)
+        file = frame.f_code.co_filename
+        ours = file.startswith(PACKAGE) and not file.startswith(ELSEWHERE)
         return self._line if ours and not self._outside() else None
 
     def _line(self, frame: FrameType, event: str, _: object) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,6 +15,7 @@ from anabranch.protocol.schemas.records import (
     CreateStream,
     DeleteStream,
     Scale,
+    SetFeatureLevel,
     StreamList,
     TruncateStream,
 )
@@ -125,6 +127,27 @@ def test_what_the_topics_do_not_allow_is_refused_and_changes_nothing(
     assert (row.settings, row.change, row.correlation_id) == ({}, None, b"")
     assert audited(play) == []
     assert play.one_shot(ONE) == "COMMITTED"
+
+
+def test_a_refused_change_leaves_the_description(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is changed together with the topics, and whoever leads at the end takes both back."""
+    play = Play()
+    play.ask(SetFeatureLevel(2))
+    for before, wanted in (("", "one"), ("two", ""), ("two", "three")):
+        play.ask(AlterStream(ONE, {}, (), before), seconds=0.2)
+        with monkeypatch.context() as patched:
+            error = LogRefused("no such right", 29)
+            patched.setattr(MemoryLog, "alter_topics", Mock(side_effect=error))
+            asked = AlterStream(ONE, {"retention.ms": "60000"}, (), wanted)
+            assert play.ask(asked, seconds=0.2).code == "NotAuthorized"
+        play.lead_anew(keeps_table=False)
+        row = play.controller.state.streams[ONE]
+        assert (row.description, row.settings, row.change) == (before, {}, None)
+    done = play.ask(AlterStream(ONE, {"retention.ms": "60000"}, (), "three"), seconds=0.2)
+    (stream,) = done.streams
+    assert (stream.description, stream.settings) == ("three", {"retention.ms": "60000"})
+    assert audited(play)[0].endswith("retention.ms=60000, description=three")
+    assert play.ask(TruncateStream(ONE, now(play)), seconds=0.2).streams[0].description == "three"
 
 
 def test_a_change_that_brokers_refuse_or_never_do_is_taken_back(

@@ -95,6 +95,29 @@ def test_levels_that_no_release_has_are_refused_by_name(level: int, raised: bool
     assert play.world.ask(play.leader, r.ListCommands()).quarantined == ()
 
 
+@pytest.mark.parametrize("raised", [False, True])
+def test_frames_of_any_level_stop_no_other_client(raised: bool) -> None:
+    """They come in one round with its commands: of each type, some without a way to answer."""
+    play = Play()
+    if raised:
+        play.raise_level()
+    status = TopicPartition(status_topic(), 0)
+    good = []
+    for number in range(256):
+        for level in (0, 2, 3, 255):
+            play.world.send(
+                bytes((level, number)) + b"\xff" * (number % 7), headers=bool(number % 3)
+            )
+        if number % 32 == 0:
+            good.append(play.world.send(play.framed(1)))
+    play.world.steps(play.leader, 8)
+    assert [play.world.reply(each).state for each in good] == ["COMMITTED"] * len(good)
+    assert play.world.ask(play.leader, r.ListCommands()).quarantined == ()
+    levels = {(record.value or b"\1")[0] for record in play.world.committed(status)}
+    assert levels == {1}
+    play.world.led("successor")
+
+
 def test_a_frame_of_level_2_is_charged_as_one_of_level_1() -> None:
     play = Play()
     play.raise_level()

@@ -1,17 +1,19 @@
-"""A process that leaves transactions in every state behind, until it is killed: another build has to end them.
+"""A process that leaves transactions in every state behind, until it is killed; one of another build ends them.
 
-It runs in an older build, so it uses nothing but the public interface and `tests.workload.zygote`.
+They run in an older build, too, so they use nothing but the public interface and `tests.workload.zygote`.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
 import anabranch
+from anabranch.errors import AnabranchError
 from tests.workload.zygote import Spec, say
 
 SECRET = bytes(range(32))
@@ -32,6 +34,16 @@ class Leave(Spec):
     folder: str = ""
 
     run = "tests.crash.leaving:leave"
+
+
+@dataclass(frozen=True)
+class End(Spec):
+    """``left``: what another process said of each transaction that it left, by kind."""
+
+    scope: str = ""
+    left: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    run = "tests.crash.leaving:end"
 
 
 @dataclass
@@ -149,3 +161,40 @@ class _Leaving:
         for stream in self.streams:
             for n in range(5):
                 txn.write(stream, f"{kind} {n}".encode(), key=b"k%d" % n)
+
+
+def end(number: int, given: dict[str, Any]) -> int:
+    """Commit and abort all that was left open or prepared, and say what was answered."""
+    spec = End(**given)
+    say(number, "imported", file=anabranch.__file__)
+    with anabranch.connect(spec.bootstrap, prefix=spec.prefix, timeout=60.0) as client:
+        with client.begin(spec.scope) as txn:
+            txn.write(f"{spec.scope}/{TABLE}", b"7", key=b"broken")  # breaks the lock on that row
+            txn.commit()
+        for kind, call in _endings(client, spec.left):
+            try:
+                found = call()
+                answer = "aborted" if found is None else f"{found.counts.committed}"
+            except AnabranchError as error:
+                answer = type(error).__name__
+            say(number, "ended_one", kind=kind, answer=answer)
+    return 0
+
+
+def _endings(
+    client: anabranch.Client, left: dict[str, dict[str, Any]]
+) -> Iterator[tuple[str, Callable[[], anabranch.Result | None]]]:
+    for kind, said in left.items():
+        txn_id, token = bytes.fromhex(said["txn_id"]), bytes.fromhex(said["token"])
+        receipts = [bytes.fromhex(receipt) for receipt in said["receipts"]]
+        if kind in ("open, then aborted", "prepared, then aborted"):
+            # Only the secret proves the right to abort a prepared one.
+            whom, proof = (token, None) if kind.startswith("open") else (txn_id, SECRET)
+            yield kind, partial(client.abort, whom, secret=proof)
+        elif kind in ("prepared", "prepared in memory", "held"):
+            yield kind, partial(client.commit, txn_id, secret=SECRET)
+        elif kind == "reserved":
+            reserved = anabranch.Reservation.from_bytes(bytes.fromhex(said["reservation"]))
+            yield kind, partial(client.commit, reserved, receipts)
+        elif kind in ("open", "kept", "broken"):
+            yield kind, partial(client.commit, token, receipts)

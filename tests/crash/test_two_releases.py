@@ -25,8 +25,10 @@ from anabranch.protocol.schemas.codec import LEVEL
 from tests import older_build
 from tests.cluster import ControllerProcess
 from tests.conftest import Broker
+from tests.crash.leaving import STREAMS, TABLE, End, Leave
 from tests.crash.meeting import Meet
 from tests.crash.oracle import check_answers, check_stream, read_status, read_stream
+from tests.crash.test_older_build import COMMITTED, Left
 from tests.faults.test_tables import begin as begin_tables
 from tests.faults.test_tables import look
 from tests.processing.test_trial import QUICK
@@ -215,6 +217,69 @@ def test_a_processor_has_workers_of_both(
     for process in (trial.controllers[0], trial.workers[0]):
         process.environment = {**process.environment, **older_build.environment()}
     measured(trial.run().told())
+
+
+@pytest.mark.parametrize("first", ["former", "new"])
+def test_what_one_release_prepared_the_other_one_ends(
+    broker: Broker, older: Zygote, zygote: Zygote, log: Log, tmp_path: Path, first: str
+) -> None:
+    """Its client is killed, then its leader; the other release leads, and its client commits and aborts."""
+    prefix = f"pr{first}{SEED}"
+    scope = f"{prefix}-scope"
+    clients = {"former": older, "new": zygote}
+    (other,) = clients.keys() - {first}
+    pair = Pair(broker.bootstrap, tmp_path, prefix, random.Random(f"{SEED}/{first}"))
+    try:
+        pair.lead_first(first)
+        pair.start()
+        spec = Leave(broker.bootstrap, prefix, "leave", scope=scope, folder=str(tmp_path / "rows"))
+        leaving = clients[first].fork(spec)
+        leaving.wait_said("left_all", LEAD_S)
+        said = {each["kind"]: each for each in leaving.said("left")}
+        leaving.kill()
+        assert pair.take_over(signal.SIGKILL) == first
+        ending = clients[other].fork(End(broker.bootstrap, prefix, "end", scope=scope, left=said))
+        ending.wait_ended(2 * CALL_S)
+        assert ending.status == 0, ending.events[-3:]
+        for name, child in ((first, leaving), (other, ending)):
+            file = Path(child.said("imported")[0]["file"])
+            assert file.is_relative_to(older_build.tree()) is (name == "former")
+        answers = {each["kind"]: each["answer"] for each in ending.said("ended_one")}
+        assert answers == {
+            **dict.fromkeys(("open", "reserved", "prepared", "prepared in memory"), "10"),
+            **dict.fromkeys(("open, then aborted", "prepared, then aborted"), "aborted"),
+            "kept": "1",
+            "held": "1",
+            "broken": "LocksBroken",
+        }
+        with anabranch.connect(
+            broker.bootstrap, prefix=prefix, lane=ADMIN_LANE, timeout=CALL_S
+        ) as client:
+            left = Left(client, scope, said)
+            check_ended(left, {kind for kind, answer in answers.items() if answer.isdigit()})
+            found = left.states(), left.values()
+            assert pair.take_over(signal.SIGKILL) == other
+            assert (left.states(), left.values()) == found
+            assert client.feature_level().level == 1
+        for name in (*STREAMS, TABLE):
+            check_stream(read_stream(log, f"{scope}/{name}"))
+        check_answers(log, prefix)
+    finally:
+        pair.close()
+
+
+def check_ended(left: Left, committed: set[str]) -> None:
+    """Each has the end that was answered, and the streams have the events of all that were committed."""
+    wait_until(lambda: left.states()["silent"][0] == "ABORTED", CALL_S)
+    states = {kind: state for kind, (state, _) in left.states().items()}
+    committed |= set(COMMITTED)
+    assert {kind for kind, state in states.items() if state == "COMMITTED"} == committed
+    assert {states[kind] for kind in states.keys() - committed} == {"ABORTED"}
+    for kind in COMMITTED:
+        assert left.states()[kind] == ("COMMITTED", left.said[kind]["timestamp"])
+    written = committed - {"kept", "held"}
+    wanted = Counter(f"{kind} {n}".encode() for kind in written for n in range(5))
+    assert left.values() == [wanted, wanted]
 
 
 def write(client: anabranch.Client, table: str, key: bytes) -> None:

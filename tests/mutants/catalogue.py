@@ -488,6 +488,16 @@ CATALOGUE: tuple[Mutant, ...] = (
            play=plays.one_aborts_and_commits_later),
     Mutant("columns are read beyond a range's end", batches.beyond_the_range, simulated=False,
            suite="tests/batches/test_columns_read.py"),
+    Mutant("input that a commit has no room for is dropped", tasks.left_input_is_dropped, simulated=False,
+           by_clients=True, suite="tests/testing/test_programs.py"),
+    Mutant("a driver forgets input that a commit has no room for", tasks.a_driver_forgets_left_input,
+           simulated=False, by_clients=True, suite="tests/testing/test_driver.py"),
+    Mutant("a level is used before it is raised", decisions.levels_are_not_checked, simulated=False,
+           suite="tests/controller/test_levels.py"),
+    Mutant("any feature level is set", decisions.any_level_is_set, simulated=False,
+           suite="tests/core/test_features.py"),
+    Mutant("rows above the feature level are read", decisions.rows_of_any_level, simulated=False,
+           suite="tests/core/test_features.py"),
 )  # fmt: skip
 
 

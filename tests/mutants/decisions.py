@@ -21,16 +21,20 @@ from anabranch.core.decisions.turn import AT_END, Turn, close_round
 from anabranch.core.journal_index import JournalIndex, Weighed
 from anabranch.core.journal_runs import StoredRun
 from anabranch.core.round import ReplyTo
-from anabranch.core.state import OpenTxn
+from anabranch.core.state import OpenTxn, State
 from anabranch.protocol import hybrid_time, limits
 from anabranch.protocol.ids import NO_TXN
 from anabranch.protocol.legal_names import OPEN_LANE
+from anabranch.protocol.schemas.codec import LEVEL
 from anabranch.protocol.schemas.records import (
     Commit,
+    FeatureLevel,
+    FeatureRow,
     LanePositionRow,
     Receipt,
     Register,
     SeriesRow,
+    SetFeatureLevel,
     SetLane,
     Touch,
     TxnRow,
@@ -247,3 +251,24 @@ def positions_unlogged(turn: Turn, commands: int, control: int, lanes: Any, **mo
 def open_alone_is_read() -> Planted:
     """Silence is judged once the commands of `open` are read, also of other lanes' transactions."""
     return patch.object(transactions, "_heartbeats_of", lambda *_: {OPEN_LANE})
+
+
+def levels_are_not_checked() -> Planted:
+    """Commands and rows of a feature level are accepted and logged before the level is raised."""
+    return patch.object(State, "check_level", lambda *_: None)
+
+
+def any_level_is_set() -> Planted:
+    """The feature level becomes whatever number is asked for."""
+
+    def set_any(turn: Turn, command: SetFeatureLevel, to: ReplyTo | None) -> None:
+        level = turn.state.feature_level if command.level is None else command.level
+        turn.put(k.FEATURE_KEY, FeatureRow(level, turn.now_ms))
+        turn.reply(to, FeatureLevel(level, LEVEL))
+
+    return patch.dict(decide._DECISIONS, {SetFeatureLevel: set_any})
+
+
+def rows_of_any_level() -> Planted:
+    """A leader accepts a status log with rows of a higher feature level than the log has."""
+    return patch.object(State, "_check_row_level", lambda *_: None)

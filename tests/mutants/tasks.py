@@ -1,4 +1,4 @@
-"""Planted bugs in task ownership, in positions that move with commits, and in reading by tasks; see `catalogue`."""
+"""Planted bugs in task ownership, in positions that move with commits, in reading by tasks, and in batches."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from unittest.mock import patch
 
 from anabranch.core.decisions import commit, one_shot, ownership, positions
 from anabranch.core.decisions.turn import Turn
+from anabranch.processing.batch import WorkBatch
+from anabranch.processing.handlers import Handlers
 from anabranch.protocol.ids import hash_of
 from anabranch.protocol.schemas.records import (
     CommitRecord,
@@ -22,7 +24,8 @@ from anabranch.protocol.schemas.records import (
 from anabranch.reading import task_reader as reader
 from anabranch.reading.slices import Place
 from anabranch.reading.task_reader import Assignment, TaskReader
-from tests.mutants.planting import Planted, wrapping
+from anabranch.testing.driver import Driver
+from tests.mutants.planting import Planted, instead_of, wrapping
 
 
 def _judged(change: Callable[[Any, bytes, bytes], Any]) -> Planted:
@@ -209,3 +212,16 @@ def null_keys_by_count() -> Planted:
         return real(self, keys, counted, within)
 
     return patch.object(Assignment, "tasks_of", dealt)
+
+
+@instead_of(Handlers, "close_batch")
+def left_input_is_dropped(_: Handlers, batch: WorkBatch) -> bool:
+    """The next batch does not begin with the input that a commit had no room for."""
+    return batch.close()
+
+
+@wrapping(Driver, "_commit")
+def a_driver_forgets_left_input(commit: Any, self: Driver, batch: WorkBatch) -> None:
+    """A driver keeps no input that a commit had no room for, so that a failure of the next commit drops it."""
+    commit(self, batch)
+    self._uncommitted = []

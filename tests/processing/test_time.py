@@ -31,6 +31,7 @@ from anabranch.processing.table import Table
 from anabranch.processing.timers import Windows
 from anabranch.protocol.partitioner import SPACE, position_of
 from anabranch.reading.slices import Piece
+from anabranch.reading.store_lookup import FIRST_STORE
 from anabranch.values import RAW
 
 TASKS = 4
@@ -119,7 +120,7 @@ class Program:
         self.table.write(((task, rows.items()) for task, rows in batch.rows.items()), {})
         for stream, events in batch.outputs.items():
             self.written += [(stream, one[0]) for one in events if isinstance(one, tuple)]
-        if left or batch.timers_left:
+        if left or batch.is_full(self.handlers.batch_bytes):
             self.run(left)
 
 
@@ -340,7 +341,7 @@ def test_due_timers_are_read_once_among_timers_of_another_program(tmp_path: Path
         table.looked = 0
         batch = WorkBatch(table, 1)
         time.move(begin_context(batch), "t", now, {0: now}, whole=True)
-        while batch.timers_left:
+        while batch.is_full(2000):
             table.write([(0, batch.rows[0].items())], {})
             batch = WorkBatch(table, 1)
             time.fire_wall(begin_context(batch), 0, 0)
@@ -349,6 +350,36 @@ def test_due_timers_are_read_once_among_timers_of_another_program(tmp_path: Path
     assert fired == [*range(500, 800), 2000, 4000]
     assert looked[0] < 700
     assert max(looked[1:]) < 10
+
+
+def test_timers_that_fill_commits_do_not_wait_for_input(tmp_path: Path) -> None:
+    app, reads = Processor("t/p", tasks=1, cut_bytes=500), list[int]()
+    out = app.output("t/out")
+    app.on(app.input("t/in"))(print)
+
+    @app.timer("end", wall=True)
+    def end(key: bytes, due: int) -> None:
+        out.write(b"x" * 100, key=key)
+
+    table, handlers = Table(tmp_path), Handlers(app, ("end",))
+    prefix = prefix_of(FIRST_STORE)
+    rows = [(timers._WALL + timers._time(due) + prefix + b"k", b"") for due in range(12)]
+    table.write([(0, rows)], {})
+    handlers.resume(table, [0])
+
+    def read() -> list[Piece]:
+        reads.append(len(fired))
+        return []
+
+    fired = list[Any]()
+    while not reads:
+        batch = WorkBatch(table, 1)
+        handlers.step(batch, [0], lambda: 1.0, read)
+        handlers.close_batch(batch)
+        table.write(((task, rows.items()) for task, rows in batch.rows.items()), {})
+        fired += batch.outputs.get("t/out", ())
+    assert reads == [12]
+    assert len(fired) == 12
 
 
 def test_a_folder_can_be_opened_again_after_a_timer_s_handler_raised(tmp_path: Path) -> None:

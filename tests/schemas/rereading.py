@@ -11,12 +11,12 @@ import sys
 import anabranch
 from anabranch.batches.one_shots import decode_lazily
 from anabranch.errors import AnabranchError
-from anabranch.protocol.schemas.codec import LEVEL, decode, encode
+from anabranch.protocol.schemas.codec import LEVEL, TYPES, decode, encode
 
 
 def main() -> None:
     """``same``: whether it is written again as it was. ``error``: the class and the text, of both readers."""
-    print(json.dumps({"file": anabranch.__file__, "level": LEVEL}))
+    print(json.dumps({"file": anabranch.__file__, "level": LEVEL, "types": sorted(TYPES)}))
     for line in sys.stdin:
         data = bytes.fromhex(line)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.schemas.test_codec import patient, record_strategy
 
 TEXT = "Flights from JFK"
 CREATE = r.CreateStream("nyc/a", 2, {"retention.ms": "-1"})
+ALTER = r.AlterStream("nyc/a", {}, ("retention.ms",))
 ROW = r.StreamRow(
     "nyc/a", "ACTIVE", 1, {}, 0, 0, (), 1, 1, 1, None, b"", 0, "", b"", (), "open"
 )  # fmt: skip
@@ -36,12 +38,18 @@ def reply(*infos: r.StreamInfo) -> r.Reply:
 # Each with a field of level 2, and without.
 PAIRS: list[tuple[Any, Any]] = [
     (replace(CREATE, description=TEXT), CREATE),
+    (replace(ALTER, description=TEXT), ALTER),
     (replace(ROW, description=TEXT), ROW),
+    (
+        replace(ROW, change=r.StreamChange({}, 0, None, TEXT)),
+        replace(ROW, change=r.StreamChange({}, 0)),
+    ),
     (reply(INFO, replace(INFO, description=TEXT), INFO), reply(INFO, INFO, INFO)),
 ]
+NAMES = ["create", "alter", "row", "nested in a row", "nested in a reply"]
 
 
-@pytest.mark.parametrize(("higher", "lower"), PAIRS, ids=["command", "row", "nested in a reply"])
+@pytest.mark.parametrize(("higher", "lower"), PAIRS, ids=NAMES)
 def test_a_record_has_the_lowest_level_that_it_needs(higher: Any, lower: Any) -> None:
     assert (level_of(higher), level_of(lower)) == (2, 1)
     for record in (higher, lower):
@@ -53,6 +61,41 @@ def test_a_record_has_the_lowest_level_that_it_needs(higher: Any, lower: Any) ->
     assert TEXT.encode() not in short
 
 
+@pytest.fixture
+def list_commands_of_level_2(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if a release had added that command."""
+    load = codec._Packaged.load
+
+    def loaded(self: codec._Packaged, name: str) -> Any:
+        level = {"level": 2} if name == "anabranch.ListCommands" else {}
+        return load(self, name) | level
+
+    caches = codec.schema_of, codec._levels
+    with monkeypatch.context() as patched:
+        patched.setattr(codec._Packaged, "load", loaded)
+        for cache in caches:
+            cache.cache_clear()
+        yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.mark.usefixtures("list_commands_of_level_2")
+def test_a_record_type_of_level_2_has_no_frame_of_level_1() -> None:
+    data = encode(r.ListCommands())
+    assert (level_of(r.ListCommands()), data[0], decode(data)) == (2, 2, r.ListCommands())
+    with pytest.raises(MalformedRecord, match="a ListCommands has feature level 2 at least"):
+        decode(b"\x01" + data[1:])
+    assert encode(CREATE)[0] == 1
+
+
+def test_an_empty_description_that_is_given_needs_level_2() -> None:
+    """It takes the description away; none given leaves it."""
+    data = encode(replace(ALTER, description=""))
+    assert (data[0], decode(data).description) == (2, "")
+    assert decode(encode(ALTER)).description is None
+
+
 def test_a_field_of_level_2_is_one_more_at_the_end() -> None:
     data = encode(replace(CREATE, description=TEXT))
     assert data == b"\x02" + encode(CREATE)[1:] + bytes((2 * len(TEXT),)) + TEXT.encode()
@@ -61,7 +104,8 @@ def test_a_field_of_level_2_is_one_more_at_the_end() -> None:
 @patient(60)
 @given(record_strategy("StreamRow"))
 def test_the_form_of_level_1_is_that_of_its_schema_alone(row: r.StreamRow) -> None:
-    data = encode(replace(row, description=""))
+    change = row.change and replace(row.change, description="")
+    data = encode(replace(row, description="", change=change))
     assert data[0] == 1
     schema = schema_of(r.StreamRow, 1)
     assert "description" not in [field["name"] for field in schema["fields"]]
@@ -70,7 +114,7 @@ def test_the_form_of_level_1_is_that_of_its_schema_alone(row: r.StreamRow) -> No
     assert body.tell() == len(data) - 2
 
 
-@pytest.mark.parametrize(("higher", "lower"), PAIRS, ids=["command", "row", "nested in a reply"])
+@pytest.mark.parametrize(("higher", "lower"), PAIRS, ids=NAMES)
 def test_a_reader_of_level_1_refuses_level_2_by_name(
     higher: Any, lower: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,7 +86,17 @@ class Program:
     def stop(self) -> int:
         """SIGTERM, and wait for the end. Returns the exit code, and 0 for uvicorn's, which ends by the signal."""
         send_signal(self.process.pid, signal.SIGTERM)
-        code = self.process.wait(STOP_S)
+        try:
+            code = self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            # Python's fault handler writes the stacks of all threads to the log.
+            for member in (
+                *psutil.Process(self.process.pid).children(recursive=True),
+                self.process,
+            ):
+                send_signal(member.pid, signal.SIGABRT)
+            self.process.wait(STOP_S)
+            raise AssertionError(f"it did not end: {self.log.read_text()}") from None
         return 0 if code == -signal.SIGTERM else code
 
     def answers(self, path: str) -> bool:
@@ -110,6 +120,7 @@ def started(line: str, cluster: Cluster, ready: str = "", **more: str) -> Iterat
     module, *arguments = shlex.split(re.sub(r"\b800\d\b", port, line))
     environment = child_environment({"ANABRANCH_BOOTSTRAP": cluster.bootstrap, **more})
     environment["PYTHONPATH"] = f"{Path.cwd()}:{environment['PYTHONPATH']}"
+    environment["PYTHONFAULTHANDLER"] = "1"
     log = Path(f"{uuid.uuid4().hex}.log").absolute()
     with log.open("wb") as out:
         process = start_module(module, arguments, output=out, environment=environment)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.errors import IllegalState
+from anabranch.errors import IllegalState, UnsupportedVersion
 from anabranch.tables import store as store_module
 from anabranch.tables.indexes import Indexed
 from anabranch.tables.store import Rows, Seen, Store
@@ -32,6 +32,17 @@ def versions_of(commits: list[Commit]) -> Versions:
         for key, value in dict(rows).items():
             found.setdefault(key, []).append((timestamp, value))
     return found
+
+
+@pytest.mark.parametrize("identity", [b"2/c", b"\xff"])
+def test_a_folder_of_another_form_is_refused(tmp_path: Path, identity: bytes) -> None:
+    store = Store(tmp_path / "0", "c", {})
+    store.end_loading()
+    store._db.put(store_module.IDENTITY, identity)
+    store.close()
+    for _ in ("first", "again"):
+        with pytest.raises(UnsupportedVersion, match="this release knows form 1: upgrade it, or"):
+            Store(tmp_path / "0", "c", {})
 
 
 def test_numbers_of_tables_begin_again_from_one(tmp_path: Path) -> None:
@@ -237,7 +248,7 @@ def test_one_folder_one_owner(tmp_path: Path) -> None:
         with pytest.raises(IllegalState, match=r"or empty at first$"):
             Store(others / "here", "c")
     held.close()
-    with pytest.raises(IllegalState, match="version and cluster 1/c, not of 1/d"):
+    with pytest.raises(IllegalState, match="a replica of cluster c, not of d"):
         Store(folder, "d")
     Store(folder, "c").close()
 

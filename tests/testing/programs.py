@@ -485,7 +485,10 @@ def idle_tasks(name: Names) -> Processor:
     return app
 
 
-@program(*each(*(ev(f"k{n}", n, n) for n in range(60)), ev("k1", 0, 5000)))
+@program(
+    *each(*(ev(f"k{n}", n, n) for n in range(60)), *(ev("k1", -n, 5000 + n) for n in range(9))),
+    out=[0, 0, *["x" * 50] * 59, *range(-1, -9, -1)],
+)
 def timers_of_several_commits(name: Names) -> Processor:
     app = Processor(name("p"), tasks=1, cut_bytes=600)
     out = app.output(name("out"), value=json)
@@ -496,8 +499,10 @@ def timers_of_several_commits(name: Names) -> Processor:
 
     @app.on(app.input(name("in"), value=json))
     def wait(event: Any) -> None:
-        if event.value:
+        if event.value > 0:
             end.set(event.key, event.timestamp + 1000)
+        else:
+            out.write(event.value, key=event.key)
 
     return app
 
@@ -679,6 +684,18 @@ def parts_of_a_big_transaction(name: Names) -> Processor:
 @program(BIG)
 def a_big_transaction_kept_whole(name: Names) -> Processor:
     return lengths(name, whole=True)
+
+
+@program(*each(*(ev("a", n) for n in range(30))), out=[f"{n:0200}" for n in range(30)])
+def input_that_a_commit_has_no_room_for(name: Names) -> Processor:
+    app = Processor(name("p"), tasks=1, cut_bytes=600)
+    out = app.output(name("out"), value=str)
+
+    @app.on(app.input(name("in"), value=json))
+    def grow(event: Any) -> None:
+        out.write(f"{event.value:0200}", key=event.key)
+
+    return app
 
 
 @program(BIG, [ev(key, "end", 9000) for key in KEYS])

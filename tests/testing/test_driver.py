@@ -136,6 +136,37 @@ def test_records_of_plain_topics_come_by_partition() -> None:
         driver.send("orders", "d", partition=2)
 
 
+def test_input_that_a_commit_has_no_room_for_is_in_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Even if that commit fails. Partitions of a plain topic are no transaction, so each may be a commit."""
+    app = Processor("nyc/p", tasks=2, cut_bytes=200, retries=0)
+    out, orders = app.output("nyc/out", value=str), app.topic("orders", value=str)
+
+    @app.on(orders)
+    def grow(event: Any) -> None:
+        if Outage.on and event.value == "bad":
+            raise OSError("an outage")
+        out.write(event.value * 300)
+
+    driver = Driver(app)
+
+    def done() -> list[str]:
+        return [each.value[0] for each in driver.outputs("nyc/out")]
+
+    driver.transaction([("orders", "a")])
+    driver.transaction([("orders", "b"), ("orders", "c", None, None, (), 1)])
+    assert done() == ["a", "b", "c"]
+    b, c = driver.outputs("nyc/out")[1:]
+    assert b.commit_timestamp < c.commit_timestamp
+    with pytest.raises(HandlerFailed):
+        driver.transaction([("orders", "d"), ("orders", "bad", None, None, (), 1)])
+    assert done() == ["a", "b", "c", "d"]
+    monkeypatch.setattr(Outage, "on", False)
+    driver.advance(0)
+    assert done() == ["a", "b", "c", "d", "b"]
+
+
 def test_work_without_an_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anabranch.testing.driver._ENDLESS", 20)
     app = Processor("nyc/p")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import anabranch
+from anabranch.reading.slices import Piece
+from anabranch.reading.task_reader import TaskReader
 from tests.processing.test_worker import Place
 from tests.testing.programs import TABLE, Row
 from tests.testing.worker import Trial
@@ -28,8 +31,18 @@ def check(row: Row, trial: Trial) -> None:
     assert {name: values[name] for name in row.wants} == row.wants
 
 
+@pytest.mark.parametrize("commits", [1, 9], ids=["one by one", "several at once"])
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-def test_a_worker_in_memory_does_the_same(row: Row, tmp_path: Path) -> None:
+def test_a_worker_in_memory_does_the_same(
+    row: Row, commits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``commits``: how many input transactions each read gives, at most. In memory that is one by itself."""
+    cut = TaskReader.cut
+
+    def several(*args: Any) -> list[Piece]:
+        return [piece for _ in range(commits) for piece in cut(*args)]
+
+    monkeypatch.setattr(TaskReader, "cut", several)
     place = Place(tmp_path)
     check(row, Trial(row, "nyc", place.client, tmp_path / "w", threads=False))
 

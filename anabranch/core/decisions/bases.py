@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from anabranch.core import rows as k
 from anabranch.core.decisions.scopes import active_stream, consuming, oldest_snapshot
-from anabranch.core.decisions.streams import begin_change, idle_row, stream_changed
+from anabranch.core.decisions.streams import begin_change, change_of, idle_row, stream_changed
 from anabranch.core.decisions.times import admit_change
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.round import ReplyTo
@@ -41,7 +41,7 @@ def publish_base(turn: Turn, command: r.PublishBase, to: ReplyTo | None) -> None
     admit_change(turn, k.stream_key(row.stream), to)
     if not repeated:
         turn.audit_later(command, row.stream, f"{command.table} as of {to_text(command.timestamp)}")
-    begin_change(turn, row, r.StreamChange(row.settings, command.timestamp, command.txn_id), to)
+    begin_change(turn, row, change_of(row, command.timestamp, command.txn_id), to)
 
 
 def _check(turn: Turn, command: r.PublishBase, row: r.StreamRow, known: r.BaseRow | None) -> None:

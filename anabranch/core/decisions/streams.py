@@ -458,7 +458,7 @@ def _rows_of(state: State, stream: str) -> Iterator[bytes]:
 
 
 def alter_stream(turn: Turn, command: r.AlterStream, to: ReplyTo | None) -> None:
-    """Log a stream's new settings; the shell then alters the topics. Repeating the command is harmless."""
+    """Log a stream's new settings and description; the shell then alters the topics. Repeating it is harmless."""
     row = idle_row(turn, command.stream, to)
     if row is None:
         return
@@ -473,13 +473,18 @@ def alter_stream(turn: Turn, command: r.AlterStream, to: ReplyTo | None) -> None
     settings = {n: v for n, v in row.settings.items() if n not in command.unset}
     settings |= command.settings
     check_settings(settings)
-    wanted = ", ".join(f"{name}={settings.get(name, '')}" for name in sorted(named))
+    wanted = [f"{name}={settings.get(name, '')}" for name in sorted(named)]
+    description = row.description
+    if command.description is not None:
+        description = command.description
+        limits.DESCRIPTION.check(len(description), f"the description of {command.stream}")
+        wanted.append(f"description={description}")
     admit_change(turn, k.stream_key(row.stream), to)
-    what = f"{command.stream}: {wanted}"
-    changed = replace(row, settings=settings)
+    what = f"{command.stream}: {', '.join(wanted)}"
+    changed = replace(row, settings=settings, description=description)
     if named & TOPIC.keys():  # also for unchanged values: the topic may have been altered by hand
         turn.audit_later(command, row.stream, what)
-        begin_change(turn, changed, r.StreamChange(row.settings, 0), to)
+        begin_change(turn, changed, change_of(row), to)
     else:
         turn.audit(command, what)
         turn.put(k.stream_key(row.stream), changed)
@@ -506,7 +511,7 @@ def truncate_stream(turn: Turn, command: r.TruncateStream, to: ReplyTo | None) -
     until = make_safe(turn, command.until)
     admit_change(turn, k.stream_key(row.stream), to)
     turn.audit_later(command, row.stream, f"{command.stream} up to {until}, {to_text(until)}")
-    begin_change(turn, row, r.StreamChange(row.settings, until), to)
+    begin_change(turn, row, change_of(row, until), to)
 
 
 def idle_row(turn: Turn, stream: str, to: ReplyTo | None) -> r.StreamRow | None:
@@ -523,18 +528,25 @@ def idle_row(turn: Turn, stream: str, to: ReplyTo | None) -> r.StreamRow | None:
     raise errors.NotReady(f"{stream} is being altered or truncated: ask again")
 
 
+def change_of(row: r.StreamRow, until: int = 0, base: bytes | None = None) -> r.StreamChange:
+    """A change of the topics of a stream. ``row``: before it, as it is restored if brokers refuse the change."""
+    return r.StreamChange(row.settings, until, base, row.description)
+
+
 def begin_change(turn: Turn, row: r.StreamRow, change: r.StreamChange, to: ReplyTo | None) -> None:
     """Log a change of the stream's topics that the shell makes, and the asker that waits for it."""
     turn.put(k.stream_key(row.stream), replace(row, change=change, **asked(to)))
 
 
 def stream_changed(turn: Turn, stream: str, error: errors.AnabranchError | None = None) -> None:
-    """Log that the topics are changed, or, with an ``error``, restore the former settings; answer the asker."""
+    """Log that the topics are changed, or, with an ``error``, restore what was before; answer the asker."""
     row = turn.state.streams[stream]
     if row.change is None:
         return
-    settings = row.settings if error is None else row.change.settings
-    done = replace(row, settings=settings, change=None, **asked(None))
+    kept = row if error is None else row.change
+    done = replace(
+        row, settings=kept.settings, description=kept.description, change=None, **asked(None)
+    )
     turn.put(k.stream_key(stream), done)
     turn.audited(stream, done=error is None)
     answer = r.StreamList((stream_info(turn, done),)) if error is None else refuse(error)

@@ -6,7 +6,8 @@ sender gains nothing by claiming huge lengths in a body: fastavro never allocate
 A record's *feature level* is the lowest that has all fields in which the record differs from their defaults. So a
 program of an older release, which knows lower levels only, reads the record unless such a field is used, and then
 refuses it by name. A field of a level above 1 has ``"level"`` in its schema, and a default; no field of a lower
-level comes after it (docs/inside/decisions/0046-feature-levels.md).
+level comes after it. A record type of a level above 1 has ``"level"`` in its schema, and no frame below it
+(docs/inside/decisions/0046-feature-levels.md).
 """
 
 from __future__ import annotations
@@ -154,8 +155,14 @@ def schema_of(cls: Any, level: int = LEVEL) -> Any:
     return load_schema(f"anabranch.{cls.__name__}", repo=_Packaged(level))
 
 
+def least_level(cls: Any) -> int:
+    """The feature level of a record type: no frame of it has a lower one."""
+    least: int = schema_of(cls).get("level", 1)
+    return least
+
+
 def level_of(record: Any) -> int:
-    """The feature level of a record: the lowest that has all fields in which it differs from their defaults."""
+    """The feature level of a record: the lowest with its type, and all its fields that differ from defaults."""
     cls: Any = type(record)
     find = _levels(cls)
     return 1 if find is None else find(record)
@@ -170,11 +177,12 @@ def _levels(cls: Any) -> Callable[[Any], int] | None:
     ]
     inner = [_levels_within(field["type"]) for field in schema_of(cls)["fields"]]
     kept = [(*step, find) for step, find in zip(steps, inner, strict=True) if step[1] > 1 or find]
-    if not kept:
+    least = least_level(cls)
+    if not kept and least == 1:
         return None
 
     def find(record: Any) -> int:
-        level = 1
+        level = least
         for name, own, default, within in kept:
             value = getattr(record, name)
             if value != default:
@@ -256,6 +264,9 @@ def unsupported_level(level: int, what: str) -> UnsupportedVersion:
 def _decode(cls: Any, data: bytes) -> Any:
     body, level = io.BytesIO(data), data[0]
     body.seek(2)
+    if level < least_level(cls):
+        # Else a client could have a leader log what an older one can't read.
+        raise MalformedRecord(f"a {cls.__name__} has feature level {least_level(cls)} at least")
     try:
         if data[1] < _BY_CONTROLLERS:
             _walk(cls, level, _ANY if cls is r.Reply else fast.LIST)(data, 2)

@@ -31,7 +31,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
     (
         None,
         """
-        Abort.secret AuditList.more Begin.fencing_hash Commit.consumed Commit.number Commit.prepare Commit.secret
+        Abort.secret AlterStream.description
+        AuditList.more Begin.fencing_hash Commit.consumed Commit.number Commit.prepare Commit.secret
         DescribeProcessors.after DescribeProcessors.processor DescribeStreams.after FindScope.near GetState.after
         GetState.token
         ListAudit.before ListTransactions.before ListTransactions.secret
@@ -73,7 +74,10 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
     (b"", "Outcome.prepared_by"),
     (
         "",
-        "CreateStream.description OpenInfo.ends SeriesInfo.owner StreamInfo.description StreamRow.description",
+        """
+        CreateStream.description OpenInfo.ends SeriesInfo.owner StreamChange.description StreamInfo.description
+        StreamRow.description
+        """,
     ),
 )
 DEFAULTS = {name: value for value, names in _DEFAULTS for name in _names(names)}

@@ -38,11 +38,12 @@ class AdoptScope:
 
 @dataclass(frozen=True, slots=True)
 class AlterStream:
-    """Command: change settings of a stream. Repeating it is harmless."""
+    """Command: change settings, or the description, of a stream. Repeating it is harmless."""
 
     stream: str
     settings: Mapping[str, str]
     unset: tuple[str, ...]
+    description: str | None = None
 
 @dataclass(frozen=True, slots=True)
 class Asker:
@@ -1094,6 +1095,7 @@ class StreamChange:
     settings: Mapping[str, str]
     until: int
     base: bytes | None = None
+    description: str = ""
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
