@@ -30,6 +30,7 @@ from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import id_named
 
 SHORT_S = 6.0  # the timeout of a client whose commit is not answered
+_DOUBT_S = 3.0  # of one whose write is not answered
 _FALSE_TIME = 1 << 62  # the hybrid time of made-up replies, far ahead of all clocks
 _TRUE_AFTER_S = 0.3  # true answers follow made-up ones
 _KEEPALIVE_MS = 1500
@@ -609,7 +610,7 @@ def takeover(play: Play) -> None:
 @scenario("R8.6", alone=True, own=True)
 def write_in_doubt(play: Play) -> None:
     """The broker does not answer a write until the client gives up."""
-    client = play.client(timeout=SHORT_S)
+    client = play.client(timeout=_DOUBT_S)
     txn = client.begin(play.scope)
     txn.write(before := play.events(play.one))
     doubted = play.events(play.one)
@@ -618,11 +619,11 @@ def write_in_doubt(play: Play) -> None:
     began = time.monotonic()
     try:
         future = client.start("write", txn=txn.name, events=lines_of(doubted))
-        time.sleep(SHORT_S + 2)
+        time.sleep(_DOUBT_S + 1.5)
     finally:
         own.resume_broker()
     try:
-        future.result(2 * SHORT_S)
+        future.result(4 * _DOUBT_S)
         written = True
     except ChildError:
         written = False
