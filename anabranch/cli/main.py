@@ -17,7 +17,6 @@ from typer.core import TyperGroup
 
 from anabranch.cli import (
     apply,
-    conformance,
     controller,
     data,
     doctor,
@@ -195,7 +194,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("doctor", doctor.command, _OPERATORS),
     ("apply", apply.command, _OPERATORS),
     ("audit-log", lane.audit_log, _OPERATORS),
-    ("conformance", conformance.command, _OPERATORS),
+    ("conformance", local.conformance, _SERVICES),
     ("dev", local.dev, _SERVICES),
     ("broker", local.broker, _SERVICES),
     ("controller", controller.command, _SERVICES),

@@ -1,4 +1,4 @@
-"""What a client sent and wrote, compared with the rules, after each scenario."""
+"""After a scenario, the checks compare all that a client sent and wrote with the rules."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _written(stream: str, record: Record) -> Written:
 
 
 def difference(expected: Iterable[Written], found: Iterable[Written]) -> str:
-    """What is missing and what is too much, as text; empty if both are the same. A time of None fits any."""
+    """The missing events and those that are too much, as text, or an empty text. A time of None fits any."""
     expected = list(expected)
     timed = {w._replace(timestamp=None) for w in expected if w.timestamp is not None}
     known = [

@@ -1,4 +1,4 @@
-"""What scenarios play with: clients under test, streams of their own, and what is expected to be committed."""
+"""The things that scenarios play with: clients under test, streams, and the events that are to be committed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import anabranch
 from anabranch.conformance.checks import (
@@ -33,22 +33,22 @@ _SLACK_S = 10.0  # for a client to say that its time is over
 _VISIBLE_S = 10.0  # a reply may precede its events, and a plain write waits for its commit
 
 
-class Controllers(Protocol):
-    """The controllers of a cluster that the kit started."""
+@dataclass(frozen=True)
+class Controllers:
+    """Calls that disturb a cluster which the kit started.
 
-    def kill_leader(self) -> None:
-        """Kill the leader of control partition 0; another controller takes over."""
+    ``kill_leader``: kill the leader of control partition 0; another controller takes over. ``pause_broker``: stop
+    the broker until ``resume_broker``.
+    """
 
-    def pause_broker(self) -> None:
-        """Stop the broker until `resume_broker`."""
-
-    def resume_broker(self) -> None:
-        """Let the broker continue."""
+    kill_leader: Callable[[], None]
+    pause_broker: Callable[[], None]
+    resume_broker: Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where the kit plays. ``controllers``: None for a cluster that the kit did not start."""
+    """The cluster, and the client's command. ``controllers``: None for a cluster that the kit did not start."""
 
     bootstrap: str
     prefix: str

@@ -1,6 +1,6 @@
 """The Python client as a child of the conformance kit: ``python -m anabranch.conformance.python_client``.
 
-It answers requests of docs/conformance.md by calls of `anabranch.Client`; ``Operations`` has one method for each.
+Requests of docs/conformance.md become calls of `anabranch.Client`; `Operations` has one method for each.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from anabranch.errors import AnabranchError, InvalidArgument
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import LogError
 
-AT_ONCE = 4
+AT_ONCE = 4  # scenarios: most of their time is waiting
 log = logging.getLogger("anabranch.conformance")
 
 
@@ -34,7 +34,6 @@ def run(
     target: Target,
     names: Iterable[str] = (),
     *,
-    at_once: int = AT_ONCE,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Play the scenarios, and report. ``progress``: gets a line for each.
@@ -52,7 +51,7 @@ def run(
             _add(whole, part)
             progress(_line(part))
 
-        with ThreadPoolExecutor(at_once) as threads:
+        with ThreadPoolExecutor(AT_ONCE) as threads:
             list(threads.map(play, [one for one in scenarios if not one.alone]))
         for scenario in scenarios:
             if scenario.alone:

@@ -79,7 +79,7 @@ class Sent:
 
 @dataclass(slots=True)
 class Treatment:
-    """What happens to a copy of a command, and to its answers.
+    """A script's decision about a copy of a command, and about its answers.
 
     ``forward``: pass it on to the controllers. ``answer``: pass their answer back, after ``delay`` seconds and as
     ``change`` makes it. ``false``: (key, value) of replies that are made up; they come at once, before any other.
