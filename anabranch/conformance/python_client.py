@@ -118,10 +118,10 @@ class Operations:
         return {}
 
     def load(
-        self, scope: str, stream: str, in_flight: int, seconds: float, value_bytes: int
+        self, scope: str, stream: str, in_flight: int, duration_s: float, value_bytes: int
     ) -> dict[str, Any]:
         """One-shots of one event in a loop, by as many threads as are to be in flight."""
-        until, value = time.monotonic() + seconds, b"x" * value_bytes
+        until, value = time.monotonic() + duration_s, b"x" * value_bytes
 
         def commit_all(thread: int) -> int:
             for count in itertools.count():

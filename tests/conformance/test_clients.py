@@ -83,7 +83,7 @@ def test_one_shots_in_flight(
             where = {"bootstrap": cluster.bootstrap, "prefix": cluster.prefix}
             child.ask("connect", 60, **where, timeout_ms=30_000)
             about = {"scope": scope, "stream": f"{scope}/shots", "value_bytes": 100}
-            load = {**about, "in_flight": IN_FLIGHT, "seconds": LOAD_S}
+            load = {**about, "in_flight": IN_FLIGHT, "duration_s": LOAD_S}
             child.ask("load", 120, **load)  # the first one compiles, and connects
             found = child.ask("load", 120, **load)
         finally:

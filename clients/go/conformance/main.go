@@ -31,7 +31,7 @@ type request struct {
 	Finished    bool        `json:"finished"`
 	Events      []jsonEvent `json:"events"`
 	InFlight    int         `json:"in_flight"`
-	Seconds     float64     `json:"seconds"`
+	DurationS   float64     `json:"duration_s"`
 	ValueBytes  int         `json:"value_bytes"`
 }
 
@@ -190,7 +190,7 @@ func (c *child) connect(r request) error {
 // load commits one-shots of one event, as many at the same time as asked for.
 func load(client *anabranch.Client, r request) (any, error) {
 	began, value := time.Now(), make([]byte, r.ValueBytes)
-	until := began.Add(time.Duration(r.Seconds * float64(time.Second)))
+	until := began.Add(time.Duration(r.DurationS * float64(time.Second)))
 	var committed atomic.Int64
 	failed := make(chan error, r.InFlight)
 	var all sync.WaitGroup

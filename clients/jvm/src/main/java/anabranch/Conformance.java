@@ -150,7 +150,7 @@ final class Conformance {
         int inFlight = r.get("in_flight").asInt();
         byte[] value = new byte[r.get("value_bytes").asInt()];
         long began = System.nanoTime();
-        long end = began + (long) (r.get("seconds").asDouble() * 1e9);
+        long end = began + (long) (r.get("duration_s").asDouble() * 1e9);
         var committed = new AtomicLong();
         ExecutorService threads = Executors.newFixedThreadPool(inFlight);
         for (int n = 0; n < inFlight; n++) {
