@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
 from anabranch.client import session
 from anabranch.client.session import Session
+from anabranch.conformance.child import to_bytes, to_text
 from anabranch.conformance.python_client import Operations, main
 from anabranch.errors import OutcomeUnknown, TransactionAborted
 from anabranch.librdkafka.command_bus import KafkaBus
 from anabranch.protocol.ids import control_partition_of, made_ms_of, make_txn_id
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode, decode_as, encode
+from anabranch.protocol.tokens import narrow
 
 IMPATIENT_S = 1.5
 
@@ -75,6 +78,60 @@ def sums_are_wrong() -> None:
         return changed
 
     patch(Session, "try_commit", make)
+
+
+@error("R9.4", "begin-write-commit")
+def receipts_have_no_time() -> None:
+    def make(ask: Any) -> Any:
+        def changed(self: Session, partition: int, command: Any, *more: Any) -> Any:
+            if isinstance(command, r.Register):
+                command = replace(command, receipt=replace(command.receipt, seen=0))
+            if isinstance(command, r.Commit):
+                own = tuple(replace(receipt, seen=0) for receipt in command.own)
+                command = replace(command, own=own)
+            return ask(self, partition, command, *more)
+
+        return changed
+
+    patch(Session, "try_ask", make)
+
+
+@error("R5.3", "begin-write-commit")
+def macs_are_wrong() -> None:
+    def make(token_of: Any) -> Any:
+        def changed(self: Session, *arguments: Any) -> bytes:
+            token = bytes(token_of(self, *arguments))
+            return token[:-1] + bytes((token[-1] ^ 1,))
+
+        return changed
+
+    patch(Session, "token_of", make)
+
+
+@error("R5.4", "join")
+def joined_tokens_are_changed() -> None:
+    def make(join: Any) -> Any:
+        def changed(self: Operations, token: str) -> Any:
+            until = 1000 * round(time.time() + 3600)
+            return join(self, to_text(narrow(to_bytes(token) or b"", not_after_ms=until)))
+
+        return changed
+
+    patch(Operations, "join", make)
+
+
+@error("R3.7", "not-ready")
+def one_id_for_all_attempts() -> None:
+    ids: dict[bytes, bytes] = {}
+
+    def make(new_copy: Any) -> Any:
+        def changed(self: Session, partition: int, command: Any, payload: bytes) -> Any:
+            copy = new_copy(self, partition, command, payload)
+            return copy._replace(correlation_id=ids.setdefault(payload, copy.correlation_id))
+
+        return changed
+
+    patch(Session, "_new_copy", make)
 
 
 @error("R7.1", "begin-write-commit")
