@@ -50,8 +50,13 @@ class Child:
         self._waiting: dict[int, Future[Any]] = {}
         self._last = 0
         self._over = ""
-        threading.Thread(target=self._read, name="conformance-child", daemon=True).start()
-        self.about = self.ask("hello", START_S)
+        self._reader = threading.Thread(target=self._read, name="conformance-child", daemon=True)
+        self._reader.start()
+        try:
+            self.about = self.ask("hello", START_S)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def running(self) -> bool:
@@ -96,6 +101,9 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._reader.join(END_S)
+        if self._process.stdout is not None and not self._reader.is_alive():
+            self._process.stdout.close()
 
     def _read(self) -> None:
         output = self._process.stdout

@@ -328,7 +328,7 @@ class Play:
             self.check("R8.2", orders[0] == orders[1], "events of a key are not in their order")
 
     def close(self, *, reuse: bool) -> None:
-        """Remove the topics of the wires. ``reuse``: later scenarios may have the processes."""
+        """Remove the topics of the wires, and the streams. ``reuse``: later scenarios may have the processes."""
         for client in self.others:
             client.close()
         for tested in self.tested:
@@ -338,6 +338,10 @@ class Play:
                 tested.child.close()
         for wire in [*(tested.wire for tested in self.tested), *self.extra]:
             wire.close()
+        if self.target.controllers is None:
+            with suppress(AnabranchError):  # a transaction may be open: the streams stay
+                for stream in self.streams:
+                    self.kit.delete_stream(stream)
 
 
 def _by_key(events: Iterable[Written]) -> dict[tuple[str, bytes], list[bytes | None]]:

@@ -46,16 +46,16 @@ def run(
         whole.client = str(first.about.get("client", ""))
         pool.give(first)
 
-        def play(scenario: Scenario) -> None:
+        def play(scenario: Scenario) -> Report:
             part = _play(scenario, target, pool, kafka, kit)
-            _add(whole, part)
             progress(_line(part))
+            return part
 
         with ThreadPoolExecutor(AT_ONCE) as threads:
-            list(threads.map(play, [one for one in scenarios if not one.alone]))
-        for scenario in scenarios:
-            if scenario.alone:
-                play(scenario)
+            parts = list(threads.map(play, [one for one in scenarios if not one.alone]))
+        parts += [play(scenario) for scenario in scenarios if scenario.alone]
+        for part in parts:
+            _add(whole, part)
     return whole
 
 
