@@ -1,17 +1,39 @@
-"""`anabranch dev`, `broker` and `web`: a broker, controllers and the web page on this machine."""
+"""Commands that run on this machine: a broker, controllers, the web page, and the kit that tests clients."""
 
 from __future__ import annotations
 
 import logging
+import shlex
+import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from anabranch import logs
-from anabranch.cli.options import Json, LogFormat, OperatorOptions, Verbose, option
+from anabranch.cli.errors import CheckFailed
+from anabranch.cli.options import (
+    Bootstrap,
+    Json,
+    Lane,
+    LogFormat,
+    OperatorOptions,
+    Prefix,
+    Verbose,
+    argument,
+    option,
+)
 from anabranch.cli.output import print_note, print_result
+from anabranch.errors import InvalidArgument
+from anabranch.protocol.legal_names import OPEN_LANE
+from anabranch.topics.names import DEFAULT_PREFIX
+
+if TYPE_CHECKING:
+    from anabranch.cli.cluster import LocalCluster
+
+_CONTROLLERS = 2  # so that one takes over when the kit kills the other
 
 _POLL_S = 0.2
 _WEB_ANSWER_S = 5.0  # each question of a page
@@ -188,3 +210,58 @@ def web(
             print_result(document, *lines, as_json=options.json)
 
         serve(site, listening, ready)
+
+
+def conformance(
+    client: Annotated[
+        list[str] | None,
+        argument("COMMAND...", "The client under test, after --; without it: the Python client."),
+    ] = None,
+    only: Annotated[
+        list[str] | None, option("--only SCENARIO", "Play only this scenario. Repeatable.")
+    ] = None,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    lane: Lane = OPEN_LANE,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Play scenarios with a client in any language, and report which rules of the protocol it keeps.
+
+    The client is a child process that answers requests, one JSON document a line. Without --bootstrap the command
+    starts a broker and two controllers. The exit code is 1 if a rule is broken.
+    """
+    from tempfile import TemporaryDirectory
+
+    from anabranch.conformance.child import NoAnswer
+    from anabranch.conformance.play import Controllers, Target
+    from anabranch.conformance.run import chosen, run
+
+    chosen(only or ())
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="anabranch-conformance-")))
+        words = client or [sys.executable, "-m", "anabranch.conformance.python_client"]
+        if bootstrap:
+            target = Target(bootstrap, prefix, lane, words, folder)
+        else:
+            from anabranch.cli.cluster import local_cluster
+
+            print_note("starting a broker and controllers")
+            cluster = stack.enter_context(local_cluster(folder, _CONTROLLERS))
+            own = Controllers(
+                partial(_kill_leader, cluster), cluster.broker.pause, cluster.broker.resume
+            )
+            target = Target(cluster.broker.bootstrap, prefix, lane, words, folder, own)
+        try:
+            report = run(target, only or (), progress=print_note)
+        except (OSError, NoAnswer) as error:
+            raise InvalidArgument(f"{shlex.join(words)} can't be played with: {error}") from error
+    print_result(report.document(), *report.lines(), as_json=json)
+    if report.failures:
+        raise CheckFailed(f"{len(report.broken)} rules are broken")
+
+
+def _kill_leader(cluster: LocalCluster) -> None:
+    for controller in cluster.controllers:
+        if 0 in controller.leads():
+            controller.kill()

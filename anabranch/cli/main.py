@@ -220,6 +220,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("config", config.command, _OPERATORS),
     ("apply", stream.apply, _OPERATORS),
     ("audit-log", lane.audit_log, _OPERATORS),
+    ("conformance", local.conformance, _SERVICES),
     ("dev", local.dev, _SERVICES),
     ("broker", local.broker, _SERVICES),
     ("controller", controller.command, _SERVICES),

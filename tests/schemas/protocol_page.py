@@ -14,6 +14,7 @@ from typing import Any, cast, get_type_hints
 from zlib import crc32
 
 from anabranch import errors
+from anabranch.conformance.rules import RULES
 from anabranch.core.decisions.turn import DAY_MS
 from anabranch.core.journal_index import REASONS
 from anabranch.core.journal_runs import CRC_MODULUS
@@ -635,6 +636,11 @@ def judged_block() -> str:
     return table("`since` | `last` | locked | answer", rows)
 
 
+def rules_block() -> str:
+    rows = (f"| {rule} | {text} |\n" for rule, text in RULES.items())
+    return "| id | rule |\n|---|---|\n" + "".join(rows)
+
+
 def blocks() -> dict[str, str]:
     found = {
         "types": types_block(),
@@ -651,6 +657,7 @@ def blocks() -> dict[str, str]:
         "errors": errors_block(),
         "judged": judged_block(),
         "rows": rows_block(),
+        "rules": rules_block(),
     }
     return found | {f"example {name}": example(name) for name in IN_THE_TEXT}
 
