@@ -194,9 +194,10 @@ def test_a_history_is_cut_only_after_its_events_are_deleted() -> None:
 
 def test_a_history_is_cut_though_no_leader_lasts_for_many_commits() -> None:
     world = World()
+    controller = leading(world, create=True, **OFTEN)
     for term in range(6):
-        controller = leading(world, f"c{term}", create=not term, **OFTEN)
         commit(world, controller, 5, 5)
+        controller = leading(world, f"c{term}", **OFTEN)
     cut_stream(world, ends_of(history_of(world))[history_of(world)[-1][0]], *range(SEGMENTS))
     for _ in range(3):
         commit(world, controller, 1)
