@@ -1,0 +1,306 @@
+"""Alerts and dashboard in a real Prometheus that scrapes controllers, a processor and a ledger under load.
+
+Each alert is made to fire: most by a real fault; those whose faults would take too long, by numbers of `PLANTED`,
+which the product's own HTTP server shows. `for:` is a second here; all else is as in the file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+import anabranch
+from anabranch.cli.main import app as command_line
+from anabranch.controller import metrics as of_leaders
+from anabranch.controller.monitor import Labels, Monitor, Numbers, Table
+from anabranch.errors import AnabranchError, TooManyStreams
+from anabranch.infra.cluster import EmbeddedCluster
+from anabranch.infra.sockets import HOST, free_port
+from anabranch.ledger import watch as of_ledgers
+from anabranch.processing import metrics as of_workers
+from anabranch.protocol.partitioner import position_of
+from tests import shifted
+from tests.cluster import ControllerProcess
+from tests.deploy.files import INFRA
+from tests.deploy.program import BAD
+from tests.deploy.prometheus import Prometheus
+from tests.deploy.test_files import queries, rules
+from tests.owned import start_module
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.long, pytest.mark.broker, pytest.mark.timeout(175)]
+SOON_S = 60.0
+SCOPE, ORDERS, SUMS, ERRORS = "shop", "shop/orders", "shop/sums", "shop/errors"
+PROCESSOR = "shop/totals"
+SLOW_LANE = "slow"  # its quota is so small that its commands wait
+FLOOD = 10_500  # the alert's limit is 10,000 commands
+AHEAD_S = 15.0
+FROZEN_S = 5.0
+# Of other owners than the test's control partition, processor and ledger.
+PLANTED: Mapping[str, tuple[Table, Mapping[str, Mapping[Labels, float]]]] = {
+    "7": (
+        of_leaders.TABLE,
+        {
+            "leading": {(): 1},
+            "stuck_merges": {("torn",): 1},
+            "journal_debt": {("shop/flood",): 500},
+            "plain_writes_refused": {(): 1},
+            "broker_lacks": {("DeleteRecords",): 1},
+        },
+    ),
+    "shop/planted": (
+        of_workers.TABLE,
+        {
+            "processor_lag_seconds": {("shop/in",): 100},
+            "processor_lost": {("shop/in",): 1},
+        },
+    ),
+    "planted": (
+        of_ledgers.TABLE,
+        {
+            "ledger_alarms": {(): 1},
+            "ledger_waiting": {(): 1},
+            "ledger_held": {(): 1},
+            "ledger_failures": {("OperationalError",): 1},
+        },
+    ),
+}
+BY_NUMBERS = {
+    "AnabranchMergeStuck", "AnabranchJournalFloods", "AnabranchPlainWritesRefused", "AnabranchBrokerLacksCall",
+    "AnabranchProcessorLags", "AnabranchProcessorLost",
+    "AnabranchLedgerAlarm", "AnabranchLedgerWaits", "AnabranchLedgerHeld", "AnabranchLedgerFails",
+}  # fmt: skip
+AT_THE_END = {"AnabranchTargetDown", "AnabranchNoLeader"}
+
+
+@contextmanager
+def planted() -> Iterator[list[str]]:
+    """Serves `PLANTED`; the addresses."""
+    with ExitStack() as stack:
+        addresses = []
+        for owner, (table, values) in PLANTED.items():
+            numbers = Numbers(table)
+            numbers.values.update({name: dict(given) for name, given in values.items()})
+            monitor = Monitor(f"{HOST}:0", table, lambda o=owner, n=numbers: {o: n}, lambda: None)
+            stack.enter_context(closing(monitor))
+            addresses.append(f"{HOST}:{monitor.port}")
+        yield addresses
+
+
+@dataclass
+class Alarms:
+    """What fired while it watched: name -> labels."""
+
+    prometheus: Prometheus
+
+    def __post_init__(self) -> None:
+        self.fired: dict[str, list[dict[str, str]]] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(0.5):
+            for labels in self.prometheus.firing():
+                self.fired.setdefault(labels["alertname"], []).append(labels)
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+
+class Load(threading.Thread):
+    """Commits to `ORDERS` by one-shots and through its journal until it is stopped."""
+
+    def __init__(self, bootstrap: str) -> None:
+        super().__init__(daemon=True)
+        self._bootstrap, self._stopping = bootstrap, threading.Event()
+
+    def run(self) -> None:
+        with anabranch.connect(self._bootstrap) as client:
+            for n in iter(lambda: self._stopping.is_set(), True):
+                with suppress(AnabranchError), client.begin(SCOPE) as txn:
+                    txn.write(ORDERS, b"%d" % n, key=os.urandom(4))
+                    txn.commit()
+                time.sleep(0.05)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join(SOON_S)
+
+
+class Machine:
+    """Brokers, controllers, a processor and a ledger's recovery, each with its port for Prometheus."""
+
+    def __init__(self, brokers: EmbeddedCluster, folder: Path, stack: ExitStack) -> None:
+        self.brokers, self.folder, self._stack = brokers, folder, stack
+        self.bootstrap = brokers.bootstrap
+        self.jobs: dict[str, list[str]] = {"controllers": [], "processors": [], "ledgers": []}
+        self.controllers: list[ControllerProcess] = []
+
+    def controller(self, name: str, *, ahead_s: float = 0.0) -> ControllerProcess:
+        address = f"{HOST}:{free_port()}"
+        self.jobs["controllers"] += [] if ahead_s else [address]
+        started = ControllerProcess(
+            self.bootstrap,
+            self.folder / name,
+            arguments=("--http", address, "--max-clock-skew", "60"),
+            module="tests.shifted" if ahead_s else "anabranch.cli",
+            environment=shifted.environment(ahead_s),
+        ).start()
+        self._stack.callback(started.kill)
+        return started
+
+    def service(self, job: str, *words: str) -> None:
+        address = f"{HOST}:{free_port()}"
+        self.jobs[job].append(address)
+        with (self.folder / job).open("ab") as log:
+            process = start_module(
+                "anabranch.cli",
+                [*words, "--http", address, "-b", self.bootstrap],
+                output=log,
+                environment=os.environ,
+            )
+        self._stack.callback(process.kill)
+
+    def run(self, *words: str) -> None:
+        from typer.testing import CliRunner
+
+        done = CliRunner().invoke(command_line, [*words, "-b", self.bootstrap])
+        assert done.exit_code == 0, done.output
+
+    def produce(self, topic: str, *values: bytes, **more: Any) -> None:
+        """One batch, as any producer would write it."""
+        producer = Producer({
+            "bootstrap.servers": self.bootstrap, "linger.ms": 1000, "batch.size": 40 << 20,
+            "message.max.bytes": 40 << 20, "queue.buffering.max.messages": 1_000_000,
+            "batch.num.messages": 100_000, "compression.type": "gzip", "log_level": 0,
+        })  # fmt: skip
+        for value in values:
+            producer.produce(topic, value, **{"partition": 0} | more)
+        assert producer.flush(SOON_S) == 0
+
+    def last_of(self, topic: str) -> Any:
+        """The last record of a topic's only partition."""
+        consumer = Consumer(
+            {"bootstrap.servers": self.bootstrap, "group.id": "none", "log_level": 0}
+        )
+        with closing(consumer):
+            _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=SOON_S)
+            consumer.assign([TopicPartition(topic, 0, end - 1)])
+            found = consumer.poll(SOON_S)
+            assert found is not None
+            assert found.error() is None
+            return found
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    """With two controllers of which neither leads: their clock was ahead at first."""
+    with ExitStack() as stack, EmbeddedCluster(3, quick_start=True) as brokers:
+        made = Machine(brokers, tmp_path, stack)
+        fast = made.controller("fast", ahead_s=AHEAD_S)
+        fast.wait_leading()
+        with anabranch.connect(made.bootstrap) as client:
+            for stream in (ORDERS, SUMS, ERRORS):
+                client.create_stream(stream, segments=2)
+        made.run("ledger", "create", "--database", f"{tmp_path}/rows.db")
+        made.service("processors", "processor", "run", "tests.deploy.program:app")
+        database = ("--database", f"{tmp_path}/rows.db", "--every", "1s")
+        made.service("ledgers", "ledger", "recover", *database)
+        made.controllers = [made.controller("one"), made.controller("two")]
+        fast.signal(signal.SIGTERM)
+        fast.ended()
+        wait_until(lambda: any(one.leading() for one in made.controllers))
+        yield made
+        brokers.kill()
+
+
+def strike(machine: Machine) -> None:
+    """The faults that alerts are for, but the last ones."""
+    topic = ORDERS.replace("/", ".")
+    with anabranch.connect(machine.bootstrap, lane="admin") as admin:
+        admin.add_lane(SLOW_LANE, quotas={"work": 1})
+        with pytest.raises(TooManyStreams):
+            admin.create_stream("shop/many", segments=6_000)
+    # A flood of a lane's commands, each as its client sent the last one.
+    with (
+        suppress(AnabranchError),
+        anabranch.connect(machine.bootstrap, lane=SLOW_LANE, timeout=2) as client,
+    ):
+        client.streams()
+    sent = machine.last_of(f"anabranch.commands.{SLOW_LANE}")
+    machine.produce(
+        sent.topic(), *[sent.value()] * FLOOD, key=sent.key(), headers=sent.headers() or []
+    )
+    # A batch that unpacks to more than a batch of commands may.
+    machine.produce("anabranch.commands", *[bytes(1_000_000)] * 20)
+    machine.produce(topic, b"foreign")
+    machine.produce(f"{topic}.journal", b"rejected", headers=[("ab.txn", b"?")])
+    low = next(n for n in range(100) if position_of(b"%d" % n) < 1 << 31)
+    machine.produce(f"{topic}.journal", b"misplaced", key=b"%d" % low, partition=1)
+    with anabranch.connect(machine.bootstrap) as client, client.begin(SCOPE) as txn:
+        txn.write(ORDERS, BAD)
+        txn.commit()
+    machine.run("processor", "release", PROCESSOR, "--yes")
+
+
+def test_each_query_finds_a_series_and_each_alert_fires(machine: Machine, tmp_path: Path) -> None:
+    text = re.sub(r"for: \w+", "for: 1s", (INFRA / "monitoring/alerts.yml").read_text())
+    load = Load(machine.bootstrap)
+    with planted() as addresses:
+        jobs = {f"anabranch-{job}": targets for job, targets in machine.jobs.items()}
+        jobs["planted"] = addresses
+        with Prometheus(tmp_path / "prometheus", jobs, text) as prometheus:
+            alarms = Alarms(prometheus)
+            # While few rounds were quick, so that one of 100 is slow. A frozen broker also ends a leadership.
+            for node in machine.brokers.nodes.values():
+                node.pause()
+                time.sleep(FROZEN_S)
+                node.resume()
+            load.start()
+            strike(machine)
+            names = {rule["alert"] for rule in rules()}
+            wait_until(
+                lambda: names - AT_THE_END <= alarms.fired.keys(), SOON_S,
+                what=lambda: sorted(names - AT_THE_END - alarms.fired.keys()),
+            )  # fmt: skip
+            wait_until(lambda: not silent(prometheus), SOON_S, what=lambda: silent(prometheus))
+            load.stop()
+            for controller in machine.controllers:
+                controller.kill()
+            wait_until(
+                lambda: (
+                    any(
+                        one.get("control_partition") == "0"
+                        for one in alarms.fired.get("AnabranchNoLeader", ())
+                    )
+                    and "AnabranchTargetDown" in alarms.fired
+                )
+            )
+            alarms.close()
+    assert alarms.fired.keys() == names
+    by_numbers = {name for name, found in alarms.fired.items() if all(map(is_planted, found))}
+    assert by_numbers <= BY_NUMBERS
+
+
+def is_planted(labels: Mapping[str, str]) -> bool:
+    owners = {labels.get(name) for name in ("control_partition", "processor", "ledger")}
+    return bool(owners & PLANTED.keys())
+
+
+def silent(prometheus: Prometheus) -> list[str]:
+    """The queries of the dashboard that return no series."""
+    found = [query.replace("$__rate_interval", "30s") for query in queries()]
+    return [query for query in found if not prometheus.series(query)]
