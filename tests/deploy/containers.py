@@ -15,6 +15,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -54,9 +55,14 @@ ENVIRONMENT = os.environ | {
 }
 
 
-def run(*words: str | Path, **more: Any) -> str:
+def run(*words: str | Path, given: bytes = b"") -> str:
+    """Its output. ``given``: its input."""
     done = subprocess.run(
-        [str(word) for word in words], env=ENVIRONMENT, capture_output=True, check=False, **more
+        [str(word) for word in words],
+        env=ENVIRONMENT,
+        input=given,
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 0, f"{words}: {(done.stdout + done.stderr).decode()[-4000:]}"
     return done.stdout.decode()
@@ -119,7 +125,7 @@ def build(name: str, dockerfile: str, files: dict[str, bytes]) -> None:
             info = tarfile.TarInfo(path)
             info.size, info.mode = len(content), 0o755
             tar.addfile(info, io.BytesIO(content))
-    run("docker", "build", "-t", name, "-", input=context.getvalue())
+    run("docker", "build", "-t", name, "-", given=context.getvalue())
 
 
 # -- containers -----------------------------------------------------------------------------------------
@@ -129,19 +135,23 @@ def container(service: str) -> str:
     return composed("ps", "-q", service).strip()
 
 
-def health(service: str) -> str:
-    """``healthy``, ``starting``, ``unhealthy``; ``running``: it has no check."""
-    (state,) = json.loads(run("docker", "inspect", container(service)))
-    status = state["State"]
-    return str(status.get("Health", {}).get("Status", "") or status["Status"])
-
-
 def wait_healthy(services: Iterable[str]) -> None:
     for service in services:
-        wait_until(
-            lambda s=service: health(s) in ("healthy", "running"), SOON_S, pause=0.5,
-            what=lambda s=service: composed("logs", "--tail", "50", s),
-        )  # fmt: skip
+        wait_until(partial(is_healthy, service), SOON_S, pause=0.5, what=partial(logs, service))
+
+
+def is_healthy(service: str) -> bool:
+    """Its check succeeds; if it has none, it runs."""
+    (found,) = json.loads(run("docker", "inspect", container(service)))
+    state = found["State"]
+    return (state["Health"]["Status"] if "Health" in state else state["Status"]) in (
+        "healthy",
+        "running",
+    )
+
+
+def logs(service: str) -> str:
+    return composed("logs", "--no-color", "--tail", "30", service, "kafka-1")
 
 
 class Writing:
@@ -166,7 +176,7 @@ class Writing:
         wait_until(lambda: self.commits() >= wanted, SOON_S, pause=0.5, what=self._log)
 
     def _log(self) -> str:
-        return run("docker", "logs", "--tail", "30", self._id, stderr=subprocess.STDOUT)
+        return run("sh", "-c", f"docker logs --tail 30 {self._id} 2>&1")
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:

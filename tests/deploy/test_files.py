@@ -239,7 +239,7 @@ def test_queries_name_metrics_that_there_are() -> None:
 
 
 def test_promtool_takes_the_rules() -> None:
-    command = [program("promtool"), "check", "rules", INFRA / "monitoring/alerts.yml"]
+    command = [str(program("promtool")), "check", "rules", f"{INFRA}/monitoring/alerts.yml"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"{len(rules())} rules found" in done.stdout

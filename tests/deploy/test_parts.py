@@ -59,6 +59,8 @@ class Running:
             self._process = start_module(
                 "anabranch.cli", self.place.words(self.part), output=log, environment=environment
             )
+
+    def wait_ready(self) -> None:
         wait_until(self.ready, READY_S, pause=0.2, what=self.tail)
         assert self.part.live is None or _answers(self.place.put(self.part.live))
 
@@ -121,21 +123,29 @@ def test_no_commit_is_lost(kind: str, brokers: EmbeddedCluster, tmp_path: Path) 
         for part in parts:
             part.start()
             stack.callback(part.end, signal.SIGKILL)
+        for part in parts:
+            part.wait_ready()
         with anabranch.connect(brokers.bootstrap, timeout=READY_S) as client:
             client.create_stream(stream)
         writer = Writer(brokers.bootstrap, stream)
         writer.start()
         writer.more()
-        for number in (signal.SIGKILL, signal.SIGTERM):
-            for part in parts:
-                assert part.end(number) < part.part.grace_s
-                writer.more()
-                part.start()
-        for node in brokers.nodes.values():
-            wait_in_sync(brokers)
-            node.kill()
+        one, two, web = parts
+        for part, number in (
+            (one, signal.SIGKILL),
+            (two, signal.SIGTERM),  # it leads by now
+            (web, signal.SIGKILL),
+            (web, signal.SIGTERM),
+        ):
+            assert part.end(number) < part.part.grace_s
             writer.more()
-            node.start()
+            part.start()
+            part.wait_ready()
+        wait_in_sync(brokers)
+        node = brokers.node(1 + list(KINDS).index(kind))
+        node.kill()
+        writer.more()
+        node.start()
         writer.more()
         writer.stop()
     seen = Counter(event.value for event in read_all(brokers.bootstrap, stream))

@@ -31,11 +31,11 @@ class Writer(threading.Thread):
         super().__init__(daemon=True)
         self.stream, self.committed = stream, 0
         self.failure: BaseException | None = None
-        self._bootstrap, self._stopping = bootstrap, threading.Event()
+        self._brokers, self._stopping = bootstrap, threading.Event()
 
     def run(self) -> None:
         try:
-            with anabranch.connect(self._bootstrap, timeout=5) as client:
+            with anabranch.connect(self._brokers, timeout=5) as client:
                 while not self._stopping.is_set():
                     self._commit(client, b"%d" % self.committed)
                     self.committed += 1
