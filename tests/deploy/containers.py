@@ -37,7 +37,7 @@ CACHE = cache_root() / "deploy"
 WHEELS, BASE_TAR = CACHE / "wheels", CACHE / f"{SUITE}.tar"
 WRITER = Path(__file__).with_name("writer.py")
 STREAM = "shop/compose"
-SOON_S = 120.0
+SOON_S = 300.0  # three brokers start at the same time, on two cores
 MORE = 20
 PIP = "[global]\nno-index = true\nfind-links = /wheels\n"
 OF_PROMETHEUS = f"""

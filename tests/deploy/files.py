@@ -224,7 +224,8 @@ class Place:
     def words(self, part: Part) -> list[str]:
         words = [self.put(word) for word in part.words]
         # The pages listen to loopback's first address if they get no other one.
-        return [*words, "--host", self.address] if words == [WEB] else words
+        moved = words[0] == WEB and "--host" not in words
+        return [*words, "--host", self.address] if moved else words
 
     def environment(self, part: Part) -> dict[str, str]:
         given = {name: self.put(value) for name, value in part.environment.items()}

@@ -29,7 +29,7 @@ from tests.owned import start_module
 from tests.plain_reader import read_all
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.long, pytest.mark.broker, pytest.mark.timeout(170)]
+pytestmark = [pytest.mark.long, pytest.mark.broker, pytest.mark.timeout(300)]
 READY_S = 60.0
 # The first address of loopback is the brokers'.
 ADDRESSES = [f"127.0.0.{n}" for n in range(2, 9)]
@@ -86,6 +86,11 @@ class Running:
         self._process.wait(self.part.grace_s)
         return time.monotonic() - began
 
+    def close(self) -> None:
+        """Kill it, and show its log if the test fails."""
+        self.end(signal.SIGKILL)
+        sys.stdout.write(self.tail())
+
 
 def _usual_probe(part: Part) -> str:
     """systemd has no probes: what a monitor would ask."""
@@ -122,7 +127,7 @@ def test_no_commit_is_lost(kind: str, brokers: EmbeddedCluster, tmp_path: Path) 
     with ExitStack() as stack:
         for part in parts:
             part.start()
-            stack.callback(part.end, signal.SIGKILL)
+            stack.callback(part.close)
         for part in parts:
             part.wait_ready()
         with anabranch.connect(brokers.bootstrap, timeout=READY_S) as client:

@@ -17,7 +17,7 @@ from anabranch.errors import AlreadyCommitted, AskOutcomeError, RetryError
 
 SCOPE = "shop"
 MORE = 20  # commits after each strike
-PATIENCE_S = 60.0
+PATIENCE_S = 90.0
 _PAUSE_S = 0.05
 
 
