@@ -44,7 +44,8 @@ pytestmark = [pytest.mark.long, pytest.mark.broker, pytest.mark.timeout(300)]
 SOON_S = 60.0
 SCOPE, ORDERS, SUMS, ERRORS = "shop", "shop/orders", "shop/sums", "shop/errors"
 PROCESSOR = "shop/totals"
-SLOW_LANE = "slow"  # its quota is so small that its commands wait
+# Lanes with a quota so small that commands wait.
+SLOW_LANE, OWING_LANE = "slow", "owing"
 FLOOD = 10_500  # the alert's limit is 10,000 commands
 AHEAD_S = 120.0
 # How long brokers are frozen: less than until a leader asks for the successor, and more than until they are fenced.
@@ -249,18 +250,23 @@ def strike(machine: Machine) -> None:
     with anabranch.connect(machine.bootstrap, lane="admin") as admin:
         with pytest.raises(TooManyStreams):
             admin.create_stream("shop/many", segments=6_000)
-        admin.add_lane(SLOW_LANE)
-        admin.grant(SLOW_LANE, "*", ["describe", "write"])
+        for lane in (SLOW_LANE, OWING_LANE):
+            admin.add_lane(lane)
+            admin.grant(lane, "*", ["describe", "write"])
+        # A flood of commands, each as the lane's client sent the one before.
         with anabranch.connect(machine.bootstrap, lane=SLOW_LANE) as client:
             commit(client, b"small")
             sent = machine.last_of(f"anabranch.commands.{SLOW_LANE}")
             admin.add_lane(SLOW_LANE, quotas={"work": 1})
-            # A command that the lane owes for, and a flood, each as its client sent the one before.
+            machine.produce(
+                sent.topic(), *[sent.value()] * FLOOD, key=sent.key(), headers=sent.headers() or []
+            )
+        # One command that costs more than ten seconds of the lane's quota.
+        with anabranch.connect(machine.bootstrap, lane=OWING_LANE) as client:
+            commit(client, b"small")
+            admin.add_lane(OWING_LANE, quotas={"work": 1})
             with suppress(AnabranchError):
                 commit(client, bytes(200_000), timeout=5)
-    machine.produce(
-        sent.topic(), *[sent.value()] * FLOOD, key=sent.key(), headers=sent.headers() or []
-    )
     # A batch that unpacks to more than a batch of commands may.
     machine.produce("anabranch.commands", *[bytes(1_000_000)] * 20)
     machine.produce(topic, b"foreign")
