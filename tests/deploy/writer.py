@@ -1,16 +1,9 @@
-"""A client that commits all the time: as a thread, and in a container, where there is nothing but the product.
-
-``python writer.py STREAM`` commits until SIGTERM, prints the number of commits as it grows, and at the end reads
-all back: its exit code is 0 if each is there once.
-"""
+"""A client that commits all the time, whatever is killed meanwhile."""
 
 from __future__ import annotations
 
-import signal
-import sys
 import threading
 import time
-from collections import Counter
 
 import anabranch
 from anabranch.errors import AlreadyCommitted, AskOutcomeError, RetryError
@@ -22,12 +15,9 @@ _PAUSE_S = 0.05
 
 
 class Writer(threading.Thread):
-    """Commits values until it is stopped, each under a name that commits once; repeats what was not answered.
+    """Commits values until it is stopped, each under a name that commits once; repeats what was not answered."""
 
-    ``bootstrap``: None: as the environment says.
-    """
-
-    def __init__(self, bootstrap: str | None, stream: str) -> None:
+    def __init__(self, bootstrap: str, stream: str) -> None:
         super().__init__(daemon=True)
         self.stream, self.committed = stream, 0
         self.failure: BaseException | None = None
@@ -74,24 +64,3 @@ class Writer(threading.Thread):
         assert not self.is_alive()
         if self.failure is not None:
             raise self.failure
-
-
-def main() -> None:
-    stream = sys.argv[1]
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    with anabranch.connect(timeout=PATIENCE_S) as client:
-        client.create_stream(stream)
-    writer = Writer(None, stream)
-    writer.start()
-    while not stopping.wait(_PAUSE_S):
-        sys.stdout.write(f"{writer.committed}\n")
-        sys.stdout.flush()
-    writer.stop()
-    with anabranch.connect(timeout=PATIENCE_S) as client, client.read(stream, timeout=10) as events:
-        seen = Counter(event.value for event in events)
-    assert seen == Counter(b"%d" % n for n in range(writer.committed)), seen
-
-
-if __name__ == "__main__":
-    main()
