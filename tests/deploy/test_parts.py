@@ -1,4 +1,4 @@
-"""The files of `infra/` as they stand, on three brokers: each kind of part is killed, stopped and started again under load.
+"""The files of `infra/` on three brokers: each kind of part is killed, stopped and started again under load.
 
 What runs is what the files say; `files.Place` only moves it to this machine. No commit may be lost or doubled.
 """
