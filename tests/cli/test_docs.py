@@ -78,7 +78,7 @@ def test_a_stranger_is_found() -> None:
     assert strangers("    $ anabranch stream creat a/b\n") == ["stream creat a/b"]
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md", "docs/how-to/containers.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md", "docs/how-to/deploy.md"])
 def test_pip_is_asked_for_extras_that_there_are(name: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = re.findall(

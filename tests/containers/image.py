@@ -84,7 +84,7 @@ def files_of(java_home: Path, jars: Sequence[Path]) -> Iterator[tuple[str, Path]
 def write_root(target: Path, java_home: Path, jars: Sequence[Path]) -> None:
     """Write the image's root folder as a tar file."""
     with tarfile.open(target, "w") as tar:
-        for name in ("opt/kafka/config", "var/lib/kafka", "home"):
+        for name in ("opt/kafka/config", "var/lib/kafka", "var/lib/kafka/data", "home"):
             _add_folder(tar, name, 0o755)
         _add_folder(tar, "tmp", 0o1777)
         seen: set[str] = set()

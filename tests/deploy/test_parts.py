@@ -1,0 +1,139 @@
+"""The files of `infra/` on three brokers: each kind of part is killed, stopped and started again under load.
+
+What runs is what the files say; `files.Place` only moves it to this machine. No commit may be lost or doubled.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+import anabranch
+from anabranch.infra.cluster import EmbeddedCluster
+from tests.deploy.files import INFRA, KINDS, Part, Place
+from tests.deploy.writer import SCOPE, Writer
+from tests.owned import start_module
+from tests.plain_reader import read_all
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.long, pytest.mark.broker, pytest.mark.timeout(300)]
+READY_S = 60.0
+# The first address of loopback is the brokers'.
+ADDRESSES = [f"127.0.0.{n}" for n in range(2, 9)]
+
+
+@pytest.fixture(scope="module")
+def brokers() -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(3, quick_start=True) as started:
+        yield started
+        started.kill()
+
+
+class Running:
+    """A part, in a place of its own."""
+
+    def __init__(self, part: Part, place: Place) -> None:
+        self.part, self.place = part, place
+        (place.folder / "state").mkdir(parents=True)
+        shutil.copy(INFRA / "settings/kafka.properties", place.folder)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        # Of the test's environment only what finds programs and this tree.
+        ours = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+        environment = ours | self.place.environment(self.part)
+        with (self.place.folder / "log").open("ab") as log:
+            self._process = start_module(
+                "anabranch.cli", self.place.words(self.part), output=log, environment=environment
+            )
+
+    def wait_ready(self) -> None:
+        wait_until(self.ready, READY_S, pause=0.2, what=self.tail)
+        assert self.part.live is None or _answers(self.place.put(self.part.live))
+
+    def ready(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.tail()
+        probe = self.part.ready or _usual_probe(self.part)
+        if probe.startswith("http"):
+            return _answers(self.place.put(probe))
+        done = subprocess.run(
+            [sys.executable, "-c", self.place.put(probe)], capture_output=True, check=False
+        )
+        return done.returncode == 0
+
+    def tail(self) -> str:
+        return f"{self.part}: {(self.place.folder / 'log').read_text()[-3000:]}"
+
+    def end(self, number: signal.Signals) -> float:
+        """Send it a signal. Returns the seconds until it has ended."""
+        assert self._process is not None
+        began = time.monotonic()
+        self._process.send_signal(number)
+        self._process.wait(self.part.grace_s)
+        return time.monotonic() - began
+
+    def close(self) -> None:
+        """Kill it, and show its log if the test fails."""
+        self.end(signal.SIGKILL)
+        sys.stdout.write(self.tail())
+
+
+def _usual_probe(part: Part) -> str:
+    """systemd has no probes: what a monitor would ask."""
+    return f"http://127.0.0.1:{'9464/ready' if part.is_controller else '8090/health'}"
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (URLError, ConnectionError, TimeoutError):
+        return False
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_commit_is_lost(kind: str, brokers: EmbeddedCluster, tmp_path: Path) -> None:
+    parts = [
+        Running(part, Place(tmp_path / part.name, address, brokers.bootstrap))
+        for part, address in zip(KINDS[kind](), ADDRESSES, strict=False)
+    ]
+    stream = f"{SCOPE}/{kind}"
+    with ExitStack() as stack:
+        for part in parts:
+            part.start()
+            stack.callback(part.close)
+        for part in parts:
+            part.wait_ready()
+        with anabranch.connect(brokers.bootstrap, timeout=READY_S) as client:
+            client.create_stream(stream)
+        writer = Writer(brokers.bootstrap, stream)
+        writer.start()
+        writer.more()
+        one, two, web = parts
+        for part, number in (
+            (one, signal.SIGKILL),
+            (two, signal.SIGTERM),  # it leads by now
+            (web, signal.SIGKILL),
+            (web, signal.SIGTERM),
+        ):
+            assert part.end(number) < part.part.grace_s
+            writer.more()
+            part.start()
+            part.wait_ready()
+        writer.more()
+        writer.stop()
+    seen = Counter(event.value for event in read_all(brokers.bootstrap, stream))
+    assert seen == Counter(b"%d" % n for n in range(writer.committed))
