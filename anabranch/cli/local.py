@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from anabranch.cli.options import Json, OperatorOptions, Verbose, option
-from anabranch.cli.output import log_to_stderr, print_note, print_result
+from anabranch.cli.options import Json, OperatorOptions, Verbose, argument, option, spec_of
+from anabranch.cli.output import log_to_stderr, print_line, print_note, print_result
+from anabranch.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from anabranch.values import Stream
+    from anabranch.web.login import Login
 
 _POLL_S = 0.2
 _WEB_ANSWER_S = 5.0  # each question of a page
@@ -125,8 +133,98 @@ def broker(
         raise BrokerDied("the broker ended", log=running.log, log_tail=running.log_tail())
 
 
+@dataclass(frozen=True)
+class WebOptions(OperatorOptions):
+    """The common options, and those that say what pages show, and to whom."""
+
+    show_values: Annotated[
+        bool,
+        option(
+            "--show-values",
+            "Show events and rows to others than this machine, too; needs --user-header or --password-file.",
+        ),
+    ] = False
+    user_header: Annotated[
+        str | None,
+        option(
+            "--user-header NAME",
+            "The header in which a proxy names the user. Requests without it are refused.",
+        ),
+    ] = None
+    proxy: Annotated[
+        list[str] | None,
+        option(
+            "--proxy ADDRESS",
+            "An address or network whose --user-header counts (default: this machine). Repeatable.",
+        ),
+    ] = None
+    password_file: Annotated[
+        Path | None,
+        option(
+            "--password-file FILE",
+            "Users and their passwords, by lines of `anabranch web-password`.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None
+    codec: Annotated[
+        list[str] | None,
+        option(
+            "--codec PATTERN=KEY,VALUE",
+            "Codecs of the streams SCOPE/STREAM, SCOPE/* or *, such as 'shop/*=str,json'. Repeatable.",
+        ),
+    ] = None
+
+    def login(self) -> Login | None:
+        """How users are found; None: not at all. Raises: InvalidArgument."""
+        from anabranch.web.login import HeaderLogin, PasswordLogin
+
+        if self.user_header is not None and self.password_file is not None:
+            raise InvalidArgument("give --user-header or --password-file, not both")
+        if self.proxy and self.user_header is None:
+            raise InvalidArgument("--proxy says whose --user-header counts: give that, too")
+        if self.password_file is not None:
+            return PasswordLogin(self.password_file)
+        if self.user_header is not None:
+            return HeaderLogin(self.user_header, self.proxy or ("127.0.0.0/8", "::1"))
+        return None
+
+    def shows_values(self, *, local: bool) -> bool:
+        """Whether pages show events and rows. ``local``: only this machine comes. Raises: InvalidArgument."""
+        if local:
+            return True
+        has_users = self.user_header is not None or self.password_file is not None
+        if self.show_values and not has_users:
+            raise InvalidArgument(
+                "--show-values would show events to all who reach the page: add --user-header NAME, for a proxy "
+                "with a login, or --password-file FILE"
+            )
+        return self.show_values
+
+    def handle(self) -> Callable[[str], Stream[Any, Any] | None]:
+        """The handle of a stream by its name; None: its keys and values are bytes. Raises: InvalidArgument."""
+        from anabranch.values import stream_of
+
+        codecs: list[tuple[str, Any, Any]] = []
+        for text in self.codec or ():
+            pattern, _, words = text.partition("=")
+            key, comma, value = words.partition(",")
+            if not pattern or not comma:
+                raise InvalidArgument(
+                    f"--codec {text!r}: PATTERN=KEY,VALUE, as in 'shop/*=str,json'"
+                )
+            codecs.append((pattern, spec_of(key or None), spec_of(value or None)))
+
+        def handle(stream: str) -> Stream[Any, Any] | None:
+            legal = ("*", f"{stream.partition('/')[0]}/*", stream)
+            found = next((each for each in codecs if each[0] in legal), None)
+            return None if found is None else stream_of(stream, found[1], found[2], "raise")
+
+        return handle
+
+
 def web(
-    options: OperatorOptions,
+    options: WebOptions,
     host: Annotated[
         str,
         option("--host ADDRESS", "The address to listen on."),
@@ -149,27 +247,33 @@ def web(
 ) -> None:
     """Show the cluster in the browser, until Ctrl-C or SIGTERM.
 
-    The page has no login, so it listens only on this machine by default: use a proxy with a login for others.
-    Without --allow-actions it changes nothing.
+    Without --user-header or --password-file there is no login, so the page listens only on this machine by default.
+    With another --host, or a --host-name, it shows events and rows only with --show-values and a login. Without
+    --allow-actions it changes nothing.
     """
     from anabranch.web.app import Site
     from anabranch.web.guard import LOCAL
+    from anabranch.web.pages import Showing
     from anabranch.web.serve import listen, serve
 
+    shown = f"[{host}]" if ":" in host else host
+    is_local = shown in LOCAL or host.startswith("127.")
+    login = options.login()
+    values = options.shows_values(local=is_local and not set(host_name or ()) - set(LOCAL))
+    showing = Showing(allow_actions, values, options.handle())
     if not logging.getLogger().handlers:
         log_to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     with listen(host, port) as listening, options.client() as client:
         at = listening.getsockname()[1]
-        shown = f"[{host}]" if ":" in host else host
         names = frozenset({*LOCAL, shown, *(host_name or ())})
         site = Site(
             client,
             options.target().bootstrap,
             names,
-            allow_actions,
             min(options.timeout, _WEB_ANSWER_S),
+            showing,
+            login,
         )
-        local = shown in LOCAL or host.startswith("127.")
 
         def ready() -> None:
             url = f"http://{shown}:{at}/"
@@ -177,8 +281,37 @@ def web(
             warning = (
                 f"everyone who reaches {shown}:{at} can {may} the cluster: use a proxy with a login"
             )
-            document = {"url": url, "actions": allow_actions, "lane": options.lane}
-            lines = [f"{url}   Ctrl-C ends it", *([] if local else [warning])]
+            if options.password_file is not None:
+                warning = "passwords are readable on the way here: use a proxy with TLS"
+            if options.user_header is not None:
+                warning = ""
+            document = {
+                "url": url,
+                "actions": allow_actions,
+                "values": values,
+                "lane": options.lane,
+            }
+            lines = [f"{url}   Ctrl-C ends it", *([] if is_local or not warning else [warning])]
             print_result(document, *lines, as_json=options.json)
 
         serve(site, listening, ready)
+
+
+def web_password(
+    user: Annotated[str, argument("USER", "The user's name.")],
+) -> None:
+    """Print a line for the file of `anabranch web --password-file`. It reads the password without showing it.
+
+    Without a terminal, the password is the first line of standard input.
+    """
+    from getpass import getpass
+
+    from anabranch.web.login import password_line
+
+    if sys.stdin.isatty():
+        password = getpass("Password: ", stream=sys.stderr)
+        if getpass("Again: ", stream=sys.stderr) != password:
+            raise InvalidArgument("these are two different passwords: nothing was made")
+    else:
+        password = sys.stdin.readline().rstrip("\r\n")
+    print_line(password_line(user, password))

@@ -1,4 +1,4 @@
-"""One poller for all browsers: a page is made once for all browsers that show it."""
+"""One poller for all browsers: a page is made once for all browsers that show it, and samples for charts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from anabranch.errors import AnabranchError, NotReady
+from anabranch.errors import AnabranchError, NotAuthorized, NotReady
 
 log = logging.getLogger("anabranch.web")
 
 INTERVAL_S = 1.0  # the greatest age of a page that is loaded
 WATCH_S = 2.0  # between two polls of a page that a browser shows
+SAMPLE_S = 10.0  # between two samples for the charts
 SHARE = 4  # pauses are at least this many times as long as the polls between them
 MOST_PAGES = 64
 MOST_LOOKING = 200
+READING = frozenset(("events", "rows", "versions"))  # kinds of pages that read events and rows
 WAIT_S = 5.0  # the longest that a page load waits for a poll
 
 
@@ -58,14 +60,29 @@ class Page:
 
 
 class Hub:
-    """Polls pages while browsers show them. Everything but ``make`` runs in one event loop."""
+    """Polls pages while browsers show them. Everything but ``make`` and ``sample`` runs in one event loop."""
 
-    def __init__(self, make: Callable[[View], str]) -> None:
-        """``make``: makes the body of a page, in a thread, one call at a time."""
+    def __init__(
+        self, make: Callable[[View], str], sample: Callable[[], None] = lambda: None
+    ) -> None:
+        """``make``: makes the body of a page, in a thread: one makes the pages of `READING`, another the rest.
+
+        ``sample``: takes a sample for the charts; called every `SAMPLE_S` from `begin` on, in a thread of its own.
+        """
         self._make = make
+        self._sample = sample
         self._pages: dict[View, Page] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="anabranch-web-poll")
+        # Reading events and rows may take seconds, and delays no other page.
+        self._threads = {
+            name: ThreadPoolExecutor(1, thread_name_prefix=f"anabranch-web-{name}")
+            for name in ("poll", "read", "sample")
+        }
         self._loop: asyncio.Task[None] | None = None
+        self._sampling: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Begin to take samples. A page needs no call of this."""
+        self._sampling = asyncio.create_task(self._samples())
 
     @property
     def looking(self) -> int:
@@ -98,9 +115,11 @@ class Hub:
 
     def close(self) -> None:
         """End the polling. A call under way ends by itself."""
-        if self._loop is not None:
-            self._loop.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for task in (self._loop, self._sampling):
+            if task is not None:
+                task.cancel()
+        for thread in self._threads.values():
+            thread.shutdown(wait=False, cancel_futures=True)
 
     def _page(self, view: View) -> Page:
         if view not in self._pages and len(self._pages) >= MOST_PAGES:
@@ -118,6 +137,17 @@ class Hub:
             took = time.monotonic() - began
             await asyncio.sleep(max(WATCH_S - took, SHARE * took))
 
+    async def _samples(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            began = time.monotonic()
+            try:
+                await loop.run_in_executor(self._threads["sample"], self._sample)
+            except Exception:
+                log.exception("a sample for the charts")
+            took = time.monotonic() - began
+            await asyncio.sleep(max(SAMPLE_S - took, SHARE * took))
+
     def _poll(self, page: Page) -> asyncio.Task[None]:
         if page.poll is None:
             page.poll = asyncio.create_task(self._ask(page))
@@ -125,12 +155,15 @@ class Hub:
 
     async def _ask(self, page: Page) -> None:
         try:
+            thread = self._threads["read" if page.view.kind in READING else "poll"]
             page.html = await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._make, page.view
+                thread, self._make, page.view
             )
             page.at, page.error = time.monotonic(), None
         except AnabranchError as error:
             page.error = error
+            if isinstance(error, NotAuthorized):
+                page.html = None  # the lane may not see it any more
         except Exception as error:
             log.exception("page %s", page.view)
             page.error = AnabranchError(f"a defect, please report it: {error!r}")

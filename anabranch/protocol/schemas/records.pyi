@@ -207,6 +207,10 @@ class DeleteStream:
     despite: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True)
+class DescribeLeader:
+    """Command: who leads the control partition, and how much it does."""
+
+@dataclass(frozen=True, slots=True)
 class DescribeProcessors:
     """Command: list the processors of a scope, or describe one with its tasks."""
 
@@ -442,6 +446,16 @@ class LaneRow:
     blocked: bool
     topic_ids: tuple[str, ...]
     quotas: Mapping[str, int]
+
+@dataclass(frozen=True, slots=True)
+class LeaderInfo:
+    """Reply to DescribeLeader."""
+
+    term: int
+    leader: str
+    since_ms: int
+    committed: int
+    uncommitted_bytes: int
 
 @dataclass(frozen=True, slots=True)
 class ListAudit:
@@ -848,6 +862,7 @@ class Reply(NamedTuple):
         | RunList
         | TableLockList
         | FeatureLevel
+        | LeaderInfo
     )
 
 @dataclass(frozen=True, slots=True)
