@@ -201,6 +201,15 @@ class WebOptions(OperatorOptions):
             )
         return self.show_values
 
+    def warning(self, address: str, *, acts: bool) -> str:
+        """What to know of a page that others can reach; empty if nothing is wrong."""
+        if self.user_header is not None:
+            return ""
+        if self.password_file is not None:
+            return "passwords are readable on the way here: use a proxy with TLS"
+        may = "see and change" if acts else "see"
+        return f"everyone who reaches {address} can {may} the cluster: use a proxy with a login"
+
     def handle(self) -> Callable[[str], Stream[Any, Any] | None]:
         """The handle of a stream by its name; None: its keys and values are bytes. Raises: InvalidArgument."""
         from anabranch.values import stream_of
@@ -277,14 +286,7 @@ def web(
 
         def ready() -> None:
             url = f"http://{shown}:{at}/"
-            may = "see and change" if allow_actions else "see"
-            warning = (
-                f"everyone who reaches {shown}:{at} can {may} the cluster: use a proxy with a login"
-            )
-            if options.password_file is not None:
-                warning = "passwords are readable on the way here: use a proxy with TLS"
-            if options.user_header is not None:
-                warning = ""
+            warning = options.warning(f"{shown}:{at}", acts=allow_actions)
             document = {
                 "url": url,
                 "actions": allow_actions,

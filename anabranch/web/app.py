@@ -38,7 +38,7 @@ from anabranch.web.charts import Recorder
 from anabranch.web.guard import Confirmations, Guard
 from anabranch.web.hub import READING, Hub, Page, View
 from anabranch.web.login import Doorkeeper, Login
-from anabranch.web.pages import COUNTS, LIMITS, Pages, Showing, environment, rendered
+from anabranch.web.pages import COUNTS, LIMITS, EventsAsked, Pages, Showing, environment, rendered
 
 log = logging.getLogger("anabranch.web")
 
@@ -363,7 +363,8 @@ def _streams(request: Request) -> View:
 def _events(request: Request) -> View:
     fields = ("key", "q", "from", "commit", "txn")
     given = _query(request, *fields, limit=(COUNTS[1], *COUNTS))
-    return View("events", (_stream_of(request), *(given[each] for each in (*fields, "limit"))))
+    named = (given[each] for each in (*fields, "limit"))
+    return View("events", EventsAsked(_stream_of(request), *named))
 
 
 def _rows(request: Request) -> View:

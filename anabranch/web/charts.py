@@ -17,6 +17,7 @@ from anabranch.types import LeaderInfo
 HOUR_S = 3600.0
 _LAG_S = 60.0  # between two questions for the lags of all groups
 _LAG_SHARE = 20  # pauses between them are at least this many times as long as they take
+_LEAST_S = 300.0  # of a chart
 _GAP_S = 60.0  # no line is drawn between samples that are farther apart
 _WIDTH, _HEIGHT, _TOP = 300.0, 72.0, 6.0
 
@@ -150,14 +151,14 @@ Points = Sequence[tuple[float, float | None]]  # seconds before now (negative), 
 def line(title: str, points: Points, text: Callable[[float], str]) -> str:
     """An SVG of values over the last hour, from 0 to their greatest one."""
     known = [value for _, value in points if value is not None]
-    most = max(known, default=0.0)
+    most, since = max(known, default=0.0), _since(points)
     runs: list[list[tuple[float, float]]] = [[]]
     last = None
     for at, value in points:
         if value is None or (last is not None and at - last > _GAP_S):
             runs.append([])
         if value is not None:
-            runs[-1].append((_x(at), _y(value, most)))
+            runs[-1].append((_x(at, since), _y(value, most)))
         last = at
     body = ""
     for run in runs:
@@ -168,34 +169,39 @@ def line(title: str, points: Points, text: Callable[[float], str]) -> str:
             body += f"<path class='line' d='M{path}'/>"
     told = f"{title}, in the last hour: " + (f"at most {text(most)}" if known else "not known")
     label = f"{text(most)} at most" if known else "not known"
-    return _svg(told, label, body)
+    return _svg(told, label, since, body)
 
 
 def bars(title: str, points: Points) -> str:
     """An SVG with a bar at each time that something happened."""
-    times = [(at, int(number)) for at, number in points if number]
+    times, since = [(at, int(number)) for at, number in points if number], _since(points)
     body = "".join(
-        f"<rect class='bar' x='{min(_WIDTH - 3, _x(at)):.1f}' y='{_TOP:g}' width='3' "
+        f"<rect class='bar' x='{min(_WIDTH - 3, _x(at, since)):.1f}' y='{_TOP:g}' width='3' "
         f"height='{_HEIGHT - _TOP:g}'><title>{number} {span_text(-at)} ago</title></rect>"
         for at, number in times
     )
     total = sum(number for _, number in times)
     latest = f"the last one {span_text(-times[-1][0])} ago" if times else "none"
-    return _svg(f"{title}, in the last hour: {total}", latest, body)
+    return _svg(f"{title}, in the last hour: {total}", latest, since, body)
 
 
-def _x(at: float) -> float:
-    return max(0.0, _WIDTH * (1 + at / HOUR_S))
+def _since(points: Points) -> float:
+    """The seconds that a chart shows: less than an hour for a new process."""
+    return min(HOUR_S, max(_LEAST_S, -points[0][0] if points else 0.0))
+
+
+def _x(at: float, since: float) -> float:
+    return max(0.0, _WIDTH * (1 + at / since))
 
 
 def _y(value: float, most: float) -> float:
     return _HEIGHT - (value / most if most else 0.0) * (_HEIGHT - _TOP)
 
 
-def _svg(told: str, label: str, body: str) -> str:
+def _svg(told: str, label: str, since: float, body: str) -> str:
     return (
         f"<svg class='chart' viewBox='0 0 {_WIDTH:g} {_HEIGHT + 16:g}' role='img'><title>{escape(told)}</title>"
         f"<path class='base' d='M0,{_HEIGHT:g} H{_WIDTH:g}'/>{body}"
-        f"<text x='0' y='{_HEIGHT + 13:g}'>an hour ago</text>"
+        f"<text x='0' y='{_HEIGHT + 13:g}'>{span_text(since)} ago</text>"
         f"<text x='{_WIDTH:g}' y='{_HEIGHT + 13:g}' text-anchor='end'>{escape(label)}</text></svg>"
     )

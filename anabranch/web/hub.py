@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from anabranch.errors import AnabranchError, NotAuthorized, NotReady
 
 log = logging.getLogger("anabranch.web")
+T = TypeVar("T")
 
 INTERVAL_S = 1.0  # the greatest age of a page that is loaded
 WATCH_S = 2.0  # between two polls of a page that a browser shows
@@ -138,13 +140,11 @@ class Hub:
             await asyncio.sleep(max(WATCH_S - took, SHARE * took))
 
     async def _samples(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             began = time.monotonic()
-            try:
-                await loop.run_in_executor(self._threads["sample"], self._sample)
-            except Exception:
-                log.exception("a sample for the charts")
+            _, error = await self._called("sample", self._sample)
+            if error is not None:
+                log.warning("no sample for the charts: %s", error)
             took = time.monotonic() - began
             await asyncio.sleep(max(SAMPLE_S - took, SHARE * took))
 
@@ -154,19 +154,25 @@ class Hub:
         return page.poll
 
     async def _ask(self, page: Page) -> None:
-        try:
-            thread = self._threads["read" if page.view.kind in READING else "poll"]
-            page.html = await asyncio.get_running_loop().run_in_executor(
-                thread, self._make, page.view
-            )
-            page.at, page.error = time.monotonic(), None
-        except AnabranchError as error:
-            page.error = error
-            if isinstance(error, NotAuthorized):
-                page.html = None  # the lane may not see it any more
-        except Exception as error:
-            log.exception("page %s", page.view)
-            page.error = AnabranchError(f"a defect, please report it: {error!r}")
+        thread = "read" if page.view.kind in READING else "poll"
+        html, page.error = await self._called(thread, partial(self._make, page.view))
+        if page.error is None:
+            page.html, page.at = html, time.monotonic()
+        elif isinstance(page.error, NotAuthorized):
+            page.html = None  # the lane may not see it any more
         page.polled, page.poll = time.monotonic(), None
         page.changed.set()
         page.changed = asyncio.Event()
+
+    async def _called(
+        self, thread: str, call: Callable[[], T]
+    ) -> tuple[T | None, AnabranchError | None]:
+        """What a call in a thread returns, or its error."""
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads[thread], call), None
+        except AnabranchError as error:
+            return None, error
+        except Exception as error:
+            log.exception("a call of the thread %s", thread)
+            return None, AnabranchError(f"a defect, please report it: {error!r}")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -49,6 +49,9 @@ from anabranch.web.events import Part, Search, after, newest, of_commit
 from anabranch.web.hub import INTERVAL_S, View
 
 T = TypeVar("T")
+if TYPE_CHECKING:
+    from anabranch.web.tables import Tables
+
 LIMITS = (100, 1000, 10_000)
 COUNTS = (20, 50, 200)  # events or rows of a page
 _VALUE = 4_000  # characters of a value that a page shows
@@ -79,7 +82,7 @@ def environment() -> Environment:
     )
     made.filters |= {
         "at": time_text, "clock": clock_text, "hybrid": to_text, "lag": lag_text, "query": query_text,
-        "segment": segment_name, "span": span_text, "waits": _waits,
+        "segment": segment_name, "short": short_time, "span": span_text, "waits": _waits,
     }  # fmt: skip
     return made
 
@@ -93,6 +96,11 @@ def rendered(templates: Environment, name: str, **facts: Any) -> str:
 def clock_text(timestamp: int) -> str:
     """The moment of a hybrid time, to the millisecond."""
     return to_datetime(timestamp).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def short_time(text: str | None) -> str:
+    """A time of `time_text` to the second; a dash for none."""
+    return "-" if text is None else f"{text[:10]} {text[11:19]}"
 
 
 def query_text(given: Mapping[str, Any]) -> str:
@@ -130,6 +138,18 @@ class Shown(NamedTuple):
     event: Event | None = None
 
 
+class EventsAsked(NamedTuple):
+    """Which events a page shows, as fields of its address; empty ones are not given."""
+
+    stream: str
+    key: str
+    text: str
+    since: str
+    commit: str
+    txn: str
+    limit: str
+
+
 class _Memory:
     """Answers of the cluster that are less than a second old, for pages that show parts of the same list."""
 
@@ -165,8 +185,8 @@ class Pages:
         self._recorder = recorder
         self._rivers: dict[str, Follower] = {}
         self._written: dict[bytes, tuple[str, ...]] = {}  # streams of one-shots
-        self._newest: dict[tuple[str, ...], Part] = {}
-        self._tables: Any = None
+        self._newest: dict[EventsAsked, Part] = {}
+        self._tables: Tables | None = None
         self._memory = _Memory()
 
     def body(self, view: View) -> str:
@@ -387,46 +407,45 @@ class Pages:
         # Brokers may let this process read what its lane may not know of.
         return self._client.describe(name, timeout=self._timeout)
 
-    def _events(
-        self, name: str, key: str, text: str, since: str, commit: str, txn: str, limit: str
-    ) -> dict[str, Any]:
-        stream = self._seen(name)
-        timestamp = _number(commit, "commit")
-        if txn:
-            info = self._client.open_transaction(parse_txn_text(txn), timeout=self._timeout).info
-            timestamp = info.commit_timestamp
-            if not timestamp:
-                raise InvalidArgument(
-                    f"transaction {txn} is {info.state}: it has no committed events"
-                )
-        handle = self._showing.handle(name)
-        search = Search(name, int(limit), _wanted(handle, key, text), self._timeout)
+    def _events(self, *about: str) -> dict[str, Any]:
+        asked = EventsAsked._make(about)
+        stream = self._seen(asked.stream)
+        timestamp = self._commit_of(asked)
+        handle = self._showing.handle(asked.stream)
+        is_wanted = _wanted(handle, asked.key, asked.text)
+        search = Search(asked.stream, int(asked.limit), is_wanted, self._timeout)
         if timestamp:
             part = of_commit(self._client, search, timestamp)
-        elif since:
-            part = after(self._client, search, _moment(since))
+        elif asked.since:
+            part = after(self._client, search, _moment(asked.since))
         else:
-            part = self._newest_of(search, (name, key, text, limit))
+            part = self._newest_of(search, asked)
         return {
             "stream": stream,
             "is_table": is_table(stream.settings),
             "found": [
                 shown(handle, event.key, event.value, event)
                 # The newest first, unless they are the beginning of something.
-                for event in (part.events if timestamp or since else reversed(part.events))
+                for event in (part.events if timestamp or asked.since else reversed(part.events))
             ],
             "part": part,
-            "fields": {"key": key, "q": text, "from": since, "commit": commit, "txn": txn},
-            "key": key,
-            "text": text,
-            "since": since,
+            "asked": asked,
             "commit": timestamp,
-            "txn": txn,
-            "limit": int(limit),
+            "limit": int(asked.limit),
             "limits": COUNTS,
         }
 
-    def _newest_of(self, search: Search, asked: tuple[str, ...]) -> Part:
+    def _commit_of(self, asked: EventsAsked) -> int:
+        """The timestamp of the commit whose events are asked for; 0: of all. Raises: InvalidArgument."""
+        if not asked.txn:
+            return _number(asked.commit, "commit")
+        txn_id = parse_txn_text(asked.txn)
+        info = self._client.open_transaction(txn_id, timeout=self._timeout).info
+        if not info.commit_timestamp:
+            raise InvalidArgument(f"{info}: it has no committed events")
+        return info.commit_timestamp
+
+    def _newest_of(self, search: Search, asked: EventsAsked) -> Part:
         """The newest events, which are read again only once something was committed."""
         part = newest(self._client, search, self._newest.pop(asked, None))
         self._newest[asked] = part
@@ -479,7 +498,7 @@ class Pages:
             "loading": loading,
         }
 
-    def _replicas(self) -> Any:
+    def _replicas(self) -> Tables:
         if self._tables is None:
             need("rocksdict", extra="tables")
             from anabranch.web.tables import Tables

@@ -100,12 +100,16 @@ def test_it_keeps_an_hour(leaders: Leaders, recorder: Recorder) -> None:
 
 
 def test_pictures(leaders: Leaders) -> None:
-    points = [(-3000.0, 1.0), (-2990.0, None), (-20.0, 4.0), (-10.0, 2.0), (0.0, 0.0)]
+    points = [(-3600.0, 1.0), (-2990.0, None), (-20.0, 4.0), (-10.0, 2.0), (0.0, 0.0)]
     drawn = line("a <b>", points, str)
     root = ET.fromstring(drawn)
     assert root.find("title").text == "a <b>, in the last hour: at most 4.0"  # type: ignore[union-attr]
     path = next(each.get("d") for each in root.iter("path") if each.get("class") == "line")
     assert path == "M298.3,6.0 L299.2,39.0 L300.0,72.0"
+    assert "60m ago" in drawn
+    assert "2m ago" not in line(
+        "x", [(-130.0, 1.0), (0.0, 1.0)], str
+    )  # a new process: the last five
     assert "not known" in line("x", [(0.0, None)], str)
     ET.fromstring(line("x", [(-1.0, 0.0), (0.0, 0.0)], str))
     drawn = bars("takeovers", [(-7200.0, 1.0), (-90.0, 2.0), (0.0, 0.0)])
