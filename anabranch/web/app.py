@@ -87,7 +87,7 @@ class _Web:
         self._templates: Environment = environment()
         recorder = Recorder(site.client, site.timeout)
         self._pages = Pages(site.client, self._templates, site.timeout, site.showing, recorder)
-        self.hub = Hub(self._pages.body, recorder.sample)
+        self.hub = Hub(self._pages.body, recorder.sample, self._pages.sweep)
         self._confirmations = Confirmations()
         self._actors = ThreadPoolExecutor(2, thread_name_prefix="anabranch-web-act")
 

@@ -65,14 +65,19 @@ class Hub:
     """Polls pages while browsers show them. Everything but ``make`` and ``sample`` runs in one event loop."""
 
     def __init__(
-        self, make: Callable[[View], str], sample: Callable[[], None] = lambda: None
+        self,
+        make: Callable[[View], str],
+        sample: Callable[[], None] = lambda: None,
+        sweep: Callable[[], None] = lambda: None,
     ) -> None:
         """``make``: makes the body of a page, in a thread: one makes the pages of `READING`, another the rest.
 
         ``sample``: takes a sample for the charts; called every `SAMPLE_S` from `begin` on, in a thread of its own.
+        ``sweep``: frees what nobody looks at; called as often, in the thread of the pages of `READING`.
         """
         self._make = make
         self._sample = sample
+        self._sweep = sweep
         self._pages: dict[View, Page] = {}
         # Reading events and rows may take seconds, and delays no other page.
         self._threads = {
@@ -145,6 +150,7 @@ class Hub:
             _, error = await self._called("sample", self._sample)
             if error is not None:
                 log.warning("no sample for the charts: %s", error)
+            await self._called("read", self._sweep)
             took = time.monotonic() - began
             await asyncio.sleep(max(SAMPLE_S - took, SHARE * took))
 

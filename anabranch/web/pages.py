@@ -60,7 +60,8 @@ _MOST_HEADERS = 20
 _MOST_RIVERS = 16  # pictures of streams that are kept up to date
 _MOST_SEARCHED = 50  # streams whose histories are searched for a one-shot
 _MOST_WRITTEN = 1000  # one-shots whose streams are kept
-_MOST_READ = 32  # lists of events that are kept until something is committed
+_MOST_READ = 16  # lists of events that are kept until something is committed
+_MOST_READ_BYTES = 4 << 20  # of such a list
 # State of a transaction -> what it waits for.
 WAITS = {
     "OPEN": "its programs: they write, and one of them commits. It is aborted if none of them says it is alive",
@@ -200,6 +201,11 @@ class Pages:
             **facts,
         )
 
+    def sweep(self) -> None:
+        """Close what nobody has looked at for a while. For the thread that reads events and rows."""
+        if self._tables is not None:
+            self._tables.close_idle()
+
     def close(self) -> None:
         for river in self._rivers.values():
             river.close()
@@ -316,7 +322,7 @@ class Pages:
         if info.txn_id not in self._written:
             names = [one.stream for one in self._all_streams() if one.state == ACTIVE]
             if len(names) > _MOST_SEARCHED:
-                return ()
+                names = []
             ports, at = self._client.reader_ports(), info.commit_timestamp
             try:
                 rows = commit_rows(ports, names, at - 1, at, 1, self._timeout)
@@ -448,7 +454,8 @@ class Pages:
     def _newest_of(self, search: Search, asked: EventsAsked) -> Part:
         """The newest events, which are read again only once something was committed."""
         part = newest(self._client, search, self._newest.pop(asked, None))
-        self._newest[asked] = part
+        if sum(len(event.value or b"") for event in part.events) <= _MOST_READ_BYTES:
+            self._newest[asked] = part
         while len(self._newest) > _MOST_READ:
             del self._newest[next(iter(self._newest))]
         return part

@@ -96,13 +96,11 @@ class Tables:
             return list(islice(version_rows(table, view.versions(table, key)), _MOST_VERSIONS))
 
     def _view(self, table: str, at: int | datetime | None, timeout: float) -> TableSnapshot:
-        now = time.monotonic()
-        for name in [name for name, kept in self._kept.items() if now - kept.used > _IDLE_S]:
-            self._kept.pop(name).replica.close()
+        self.close_idle()
         kept = self._kept.get(table)
         if kept is None:
-            kept = self._kept[table] = _Kept(self._open(table, timeout), now)
-        kept.used = now
+            kept = self._kept[table] = _Kept(self._open(table, timeout), 0.0)
+        kept.used = time.monotonic()
         try:
             return kept.replica.snapshot(at, timeout=_WAIT_S)
         except NotReady as error:
@@ -124,6 +122,12 @@ class Tables:
         while len(self._kept) >= _MOST_TABLES:
             self.drop(min(self._kept, key=lambda name: self._kept[name].used))
         return self._client.replica(table, timeout=timeout)
+
+    def close_idle(self) -> None:
+        """Close the replicas that nobody has looked at for `_IDLE_S`."""
+        least = time.monotonic() - _IDLE_S
+        for table in [table for table, kept in self._kept.items() if kept.used < least]:
+            self.drop(table)
 
     def drop(self, table: str) -> None:
         """Close the replica of a table, if there is one."""

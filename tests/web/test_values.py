@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.errors import InvalidArgument, NotAuthorized, NotReady
+from anabranch.errors import IllegalState, InvalidArgument, NotAuthorized, NotReady
 from anabranch.presentation.rows import laid_out
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.testing.memory.cluster import MemoryCluster
@@ -327,6 +327,12 @@ def stock(client: anabranch.Client, monkeypatch: pytest.MonkeyPatch) -> Iterator
     found.close()
 
 
+def kept_by(found: Pages) -> dict[str, Any]:
+    """The replicas that pages keep, by table."""
+    assert found._tables is not None
+    return found._tables._kept
+
+
 def rows(page: str) -> list[tuple[str, str]]:
     found = re.findall(
         r"<tr><td><code>(.*?)</code></td><td class=\"value\">.*?<code>(.*?)</code>", page, re.S
@@ -365,7 +371,7 @@ def test_a_table_that_is_loading_is_said(
 ) -> None:
     write(client, TABLE, (b"k", b"v"))
     stock.body(View("rows", (TABLE, "", "", "", "20")))
-    kept = stock._tables._kept[TABLE].replica
+    kept = kept_by(stock)[TABLE].replica
 
     def slow(*_: object, **__: object) -> None:
         raise NotReady("not complete")
@@ -382,12 +388,13 @@ def test_a_stream_is_no_table(stock: Pages) -> None:
 def test_idle_replicas_are_closed(client: anabranch.Client, stock: Pages) -> None:
     write(client, TABLE, (b"k", b"v"))
     stock.body(View("rows", (TABLE, "", "", "", "20")))
-    kept = stock._tables._kept[TABLE]
+    kept = kept_by(stock)[TABLE]
     kept.used -= 2 * tables_module._IDLE_S
-    first = kept.replica
-    stock.body(View("rows", (TABLE, "", "", "", "20")))
-    assert stock._tables._kept[TABLE].replica is not first
+    stock.sweep()
+    assert kept_by(stock) == {}
+    with pytest.raises(IllegalState):
+        kept.replica.snapshot()
     for n in range(5):
         client.create_table(f"shop/t{n}")
         stock.body(View("rows", (f"shop/t{n}", "", "", "", "20")))
-    assert len(stock._tables._kept) == tables_module._MOST_TABLES
+    assert len(kept_by(stock)) == tables_module._MOST_TABLES
