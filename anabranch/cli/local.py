@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from anabranch.cli.options import Json, OperatorOptions, Verbose, argument, option, spec_of
-from anabranch.cli.output import log_to_stderr, print_line, print_note, print_result
+from anabranch.cli.output import log_to_stderr, print_note, print_result
 from anabranch.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ def broker(
 
 
 @dataclass(frozen=True)
-class WebOptions(OperatorOptions):
-    """The common options, and those that say what pages show, and to whom."""
+class ValueOptions:
+    """The options of `web` that say which values pages show, and to whom."""
 
     show_values: Annotated[
         bool,
@@ -202,7 +202,7 @@ class WebOptions(OperatorOptions):
         return self.show_values
 
     def warning(self, address: str, *, acts: bool) -> str:
-        """What to know of a page that others can reach; empty if nothing is wrong."""
+        """The danger of a page that others can reach; or an empty text."""
         if self.user_header is not None:
             return ""
         if self.password_file is not None:
@@ -233,7 +233,8 @@ class WebOptions(OperatorOptions):
 
 
 def web(
-    options: WebOptions,
+    options: OperatorOptions,
+    shows: ValueOptions,
     host: Annotated[
         str,
         option("--host ADDRESS", "The address to listen on."),
@@ -267,9 +268,9 @@ def web(
 
     shown = f"[{host}]" if ":" in host else host
     is_local = shown in LOCAL or host.startswith("127.")
-    login = options.login()
-    values = options.shows_values(local=is_local and not set(host_name or ()) - set(LOCAL))
-    showing = Showing(allow_actions, values, options.handle())
+    login = shows.login()
+    values = shows.shows_values(local=is_local and not set(host_name or ()) - set(LOCAL))
+    showing = Showing(allow_actions, values, shows.handle())
     if not logging.getLogger().handlers:
         log_to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     with listen(host, port) as listening, options.client() as client:
@@ -286,7 +287,7 @@ def web(
 
         def ready() -> None:
             url = f"http://{shown}:{at}/"
-            warning = options.warning(f"{shown}:{at}", acts=allow_actions)
+            warning = shows.warning(f"{shown}:{at}", acts=allow_actions)
             document = {
                 "url": url,
                 "actions": allow_actions,
@@ -301,8 +302,10 @@ def web(
 
 def web_password(
     user: Annotated[str, argument("USER", "The user's name.")],
+    json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Print a line for the file of `anabranch web --password-file`. It reads the password without showing it.
+    """Ask for a password, and print a line for the file of `anabranch web --password-file`.
 
     Without a terminal, the password is the first line of standard input.
     """
@@ -311,9 +314,10 @@ def web_password(
     from anabranch.web.login import password_line
 
     if sys.stdin.isatty():
-        password = getpass("Password: ", stream=sys.stderr)
-        if getpass("Again: ", stream=sys.stderr) != password:
+        password = getpass("Password: ")
+        if getpass("Again: ") != password:
             raise InvalidArgument("these are two different passwords: nothing was made")
     else:
         password = sys.stdin.readline().rstrip("\r\n")
-    print_line(password_line(user, password))
+    line = password_line(user, password)
+    print_result({"user": user, "line": line}, line, as_json=json)

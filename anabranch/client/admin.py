@@ -151,8 +151,10 @@ class Administration:
     def leaders(self, deadline: float) -> Listed[LeaderInfo]:
         def ask(n: int, until: float) -> list[LeaderInfo]:
             got = self._session.ask(n, r.DescribeLeader(), r.LeaderInfo, until)
-            about = got.term, got.leader, got.since_ms, got.committed, got.uncommitted_bytes
-            return [LeaderInfo(n, *about)]
+            info = LeaderInfo(
+                n, got.term, got.leader, got.since_ms, got.committed, got.uncommitted_bytes
+            )
+            return [info]
 
         found = self._session.of_each(None, ask, deadline)
         found.sort(key=lambda info: info.control_partition)

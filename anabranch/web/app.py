@@ -274,7 +274,7 @@ async def _gone(receive: Receive) -> None:
 
 
 def _told(page: Page) -> str:
-    # What the lane may not see any more is taken from the page.
+    # The page loses its content once the lane may not see it any more.
     html = "" if isinstance(page.error, NotAuthorized) else page.html
     return json.dumps({"html": html, "trouble": page.trouble})
 
@@ -334,7 +334,7 @@ def _stream_of(request: Request) -> str:
 
 
 def _query(request: Request, *names: str, **limits: tuple[int, ...]) -> dict[str, str]:
-    """The fields of an address, of these names, empty if not given; bytes that are not UTF-8 as surrogates.
+    """The fields of an address, in this order, empty if not given; bytes that are not UTF-8 as surrogates.
 
     ``limits``: the numbers that a field may have; the first one is the default. Raises: InvalidArgument.
     """
@@ -361,16 +361,13 @@ def _streams(request: Request) -> View:
 
 
 def _events(request: Request) -> View:
-    fields = ("key", "q", "from", "commit", "txn")
-    given = _query(request, *fields, limit=(COUNTS[1], *COUNTS))
-    named = (given[each] for each in (*fields, "limit"))
-    return View("events", EventsAsked(_stream_of(request), *named))
+    given = _query(request, "key", "q", "from", "commit", "txn", limit=(COUNTS[1], *COUNTS))
+    return View("events", EventsAsked(_stream_of(request), *given.values()))
 
 
 def _rows(request: Request) -> View:
-    fields = ("prefix", "from", "at")
-    given = _query(request, *fields, limit=(COUNTS[1], *COUNTS))
-    return View("rows", (_stream_of(request), *(given[each] for each in (*fields, "limit"))))
+    given = _query(request, "prefix", "from", "at", limit=(COUNTS[1], *COUNTS))
+    return View("rows", (_stream_of(request), *given.values()))
 
 
 def _versions(request: Request) -> View:
@@ -379,9 +376,8 @@ def _versions(request: Request) -> View:
 
 
 def _transactions(request: Request) -> View:
-    fields = ("show", "scope", "state", "q")
-    given = _query(request, *fields, limit=LIMITS)
+    given = _query(request, "show", "scope", "state", "q", limit=LIMITS)
     given["show"] = given["show"] or SHOWN[0]
     if given["show"] not in SHOWN:
         raise InvalidArgument(f"show {given['show'][:20]!r}: one of {', '.join(SHOWN)}")
-    return View("transactions", tuple(given[each] for each in (*fields, "limit")))
+    return View("transactions", tuple(given.values()))

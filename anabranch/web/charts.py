@@ -19,11 +19,14 @@ _LAG_S = 60.0  # between two questions for the lags of all groups
 _LAG_SHARE = 20  # pauses between them are at least this many times as long as they take
 _LEAST_S = 300.0  # of a chart
 _GAP_S = 60.0  # no line is drawn between samples that are farther apart
-_WIDTH, _HEIGHT, _TOP = 300.0, 72.0, 6.0
+# The size of a chart without its legend, and the room above it.
+_WIDTH = 300.0
+_HEIGHT = 72.0
+_TOP = 6.0
 
 
 class Sample(NamedTuple):
-    """What was seen at monotonic second ``at``; None: not known.
+    """The state of the cluster at monotonic second ``at``; None: not known.
 
     ``commits``: a second, since the sample before. ``takeovers``: since the sample before.
     """
@@ -58,7 +61,7 @@ class Recorder:
     _lag_due: float = 0.0
 
     def sample(self) -> None:
-        """Take a sample. What the cluster does not answer, or the lane may not see, stays unknown."""
+        """Take a sample. A number stays unknown if the cluster does not answer, or the lane may not see it."""
         commits = journal = takeovers = None
         try:
             leaders = self.client.leaders(timeout=self.timeout)

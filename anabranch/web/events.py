@@ -1,6 +1,6 @@
 """Committed events of a stream for a page: the newest, those after a time, those of one commit.
 
-Each read has bounds. It asks no controller: the histories and the stream's topic say all.
+Each read has bounds, and asks no controller: the histories and the stream's topic have all that it needs.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _last(client: Client, search: Search, plan: SnapshotPlan, budget: _Budget) -
         read = budget.events - before
         if not budget.is_heavy or keep == 1:
             break
-        # Events have this size: so many of the newest ones take about as much.
+        # Events have this size, so half the number of the newest ones takes less.
         keep = max(1, read // partitions // 2)
         budget = _Budget(search.bounds, client.reader_ports().clock.monotonic)
     # A partition's share of the newest events is at its end.

@@ -73,7 +73,7 @@ class Hub:
         """``make``: makes the body of a page, in a thread: one makes the pages of `READING`, another the rest.
 
         ``sample``: takes a sample for the charts; called every `SAMPLE_S` from `begin` on, in a thread of its own.
-        ``sweep``: frees what nobody looks at; called as often, in the thread of the pages of `READING`.
+        ``sweep``: closes what is idle; called as often, in the thread of the pages of `READING`.
         """
         self._make = make
         self._sample = sample
@@ -173,7 +173,7 @@ class Hub:
     async def _called(
         self, thread: str, call: Callable[[], T]
     ) -> tuple[T | None, AnabranchError | None]:
-        """What a call in a thread returns, or its error."""
+        """The result of a call in a thread, or its error."""
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._threads[thread], call), None

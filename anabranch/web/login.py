@@ -1,4 +1,4 @@
-"""Who looks: by a header of a proxy, or by a password file, whose lines `password_line` makes."""
+"""Users: by a header of a proxy, or by a password file, whose lines `password_line` makes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ _REMEMBERED_S = 300.0  # a right password is not hashed again for this long
 _MOST_REMEMBERED = 1000
 _MOST_WAITING = 64  # passwords that wait for their turn to be hashed
 _USER = re.compile(r"[^\x00-\x1f\x7f:]{1,100}")
-_LOG_N, _BLOCK, _PARALLEL, _BYTES = (
-    14,
-    8,
-    1,
-    32,
-)  # of scrypt: 16 MiB and some 50 ms for each password
+# The parameters of scrypt: a password takes 16 MiB and some 50 ms.
+_LOG_N = 14
+_BLOCK = 8
+_PARALLEL = 1
+_BYTES = 32
 _FORM = "USER:scrypt$N$R$P$SALT$HASH"
 
 

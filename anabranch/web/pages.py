@@ -121,7 +121,7 @@ def _waits(state: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Showing:
-    """What pages offer. ``acts``: actions. ``values``: events and rows, decoded by the ``handle`` of a stream."""
+    """Pages offer actions (``acts``), and events and rows (``values``), decoded by the ``handle`` of a stream."""
 
     acts: bool = False
     values: bool = False
@@ -202,7 +202,7 @@ class Pages:
         )
 
     def sweep(self) -> None:
-        """Close what nobody has looked at for a while. For the thread that reads events and rows."""
+        """Close idle replicas. For the thread that reads events and rows."""
         if self._tables is not None:
             self._tables.close_idle()
 
@@ -407,7 +407,7 @@ class Pages:
     # -- events and rows ------------------------------------------------------------------------------
 
     def _seen(self, name: str) -> StreamDescription:
-        """A stream whose values may be shown. Raises: NotAuthorized (its lane, or nobody, may see them)."""
+        """A stream whose values may be shown. Raises: NotAuthorized."""
         if not self._showing.values:
             raise NotAuthorized("this process shows no events or rows: start it with --show-values")
         # Brokers may let this process read what its lane may not know of.

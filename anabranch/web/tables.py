@@ -19,7 +19,7 @@ from anabranch.tables.snapshot import TableSnapshot
 
 MOST_EVENTS = 2_000_000  # of a table whose rows are shown
 _MOST_TABLES = 4
-_IDLE_S = 600.0  # a replica that nobody looks at is closed after this time
+_IDLE_S = 600.0  # a replica is closed once no page has shown it for this time
 _WAIT_S = 1.0  # for a replica that is loading
 _MOST_BYTES = 8 << 20  # of the rows of a page
 _MOST_VERSIONS = 200
@@ -124,7 +124,7 @@ class Tables:
         return self._client.replica(table, timeout=timeout)
 
     def close_idle(self) -> None:
-        """Close the replicas that nobody has looked at for `_IDLE_S`."""
+        """Close the replicas that no page has shown for `_IDLE_S`."""
         least = time.monotonic() - _IDLE_S
         for table in [table for table, kept in self._kept.items() if kept.used < least]:
             self.drop(table)
