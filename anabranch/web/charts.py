@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import chain
 from typing import NamedTuple
 
 from anabranch.client.client import Client
@@ -99,9 +100,13 @@ class Recorder:
     def _ask_lag(self) -> None:
         began = self.clock()
         try:
-            groups = self.client.groups(timeout=self.timeout)
-            found = [one.lag.events for group in groups for one in group.streams if not one.trouble]
-            self._behind = max(found, default=0)
+            # Brokers show groups to this process that its lane may know nothing of.
+            seen = {one.stream for one in self.client.streams(timeout=self.timeout)}
+            positions = chain(
+                *(group.streams for group in self.client.groups(timeout=self.timeout))
+            )
+            known = (one for one in positions if one.stream in seen and not one.trouble)
+            self._behind = max((one.lag.events for one in known), default=0)
         except AnabranchError:
             self._behind = None
         ended = self.clock()

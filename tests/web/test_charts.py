@@ -9,9 +9,11 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from anabranch.errors import AnabranchError, NotAuthorized, NotReady
+from anabranch.reading.group_lag import ConsumerGroup, GroupPosition, Lag
 from anabranch.testing.memory.cluster import MemoryCluster
 from anabranch.types import LeaderInfo, Listed
 from anabranch.web.charts import HOUR_S, Recorder, bars, line
+from tests.cli.fakes import stream
 
 
 class Leaders:
@@ -38,7 +40,16 @@ class Leaders:
 
     def groups(self, *, timeout: float) -> list[Any]:
         self.asked_groups += 1
-        return []
+        return [
+            ConsumerGroup("a", "Stable", (), (GroupPosition("shop/seen", {}, Lag(7, 0)),)),
+            ConsumerGroup("b", "Stable", (), (GroupPosition("hr/hidden", {}, Lag(900, 0)),)),
+            ConsumerGroup(
+                "c", "Stable", (), (GroupPosition("shop/seen", {}, Lag(800, 0), "lost"),)
+            ),
+        ]
+
+    def streams(self, *, timeout: float) -> list[Any]:
+        return [stream("shop/seen")]
 
 
 @pytest.fixture
@@ -72,6 +83,7 @@ def test_commits_a_second_over_all_control_partitions_and_takeovers(
     shown = {chart.title: chart.now for chart in recorder.charts()}
     assert shown["commits a second"] == "2.0"
     assert shown["takeovers by other controllers"] == "2"
+    assert shown["events behind, of the slowest group"] == "7"  # of streams that the lane may see
 
 
 def test_what_is_not_known_is_no_zero(leaders: Leaders, recorder: Recorder) -> None:
