@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from anabranch.types import Listed
 from anabranch.web.hub import View
 from anabranch.web.pages import Pages, Showing, environment
-from tests.cli.fakes import TXN_ID, FakeClient
+from tests.cli.fakes import TXN_ID, FakeClient, stream
 
 # Page -> the cells of rows that it has, in their order.
 ROWS: dict[View, list[tuple[str, ...]]] = {
@@ -114,3 +115,12 @@ def test_a_transaction_s_page_shows_its_staged_merge() -> None:
         ('max="10" value="5" aria-label="staged of partition 1"', "5 of 10 events")
     ]
     assert ("0000000000000005", "loader 7", "open", "10", "yes") in cells(page)
+
+
+def test_groups_show_no_streams_that_the_lane_may_not_see() -> None:
+    """Brokers show the process all groups, also those of other streams."""
+    client: Any = Timed(FakeClient())
+    client.streams = lambda timeout: Listed([stream("nyc/flights")])
+    page = Pages(client, environment(), 1.0, Showing()).body(View("groups"))
+    assert "nyc/flights" in page
+    assert "nyc/weather" not in page
