@@ -353,6 +353,23 @@ class CommandsInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaderInfo:
+    """The leader of a control partition: its ``term``, which rises with each takeover, and since when it leads.
+
+    ``leader``: host, process and start time. ``since_ms``: Unix milliseconds. ``committed``: transactions committed
+    since some time of the term: only the difference of two answers means anything. ``uncommitted_bytes``: of open
+    transactions in journals.
+    """
+
+    control_partition: int
+    term: int
+    leader: str
+    since_ms: int
+    committed: int
+    uncommitted_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Lane:
     """A lane, in all control partitions together.
 

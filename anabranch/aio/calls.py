@@ -80,6 +80,7 @@ if TYPE_CHECKING:
         Grant,
         Headers,
         Lane,
+        LeaderInfo,
         Listed,
         OpenTransaction,
         Receipt,
@@ -1652,6 +1653,10 @@ class AsyncClient(Handle):
     async def commands(self, *, timeout: float | None = None) -> Listed[CommandsInfo]:
         """As `Client.commands`."""
         return await self._waits.call(self._blocking.commands, timeout=timeout)
+
+    async def leaders(self, *, timeout: float | None = None) -> Listed[LeaderInfo]:
+        """As `Client.leaders`."""
+        return await self._waits.call(self._blocking.leaders, timeout=timeout)
 
     async def feature_level(
         self, *, raise_to: int | None = None, timeout: float | None = None

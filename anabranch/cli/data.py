@@ -253,10 +253,15 @@ def _tail(
     timeout: float | None,
 ) -> Iterator[AnyEvent]:
     """The newest wanted events, in stream order; with `--follow` later events, too."""
+    from anabranch.presentation.system_tables import before_newest
+
+    def commits(until: int, most: int) -> Any:
+        return client.system("commits", str(given), until=until, limit=most)
+
     at = client.snapshot(given).timestamp
     count = window = part.tail or 0
     while True:
-        since = _before_newest(client, str(given), at, window)
+        since = before_newest(commits, at, window)
         read = client.snapshot(given, at, since).read(given)
         found = deque(filter(is_wanted, read), maxlen=count)
         if len(found) == count or since is None:
@@ -265,22 +270,6 @@ def _tail(
     yield from found
     if part.follow:
         yield from filter(is_wanted, client.read(given, timeout=timeout, start=at))
-
-
-def _before_newest(client: Client, stream: str, until: int, count: int) -> int | None:
-    """A hybrid time after which at least ``count`` events were committed; None: there are not more than that."""
-    from anabranch.presentation.system_tables import MOST_ROWS
-
-    while True:
-        most = min(count, MOST_ROWS)
-        commits = client.system("commits", stream, until=until, limit=most)
-        for commit in commits:
-            count -= commit.rows
-            if count <= 0:
-                return commit.commit_timestamp - 1
-        if len(commits) < most:
-            return None
-        until = commits[-1].commit_timestamp - 1
 
 
 def event_document(event: AnyEvent) -> dict[str, Any]:

@@ -6,11 +6,12 @@ import logging
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from anabranch import logs
 from anabranch.cli.errors import CheckFailed
@@ -23,6 +24,7 @@ from anabranch.cli.options import (
     Prefix,
     Verbose,
     argument,
+    codec_spec,
     option,
 )
 from anabranch.cli.output import print_note, print_result
@@ -32,6 +34,8 @@ from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
     from anabranch.cli.cluster import LocalCluster
+    from anabranch.values import Stream
+    from anabranch.web.login import Login
 
 _CONTROLLERS = 2  # so that one takes over when the kit kills the other
 
@@ -153,8 +157,108 @@ def broker(options: BrokerOptions, brokers: Brokers = 1) -> None:
         raise BrokerDied("the broker ended", log=running.log, log_tail=running.log_tail())
 
 
+@dataclass(frozen=True)
+class ValueOptions:
+    """The options of `web` that say which values pages show, and to whom."""
+
+    show_values: Annotated[
+        bool,
+        option(
+            "--show-values",
+            "Show events and rows to others than this machine, too; needs --user-header or --password-file.",
+        ),
+    ] = False
+    user_header: Annotated[
+        str | None,
+        option(
+            "--user-header NAME",
+            "The header in which a proxy names the user. Requests without it are refused.",
+        ),
+    ] = None
+    proxy: Annotated[
+        list[str] | None,
+        option(
+            "--proxy ADDRESS",
+            "An address or network whose --user-header counts (default: this machine). Repeatable.",
+        ),
+    ] = None
+    password_file: Annotated[
+        Path | None,
+        option(
+            "--password-file FILE",
+            "Users and their passwords, by lines of `anabranch web-password`.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None
+    codec: Annotated[
+        list[str] | None,
+        option(
+            "--codec PATTERN=KEY,VALUE",
+            "Codecs of the streams SCOPE/STREAM, SCOPE/* or *, such as 'shop/*=str,json'. Repeatable.",
+        ),
+    ] = None
+
+    def login(self) -> Login | None:
+        """How users are found; None: not at all. Raises: InvalidArgument."""
+        from anabranch.web.login import HeaderLogin, PasswordLogin
+
+        if self.user_header is not None and self.password_file is not None:
+            raise InvalidArgument("give --user-header or --password-file, not both")
+        if self.proxy and self.user_header is None:
+            raise InvalidArgument("--proxy says whose --user-header counts: give that, too")
+        if self.password_file is not None:
+            return PasswordLogin(self.password_file)
+        if self.user_header is not None:
+            return HeaderLogin(self.user_header, self.proxy or ("127.0.0.0/8", "::1"))
+        return None
+
+    def shows_values(self, *, local: bool) -> bool:
+        """Whether pages show events and rows. ``local``: only this machine comes. Raises: InvalidArgument."""
+        if local:
+            return True
+        has_users = self.user_header is not None or self.password_file is not None
+        if self.show_values and not has_users:
+            raise InvalidArgument(
+                "--show-values would show events to all who reach the page: add --user-header NAME, for a proxy "
+                "with a login, or --password-file FILE"
+            )
+        return self.show_values
+
+    def warning(self, address: str, *, acts: bool) -> str:
+        """The danger of a page that others can reach; or an empty text."""
+        if self.user_header is not None:
+            return ""
+        if self.password_file is not None:
+            return "passwords are readable on the way here: use a proxy with TLS"
+        may = "see and change" if acts else "see"
+        return f"everyone who reaches {address} can {may} the cluster: use a proxy with a login"
+
+    def handle(self) -> Callable[[str], Stream[Any, Any] | None]:
+        """The handle of a stream by its name; None: its keys and values are bytes. Raises: InvalidArgument."""
+        from anabranch.values import stream_of
+
+        codecs: list[tuple[str, Any, Any]] = []
+        for text in self.codec or ():
+            pattern, _, words = text.partition("=")
+            key, comma, value = words.partition(",")
+            if not pattern or not comma:
+                raise InvalidArgument(
+                    f"--codec {text!r}: PATTERN=KEY,VALUE, as in 'shop/*=str,json'"
+                )
+            codecs.append((pattern, codec_spec(key or None), codec_spec(value or None)))
+
+        def handle(stream: str) -> Stream[Any, Any] | None:
+            legal = ("*", f"{stream.partition('/')[0]}/*", stream)
+            found = next((each for each in codecs if each[0] in legal), None)
+            return None if found is None else stream_of(stream, found[1], found[2], "raise")
+
+        return handle
+
+
 def web(
     options: OperatorOptions,
+    shows: ValueOptions,
     host: Annotated[
         str,
         option("--host ADDRESS", "The address to listen on."),
@@ -178,38 +282,69 @@ def web(
 ) -> None:
     """Show the cluster in the browser, until Ctrl-C or SIGTERM.
 
-    The page has no login, so it listens only on this machine by default: use a proxy with a login for others.
-    Without --allow-actions it changes nothing.
+    Without --user-header or --password-file there is no login, so the page listens only on this machine by default.
+    With another --host, or a --host-name, it shows events and rows only with --show-values and a login. Without
+    --allow-actions it changes nothing.
     """
     from anabranch.web.app import Site
     from anabranch.web.guard import LOCAL
+    from anabranch.web.pages import Showing
     from anabranch.web.serve import listen, serve
 
     logs.start(log_format, logging.INFO)
+    shown = f"[{host}]" if ":" in host else host
+    is_local = shown in LOCAL or host.startswith("127.")
+    login = shows.login()
+    values = shows.shows_values(local=is_local and not set(host_name or ()) - set(LOCAL))
+    showing = Showing(allow_actions, values, shows.handle())
     with listen(host, port) as listening, options.client() as client:
         at = listening.getsockname()[1]
-        shown = f"[{host}]" if ":" in host else host
         names = frozenset({*LOCAL, shown, *(host_name or ())})
         site = Site(
             client,
             options.target().bootstrap,
             names,
-            allow_actions,
             min(options.timeout, _WEB_ANSWER_S),
+            showing,
+            login,
         )
-        local = shown in LOCAL or host.startswith("127.")
 
         def ready() -> None:
             url = f"http://{shown}:{at}/"
-            may = "see and change" if allow_actions else "see"
-            warning = (
-                f"everyone who reaches {shown}:{at} can {may} the cluster: use a proxy with a login"
-            )
-            document = {"url": url, "actions": allow_actions, "lane": options.lane}
-            lines = [f"{url}   Ctrl-C ends it", *([] if local else [warning])]
+            warning = shows.warning(f"{shown}:{at}", acts=allow_actions)
+            document = {
+                "url": url,
+                "actions": allow_actions,
+                "values": values,
+                "lane": options.lane,
+            }
+            lines = [f"{url}   Ctrl-C ends it", *([] if is_local or not warning else [warning])]
             print_result(document, *lines, as_json=options.json)
 
         serve(site, listening, ready)
+
+
+def web_password(
+    user: Annotated[str, argument("USER", "The user's name.")],
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Ask for a password, and print a line for the file of `anabranch web --password-file`.
+
+    Without a terminal, the password is the first line of standard input.
+    """
+    from getpass import getpass
+
+    from anabranch.web.login import password_line
+
+    if sys.stdin.isatty():
+        password = getpass("Password: ")
+        if getpass("Again: ") != password:
+            raise InvalidArgument("these are two different passwords: nothing was made")
+    else:
+        password = sys.stdin.readline().rstrip("\r\n")
+    line = password_line(user, password)
+    print_result({"user": user, "line": line}, line, as_json=json)
 
 
 def conformance(

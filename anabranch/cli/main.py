@@ -226,6 +226,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("controller", controller.command, _SERVICES),
     ("warm", controller.warm, _SERVICES),
     ("web", local.web, _SERVICES),
+    ("web-password", local.web_password, _SERVICES),
     ("bridge", processor.bridge, _SERVICES),
 )
 for _name, _group, _panel in _GROUPS:

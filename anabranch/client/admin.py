@@ -29,7 +29,16 @@ from anabranch.topics.creation import (
     refusal_of,
 )
 from anabranch.topics.rights import Acl, client_rights
-from anabranch.types import AuditEntry, CommandsInfo, FeatureLevel, Grant, Lane, Listed, right_words
+from anabranch.types import (
+    AuditEntry,
+    CommandsInfo,
+    FeatureLevel,
+    Grant,
+    Lane,
+    LeaderInfo,
+    Listed,
+    right_words,
+)
 
 
 class Administration:
@@ -132,6 +141,18 @@ class Administration:
             got = self._session.ask(n, r.ListCommands(), r.CommandList, until)
             info = CommandsInfo(
                 n, got.position, got.end, got.quarantined, got.open_transactions, got.outcomes
+            )
+            return [info]
+
+        found = self._session.of_each(None, ask, deadline)
+        found.sort(key=lambda info: info.control_partition)
+        return found
+
+    def leaders(self, deadline: float) -> Listed[LeaderInfo]:
+        def ask(n: int, until: float) -> list[LeaderInfo]:
+            got = self._session.ask(n, r.DescribeLeader(), r.LeaderInfo, until)
+            info = LeaderInfo(
+                n, got.term, got.leader, got.since_ms, got.committed, got.uncommitted_bytes
             )
             return [info]
 

@@ -81,6 +81,7 @@ from anabranch.types import (
     Grant,
     K,
     Lane,
+    LeaderInfo,
     Listed,
     OpenTransaction,
     Receipt,
@@ -1360,6 +1361,14 @@ class Client:
         ``missing``: control partitions that don't answer. Raises: NotReady, DeadlineExceeded (none answers).
         """
         return self._admin.commands(self._shared.checked_deadline(timeout))
+
+    def leaders(self, *, timeout: float | None = None) -> Listed[LeaderInfo]:
+        """The leader of each control partition, and how much it does.
+
+        ``missing``: control partitions that don't answer. Raises: NotAuthorized (it needs operate on ``*``),
+        UnsupportedVersion (an older controller), NotReady, DeadlineExceeded (none answers).
+        """
+        return self._admin.leaders(self._shared.checked_deadline(timeout))
 
     def acls(self, *, timeout: float | None = None) -> list[Acl]:
         """The ACLs of the brokers. Raises: NotAuthorized, IllegalState (the brokers have none)."""

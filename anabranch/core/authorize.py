@@ -294,6 +294,7 @@ RULES: Mapping[type, Rule] = {
     r.ListGrants: _everywhere(Right.ADMIN),
     r.ListAudit: _everywhere(Right.ADMIN),
     r.SetFeatureLevel: _everywhere(Right.OPERATE),
+    r.DescribeLeader: _everywhere(Right.OPERATE),
 }
 
 

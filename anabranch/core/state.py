@@ -168,6 +168,7 @@ class State:
         # Key -> the error of its folded row; a later row of the key removes the error.
         self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}
         self.finished = 0  # transactions that ended since this object was made
+        self.committed = 0  # those of them that were committed
         self.outcomes = int.from_bytes(rows.get(k.OUTCOMES) or b"", "big")  # finished ones in rows
         self._oldest = k.FINISHED  # a lower bound of the keys of finished transactions
         self.rederive()
@@ -292,6 +293,8 @@ class State:
             if has:
                 now = k.finished_key(row.finished_ms, txn_id)
                 self.finished += not had
+                if not had and row.state == "COMMITTED":
+                    self.committed += 1
                 self._oldest = min(self._oldest, now)
             self._table.set(now, b"")
 

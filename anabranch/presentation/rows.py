@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -284,6 +285,70 @@ def value_text(value: Any) -> str:
         if isinstance(value, bytes)
         else (value if isinstance(value, str) else json_of(value)).encode()
     )
+
+
+class Laid(NamedTuple):
+    """A key or value for people. ``text``: printable lines; ``line``: its beginning as one line.
+
+    ``size``: bytes of what is stored. ``cut``: whether ``text`` is only the beginning.
+    """
+
+    text: str
+    line: str
+    size: int
+    cut: bool
+
+
+_LINE = 120  # characters
+_LAID_OUT = 256 << 10  # bytes of a JSON text that is laid out, and not only shown
+_DEEPEST = 24  # levels of JSON that are indented
+_JSON_PART = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
+
+
+def laid_out(data: bytes, decoded: Any, most: int) -> Laid:
+    """A key or value, with JSON on several lines. ``decoded``: by the codec; the bytes themselves without one.
+
+    ``most``: characters of the text.
+    """
+    whole = True
+    if isinstance(decoded, bytes):
+        # A character has at most 4 bytes.
+        part = data if len(data) <= _LAID_OUT else data[: 4 * most]
+        whole = len(part) == len(data)
+        text = part.decode("utf-8", "surrogateescape")
+    else:
+        text = decoded if isinstance(decoded, str) else json_of(decoded)
+    lines = _indented(text) if len(data) <= _LAID_OUT else text
+    line = _printable(text[:_LINE].replace("\n", " ")) + ("…" if len(text) > _LINE else "")
+    return Laid(_printable(lines[:most]), line, len(data), not whole or len(lines) > most)
+
+
+def _printable(text: str) -> str:
+    """The text with all but line ends and printable characters escaped."""
+    return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)
+
+
+def _indented(text: str) -> str:
+    """A JSON object or list on several lines, with its numbers and names as they are; other text unchanged."""
+    if text[:1] not in ("{", "["):
+        return text
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    made: list[str] = []
+    depth, last = 0, ""
+    for part in _JSON_PART.findall(text):
+        if part in "]}":
+            depth -= 1
+            if last not in "[{":
+                made.append("\n" + "  " * min(depth, _DEEPEST))
+        elif last in ("[", "{", ","):
+            made.append("\n" + "  " * min(depth, _DEEPEST))
+        made.append(": " if part == ":" else part)
+        depth += part in ("[", "{")
+        last = part
+    return "".join(made)
 
 
 def json_of(value: Any) -> str:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -219,6 +219,25 @@ def commit_rows(
         )
         for at, (txn_id, rows) in sorted(found.items(), reverse=True)
     ]
+
+
+def before_newest(
+    commits: Callable[[int, int], Sequence[CommitRow]], until: int, count: int
+) -> int | None:
+    """A hybrid time after which at least ``count`` events were committed; None: there are not more than that.
+
+    ``commits``: the newest commits up to a hybrid time, the newest first; its second argument limits their number.
+    """
+    while True:
+        most = min(count, MOST_ROWS)
+        found = commits(until, most)
+        for commit in found:
+            count -= commit.rows
+            if count <= 0:
+                return commit.commit_timestamp - 1
+        if len(found) < most:
+            return None
+        until = found[-1].commit_timestamp - 1
 
 
 def table_rows(found: Iterable[StreamDescription], newest: Mapping[str, int]) -> Iterator[TableRow]:

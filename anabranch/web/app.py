@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
 from jinja2 import Environment
 from markupsafe import Markup
@@ -29,18 +30,24 @@ from anabranch.errors import (
     Expired,
     FixCallError,
     InvalidArgument,
+    NotAuthorized,
     RetryError,
 )
 from anabranch.web.actions import Plan, plan
+from anabranch.web.charts import Recorder
 from anabranch.web.guard import Confirmations, Guard
-from anabranch.web.hub import Hub, Page, View
-from anabranch.web.pages import LIMITS, Pages, environment
+from anabranch.web.hub import READING, Hub, Page, View
+from anabranch.web.login import Doorkeeper, Login
+from anabranch.web.pages import COUNTS, LIMITS, EventsAsked, Pages, Showing, environment, rendered
 
 log = logging.getLogger("anabranch.web")
 
 SEND_S = 10.0  # a browser that takes no data for this long is dropped
 BEAT_S = 15.0  # between comments in the stream of a live page that does not change
 MOST_FORM_BYTES = 4096
+PROXIED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host")  # headers of proxies
+MOST_FIELD = 1000  # characters
+SHOWN = ("open", "finished", "prepared")  # kinds of transactions
 NAVIGATION = (
     ("/", "Overview"),
     ("/streams", "Streams"),
@@ -55,27 +62,32 @@ T = TypeVar("T")
 class Site:
     """Parts of the web application. ``cluster``: its name on the page. ``names``: host names that it answers to.
 
-    ``timeout``: seconds for a call of a poll.
+    ``timeout``: seconds for a call of a poll. ``login``: finds the user of each request; None: there are no users.
     """
 
     client: Client
     cluster: str
     names: frozenset[str]
-    allow_actions: bool
     timeout: float
+    showing: Showing
+    login: Login | None = None
 
 
 def application(site: Site) -> ASGIApp:
-    """The ASGI application. No request goes to the cluster before the first page."""
-    return Guard(_Web(site).app(), site.names)
+    """The ASGI application, which asks controllers for a sample every `hub.SAMPLE_S`, and else for pages only."""
+    app: ASGIApp = _Web(site).app()
+    if site.login is not None:
+        app = Doorkeeper(app, site.login)
+    return Guard(app, site.names)
 
 
 class _Web:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._templates: Environment = environment()
-        self._pages = Pages(site.client, self._templates, site.timeout, acts=site.allow_actions)
-        self.hub = Hub(self._pages.body)
+        recorder = Recorder(site.client, site.timeout)
+        self._pages = Pages(site.client, self._templates, site.timeout, site.showing, recorder)
+        self.hub = Hub(self._pages.body, recorder.sample, self._pages.sweep)
         self._confirmations = Confirmations()
         self._actors = ThreadPoolExecutor(2, thread_name_prefix="anabranch-web-act")
 
@@ -83,12 +95,15 @@ class _Web:
         stream, txn = "/streams/{scope}/{name}", "/transactions/{txn}"
         pages: tuple[tuple[str, Callable[[Request], View]], ...] = (
             ("/", lambda _: View("overview")),
-            ("/streams", lambda _: View("streams")),
+            ("/streams", _streams),
             (stream, lambda r: View("stream", (_stream_of(r),))),
+            (f"{stream}/events", _events),
+            (f"{stream}/rows", _rows),
+            (f"{stream}/versions", _versions),
             ("/transactions", _transactions),
             (txn, lambda r: View("transaction", (r.path_params["txn"],))),
-            ("/groups", lambda _: View("groups")),
-            ("/controllers", lambda _: View("controllers")),
+            ("/groups", lambda r: View("groups", (_query(r, "q")["q"],))),
+            ("/controllers", lambda r: View("controllers", (_query(r, "q")["q"],))),
         )
         routes = [Route(path, self._page(view), methods=["GET"]) for path, view in pages]
         for path, about, actions in (
@@ -111,6 +126,7 @@ class _Web:
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        self.hub.begin()
         yield
         self.hub.close()
         self._actors.shutdown(wait=False, cancel_futures=True)
@@ -121,7 +137,15 @@ class _Web:
     def _page(self, view_of: Callable[[Request], View]) -> Callable[[Request], Any]:
         async def page(request: Request) -> Response | _Live:
             view = view_of(request)
-            if "text/event-stream" in request.headers.get("accept", ""):
+            follows = "text/event-stream" in request.headers.get("accept", "")
+            if view.kind in READING:
+                does = "follows" if follows else "looks at"
+                log.info("%s %s %s %s", _who(request), does, view.kind, _cut(view.about))
+                if self._site.login is None and any(each in request.headers for each in PROXIED):
+                    raise NotAuthorized(
+                        "this comes by a proxy, and I find no users: start me with --user-header or --password-file"
+                    )
+            if follows:
                 return _Live(self.hub, view)
             seen = await self.hub.see(view)
             if seen.html is None and seen.error is not None:
@@ -139,9 +163,12 @@ class _Web:
         self, request: Request, template: str, status: int = 200, **facts: Any
     ) -> HTMLResponse:
         path = request.url.path
-        text = self._templates.get_template(template).render(
+        text = rendered(
+            self._templates,
+            template,
             cluster=self._site.cluster,
-            acts=self._site.allow_actions,
+            acts=self._site.showing.acts,
+            user=_user(request),
             navigation=[
                 (at, name, path == at or (at != "/" and path.startswith(f"{at}/")))
                 for at, name in NAVIGATION
@@ -162,7 +189,7 @@ class _Web:
 
     def _action(self, action: str, about_of: Callable[[Request], str]) -> Callable[[Request], Any]:
         async def act(request: Request) -> Response:
-            if not self._site.allow_actions:
+            if not self._site.showing.acts:
                 raise HTTPException(
                     403, "actions are disabled: start `anabranch web` with --allow-actions"
                 )
@@ -247,13 +274,13 @@ async def _gone(receive: Receive) -> None:
 
 
 def _told(page: Page) -> str:
-    return json.dumps({"html": page.html, "trouble": page.trouble})
+    # The page loses its content once the lane may not see it any more.
+    html = "" if isinstance(page.error, NotAuthorized) else page.html
+    return json.dumps({"html": html, "trouble": page.trouble})
 
 
 async def _form(request: Request) -> dict[str, str]:
     """The fields of a form. Raises: InvalidArgument (it is too big, or not a form)."""
-    from urllib.parse import parse_qsl
-
     body = b""
     async for part in request.stream():
         body += part
@@ -272,6 +299,8 @@ def _status_of(error: Exception) -> int:
         return 410
     if type(error).__name__.startswith("Unknown"):
         return 404
+    if isinstance(error, NotAuthorized):
+        return 403
     return 400 if isinstance(error, FixCallError) else 500
 
 
@@ -282,18 +311,73 @@ def _bound(action: str, about: str, given: dict[str, str], made: Plan) -> str:
 
 
 def _who(request: Request) -> str:
-    """The address of a request's sender, and the address that a proxy names."""
+    """The user and the address of a request's sender, and the address that a proxy names."""
     peer = request.client.host if request.client else "?"
     behind = request.headers.get("x-forwarded-for")
-    return f"{peer} for {behind[:200]!r}" if behind else peer
+    found = f"{peer} for {behind[:200]!r}" if behind else peer
+    user = _user(request)
+    return f"{user!r} at {found}" if user else found
+
+
+def _user(request: Request) -> str:
+    """The user whom the login has found; empty without a login."""
+    return str(getattr(request.state, "user", ""))
+
+
+def _cut(about: tuple[str, ...]) -> str:
+    """The thing that a page shows, and what is asked about it, for the log."""
+    return " ".join([about[0], *(repr(each[:200]) for each in about[1:] if each)])
 
 
 def _stream_of(request: Request) -> str:
     return f"{request.path_params['scope']}/{request.path_params['name']}"
 
 
+def _query(request: Request, *names: str, **limits: tuple[int, ...]) -> dict[str, str]:
+    """The fields of an address, in this order, empty if not given; bytes that are not UTF-8 as surrogates.
+
+    ``limits``: the numbers that a field may have; the first one is the default. Raises: InvalidArgument.
+    """
+    text = request.scope["query_string"].decode("latin-1")
+    try:
+        given = dict(parse_qsl(text, errors="surrogateescape", max_num_fields=16))
+    except ValueError as error:
+        raise InvalidArgument(f"this address has too many fields: {error}") from error
+    found = {name: given.get(name, "") for name in names}
+    for name, value in found.items():
+        if len(value) > MOST_FIELD:
+            raise InvalidArgument(f"{name} has more than {MOST_FIELD:,} characters")
+    for name, legal in limits.items():
+        chosen = given.get(name, str(legal[0]))
+        if chosen not in map(str, legal):
+            raise InvalidArgument(f"{name} {chosen[:20]!r}: one of {', '.join(map(str, legal))}")
+        found[name] = chosen
+    return found
+
+
+def _streams(request: Request) -> View:
+    given = _query(request, "q", "state", limit=(LIMITS[1], *LIMITS))
+    return View("streams", (given["q"], given["state"], given["limit"]))
+
+
+def _events(request: Request) -> View:
+    given = _query(request, "key", "q", "from", "commit", "txn", limit=(COUNTS[1], *COUNTS))
+    return View("events", EventsAsked(_stream_of(request), *given.values()))
+
+
+def _rows(request: Request) -> View:
+    given = _query(request, "prefix", "from", "at", limit=(COUNTS[1], *COUNTS))
+    return View("rows", (_stream_of(request), *given.values()))
+
+
+def _versions(request: Request) -> View:
+    given = _query(request, "key", "at")
+    return View("versions", (_stream_of(request), given["key"], given["at"]))
+
+
 def _transactions(request: Request) -> View:
-    limit = request.query_params.get("limit", str(LIMITS[0]))
-    if limit not in map(str, LIMITS):
-        raise InvalidArgument(f"limit {limit[:20]!r}: one of {', '.join(map(str, LIMITS))}")
-    return View("transactions", (request.query_params.get("scope", ""), limit))
+    given = _query(request, "show", "scope", "state", "q", limit=LIMITS)
+    given["show"] = given["show"] or SHOWN[0]
+    if given["show"] not in SHOWN:
+        raise InvalidArgument(f"show {given['show'][:20]!r}: one of {', '.join(SHOWN)}")
+    return View("transactions", tuple(given.values()))

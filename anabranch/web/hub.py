@@ -1,4 +1,4 @@
-"""One poller for all browsers: a page is made once for all browsers that show it."""
+"""One poller for all browsers: a page is made once for all browsers that show it, and samples for charts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
-from anabranch.errors import AnabranchError, NotReady
+from anabranch.errors import AnabranchError, NotAuthorized, NotReady
 
 log = logging.getLogger("anabranch.web")
+T = TypeVar("T")
 
 INTERVAL_S = 1.0  # the greatest age of a page that is loaded
 WATCH_S = 2.0  # between two polls of a page that a browser shows
+SAMPLE_S = 10.0  # between two samples for the charts
 SHARE = 4  # pauses are at least this many times as long as the polls between them
 MOST_PAGES = 64
 MOST_LOOKING = 200
+READING = frozenset(("events", "rows", "versions"))  # kinds of pages that read events and rows
 WAIT_S = 5.0  # the longest that a page load waits for a poll
 
 
@@ -58,14 +62,34 @@ class Page:
 
 
 class Hub:
-    """Polls pages while browsers show them. Everything but ``make`` runs in one event loop."""
+    """Polls pages while browsers show them. Everything but ``make`` and ``sample`` runs in one event loop."""
 
-    def __init__(self, make: Callable[[View], str]) -> None:
-        """``make``: makes the body of a page, in a thread, one call at a time."""
+    def __init__(
+        self,
+        make: Callable[[View], str],
+        sample: Callable[[], None] = lambda: None,
+        sweep: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``make``: makes the body of a page, in a thread: one makes the pages of `READING`, another the rest.
+
+        ``sample``: takes a sample for the charts; called every `SAMPLE_S` from `begin` on, in a thread of its own.
+        ``sweep``: closes what is idle; called as often, in the thread of the pages of `READING`.
+        """
         self._make = make
+        self._sample = sample
+        self._sweep = sweep
         self._pages: dict[View, Page] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="anabranch-web-poll")
+        # Reading events and rows may take seconds, and delays no other page.
+        self._threads = {
+            name: ThreadPoolExecutor(1, thread_name_prefix=f"anabranch-web-{name}")
+            for name in ("poll", "read", "sample")
+        }
         self._loop: asyncio.Task[None] | None = None
+        self._sampling: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Begin to take samples. A page needs no call of this."""
+        self._sampling = asyncio.create_task(self._samples())
 
     @property
     def looking(self) -> int:
@@ -98,9 +122,11 @@ class Hub:
 
     def close(self) -> None:
         """End the polling. A call under way ends by itself."""
-        if self._loop is not None:
-            self._loop.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for task in (self._loop, self._sampling):
+            if task is not None:
+                task.cancel()
+        for thread in self._threads.values():
+            thread.shutdown(wait=False, cancel_futures=True)
 
     def _page(self, view: View) -> Page:
         if view not in self._pages and len(self._pages) >= MOST_PAGES:
@@ -118,22 +144,41 @@ class Hub:
             took = time.monotonic() - began
             await asyncio.sleep(max(WATCH_S - took, SHARE * took))
 
+    async def _samples(self) -> None:
+        while True:
+            began = time.monotonic()
+            _, error = await self._called("sample", self._sample)
+            if error is not None:
+                log.warning("no sample for the charts: %s", error)
+            await self._called("read", self._sweep)
+            took = time.monotonic() - began
+            await asyncio.sleep(max(SAMPLE_S - took, SHARE * took))
+
     def _poll(self, page: Page) -> asyncio.Task[None]:
         if page.poll is None:
             page.poll = asyncio.create_task(self._ask(page))
         return page.poll
 
     async def _ask(self, page: Page) -> None:
-        try:
-            page.html = await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._make, page.view
-            )
-            page.at, page.error = time.monotonic(), None
-        except AnabranchError as error:
-            page.error = error
-        except Exception as error:
-            log.exception("page %s", page.view)
-            page.error = AnabranchError(f"a defect, please report it: {error!r}")
+        thread = "read" if page.view.kind in READING else "poll"
+        html, page.error = await self._called(thread, partial(self._make, page.view))
+        if page.error is None:
+            page.html, page.at = html, time.monotonic()
+        elif isinstance(page.error, NotAuthorized):
+            page.html = None  # the lane may not see it any more
         page.polled, page.poll = time.monotonic(), None
         page.changed.set()
         page.changed = asyncio.Event()
+
+    async def _called(
+        self, thread: str, call: Callable[[], T]
+    ) -> tuple[T | None, AnabranchError | None]:
+        """The result of a call in a thread, or its error."""
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads[thread], call), None
+        except AnabranchError as error:
+            return None, error
+        except Exception as error:
+            log.exception("a call of the thread %s", thread)
+            return None, AnabranchError(f"a defect, please report it: {error!r}")

@@ -1,21 +1,35 @@
-"""The bodies of pages: the client's answers, rendered by templates in the poller's thread."""
+"""The bodies of pages: the client's answers, rendered by templates in the poller's threads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from anabranch.client.client import Client
-from anabranch.errors import AnabranchError, NotAuthorized
+from anabranch.core.stream_settings import is_table
+from anabranch.core.stream_states import ACTIVE
+from anabranch.errors import (
+    AnabranchError,
+    InvalidArgument,
+    NotAuthorized,
+    NotReady,
+    UndecodableValue,
+)
+from anabranch.extras import need
 from anabranch.presentation.history import Follower, draw
 from anabranch.presentation.rows import (
+    Laid,
     group_row,
     lag_text,
+    laid_out,
     open_transaction_row,
     processor_row,
     segment_name,
@@ -23,15 +37,40 @@ from anabranch.presentation.rows import (
     stream_row,
     time_text,
     timeline_row,
+    transaction_row,
+    value_text,
 )
-from anabranch.protocol.hybrid_time import to_text
+from anabranch.presentation.system_tables import commit_rows
+from anabranch.protocol.hybrid_time import from_datetime, read_moment, to_datetime, to_text
 from anabranch.protocol.ids import parse_txn_text
-from anabranch.types import Listed, OpenTransaction, StreamDescription
-from anabranch.web.hub import View
+from anabranch.types import (
+    Event,
+    LeaderInfo,
+    Listed,
+    OpenTransaction,
+    StreamDescription,
+    TransactionInfo,
+)
+from anabranch.values import Stream
+from anabranch.web.charts import Recorder
+from anabranch.web.events import Part, Search, after, newest, of_commit
+from anabranch.web.hub import INTERVAL_S, View
+
+T = TypeVar("T")
+if TYPE_CHECKING:
+    from anabranch.web.tables import Tables
 
 LIMITS = (100, 1000, 10_000)
+COUNTS = (20, 50, 200)  # events or rows of a page
+_VALUE = 4_000  # characters of a value that a page shows
+_DECODED = 256 << 10  # bytes of the longest value that is decoded
+_MOST_HEADERS = 20
 _MOST_RIVERS = 16  # pictures of streams that are kept up to date
 _MOST_TIMELINES = 64
+_MOST_SEARCHED = 50  # streams whose histories are searched for a one-shot
+_MOST_WRITTEN = 1000  # one-shots whose streams are kept
+_MOST_READ = 16  # lists of events that are kept until something is committed
+_MOST_READ_BYTES = 4 << 20  # of such a list
 # State of a transaction -> what it waits for.
 WAITS = {
     "OPEN": "its programs: they write, and one of them commits. It is aborted if none of them says it is alive",
@@ -52,44 +91,148 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "at": time_text, "hybrid": to_text, "lag": lag_text, "segment": segment_name, "span": span_text,
-        "waits": _waits,
+        "at": time_text, "clock": clock_text, "hybrid": to_text, "lag": lag_text, "query": query_text,
+        "segment": segment_name, "short": short_time, "span": span_text, "waits": _waits,
     }  # fmt: skip
     return made
+
+
+def rendered(templates: Environment, name: str, **facts: Any) -> str:
+    """A template with these facts. Bytes of a browser that are not UTF-8 are shown as `\\udcff`."""
+    text = templates.get_template(name).render(**facts)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def clock_text(timestamp: int) -> str:
+    """The moment of a hybrid time, to the millisecond."""
+    return to_datetime(timestamp).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def short_time(text: str | None) -> str:
+    """A time of `time_text` to the second; a dash for none."""
+    return "-" if text is None else f"{text[:10]} {text[11:19]}"
+
+
+def query_text(given: Mapping[str, Any]) -> str:
+    """Fields as the query of an address. Empty fields are left out. Bytes, and text of bytes, stay as they are."""
+    pairs = [(name, each) for name, each in given.items() if each not in (None, "", b"")]
+    return urlencode(
+        [
+            (name, each if isinstance(each, bytes) else os.fsencode(str(each)))
+            for name, each in pairs
+        ]
+    )
 
 
 def _waits(state: str) -> str:
     return WAITS.get(state, "")
 
 
+@dataclass(frozen=True, slots=True)
+class Showing:
+    """Pages offer actions (``acts``), and events and rows (``values``), decoded by the ``handle`` of a stream."""
+
+    acts: bool = False
+    values: bool = False
+    handle: Callable[[str], Stream[Any, Any] | None] = lambda _: None
+
+
+class Shown(NamedTuple):
+    """An event or row as a page shows it. ``trouble``: why it is not decoded."""
+
+    key: Laid | None
+    value: Laid | None
+    headers: Sequence[tuple[str, Laid | None]]
+    trouble: str
+    raw_key: bytes | None
+    event: Event | None = None
+
+
+class EventsAsked(NamedTuple):
+    """Which events a page shows, as fields of its address; empty ones are not given."""
+
+    stream: str
+    key: str
+    text: str
+    since: str
+    commit: str
+    txn: str
+    limit: str
+
+
+class _Memory:
+    """Answers of the cluster that are less than a second old, for pages that show parts of the same list."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, tuple[float, Any]] = {}
+
+    def ask(self, what: Any, call: Callable[[], T]) -> T:
+        now = time.monotonic()
+        self._kept = {k: v for k, v in self._kept.items() if now - v[0] < INTERVAL_S}
+        if what not in self._kept:
+            found = call()
+            self._kept[what] = time.monotonic(), found
+        answer: T = self._kept[what][1]
+        return answer
+
+
 class Pages:
-    """Makes the bodies of pages. For one thread."""
+    """Makes the bodies of pages. For two threads: one of the pages that read events and rows, one of the others."""
 
     def __init__(
-        self, client: Client, templates: Environment, timeout: float, *, acts: bool
+        self,
+        client: Client,
+        templates: Environment,
+        timeout: float,
+        showing: Showing,
+        recorder: Recorder | None = None,
     ) -> None:
-        """``timeout``: seconds for a call of the client. ``acts``: whether pages offer actions."""
+        """``timeout``: seconds for a call of the client."""
         self._client = client
         self._templates = templates
         self._timeout = timeout
-        self._acts = acts
+        self._showing = showing
+        self._recorder = recorder
         self._rivers: dict[str, Follower] = {}
         # By transaction: all that it was made from, and the timeline.
         self._timelines: dict[bytes, tuple[object, dict[str, Any]]] = {}
+        self._written: dict[bytes, tuple[str, ...]] = {}  # streams of one-shots
+        self._newest: dict[EventsAsked, Part] = {}
+        self._tables: Tables | None = None
+        self._memory = _Memory()
 
     def body(self, view: View) -> str:
         """A page's body as HTML. Raises: as the client."""
         facts = KINDS[view.kind](self, *view.about)
-        return self._templates.get_template(f"{view.kind}.html").render(acts=self._acts, **facts)
+        return rendered(
+            self._templates,
+            f"{view.kind}.html",
+            acts=self._showing.acts,
+            values=self._showing.values,
+            **facts,
+        )
+
+    def sweep(self) -> None:
+        """Close idle replicas. For the thread that reads events and rows."""
+        if self._tables is not None:
+            self._tables.close_idle()
 
     def close(self) -> None:
         for river in self._rivers.values():
             river.close()
+        if self._tables is not None:
+            self._tables.close()
+
+    # -- lists ----------------------------------------------------------------------------------------
+
+    def _all_streams(self) -> Listed[StreamDescription]:
+        return self._memory.ask("streams", lambda: self._client.streams(timeout=self._timeout))
 
     def _overview(self) -> dict[str, Any]:
-        streams = self._client.streams(timeout=self._timeout)
+        streams = self._all_streams()
         oldest = self._client.open_transactions(limit=5, timeout=self._timeout)
         parts, hidden = self._parts()
+        recorder = self._recorder
         return {
             "streams": streams,
             "missing": streams.missing | oldest.missing | parts.missing,
@@ -101,30 +244,80 @@ class Pages:
             "hidden": hidden,
             "behind": sum(max(0, part["end"] - part["position"]) for part in parts),
             "quarantined": sum(len(part["quarantined"]) for part in parts),
+            "charts": recorder.charts() if recorder is not None else [],
+            "uncharted": recorder.missing if recorder is not None else "",
         }
 
-    def _streams(self) -> dict[str, Any]:
-        found = self._client.streams(timeout=self._timeout)
+    def _streams(self, text: str = "", state: str = "", limit: str = "1000") -> dict[str, Any]:
+        found = self._all_streams()
+        wanted = [
+            one
+            for one in found
+            if text.lower() in f"{one.stream} {one.description}".lower()
+            and state in ("", one.state)
+        ]
+        rows = sorted(map(stream_row, wanted), key=itemgetter("stream"))
         return {
-            "streams": sorted(map(stream_row, found), key=itemgetter("stream")),
+            "streams": rows[: int(limit)],
+            "count": len(rows),
+            "total": len(found),
+            "states": sorted({one.state for one in found} | {state} - {""}),
+            "text": text,
+            "state": state,
+            "limit": int(limit),
+            "limits": LIMITS,
             "missing": found.missing,
         }
 
     def _stream(self, name: str) -> dict[str, Any]:
         stream = self._client.describe(name, timeout=self._timeout)
         river, trouble = self._river(stream)
-        return {"stream": stream, "river": river, "trouble": trouble}
+        is_of_rows = is_table(stream.settings)
+        return {"stream": stream, "river": river, "trouble": trouble, "is_table": is_of_rows}
 
-    def _transactions(self, scope: str, limit: str) -> dict[str, Any]:
-        found = self._client.open_transactions(scope or None, int(limit), timeout=self._timeout)
-        streams = self._client.streams(timeout=self._timeout)
+    def _transactions(
+        self, show: str, scope: str, state: str, text: str, limit: str
+    ) -> dict[str, Any]:
+        client, most, timeout = self._client, int(limit), self._timeout
+        what = ("transactions", show, scope, most)
+        found: Listed[dict[str, Any]]
+        if show == "open":
+            found = self._memory.ask(
+                what, lambda: client.open_transactions(scope or None, most, timeout=timeout)
+            ).each(open_transaction_row)
+        elif show == "prepared":
+            found = self._memory.ask(
+                what, lambda: client.prepared(scope or None, limit=most, timeout=timeout)
+            ).each(transaction_row)
+        else:
+            found = self._memory.ask(
+                what,
+                lambda: client.transactions(
+                    scope=scope or None, finished=True, limit=most, timeout=timeout
+                ),
+            ).each(transaction_row)
+        states = {each["state"] for each in found}
+        rows = [
+            each
+            for each in found
+            if state in ("", each["state"])
+            and text.lower()
+            in " ".join((each["txn_id"], each["name"] or "", each["owner"], each["reason"])).lower()
+        ]
         return {
-            "found": found.each(open_transaction_row),
+            "found": rows[:most],
+            "full": len(found) >= most,
             "missing": found.missing,
+            "show": show,
             "scope": scope,
-            "limit": int(limit),
+            "state": state,
+            "text": text,
+            "states": sorted(states | {state} - {""}),
+            "limit": most,
             "limits": LIMITS,
-            "scopes": sorted({one.stream.partition("/")[0] for one in streams} | {scope} - {""}),
+            "scopes": sorted(
+                {one.stream.partition("/")[0] for one in self._all_streams()} | {scope} - {""}
+            ),
         }
 
     def _transaction(self, txn: str) -> dict[str, Any]:
@@ -134,6 +327,7 @@ class Pages:
             "txn": found.info,
             "now": found,
             "unfinished": unfinished,
+            "streams": self._streams_of(found.info),
             "timeline": self._timeline(found),
         }
 
@@ -153,19 +347,70 @@ class Pages:
             self._timelines[txn_id] = known
         return known[1]
 
-    def _groups(self) -> dict[str, Any]:
-        scopes = {s.stream.partition("/")[0] for s in self._client.streams(timeout=self._timeout)}
-        found = []
-        for scope in sorted(scopes):
+    def _streams_of(self, info: TransactionInfo) -> tuple[str, ...]:
+        """The streams of a transaction. Controllers forget those of one-shots: histories know them."""
+        if info.streams or not info.commit_timestamp or not info.counts.committed:
+            return info.streams
+        if info.txn_id not in self._written:
+            names = [one.stream for one in self._all_streams() if one.state == ACTIVE]
+            if len(names) > _MOST_SEARCHED:
+                names = []
+            ports, at = self._client.reader_ports(), info.commit_timestamp
+            try:
+                rows = commit_rows(ports, names, at - 1, at, 1, self._timeout)
+            except AnabranchError:
+                return ()
+            if len(self._written) >= _MOST_WRITTEN:
+                self._written.clear()
+            ours = (row.streams for row in rows if row.txn_id == info.txn_id)
+            self._written[info.txn_id] = next(ours, ())
+        return self._written[info.txn_id]
+
+    def _groups(self, text: str = "") -> dict[str, Any]:
+        streams = self._all_streams()
+        seen = {one.stream for one in streams}
+        processors = []
+        for scope in sorted({name.partition("/")[0] for name in seen}):
             for one in self._client.processors(scope, timeout=self._timeout):
                 info = self._client.processor(one.processor, timeout=self._timeout)
-                found.append(processor_row(info, self._client.lag(info, timeout=self._timeout)))
-        groups = self._client.groups(timeout=self._timeout)
-        return {"processors": found, "groups": [group_row(one) for one in groups]}
+                processors.append(
+                    processor_row(info, self._client.lag(info, timeout=self._timeout))
+                )
+        groups = [group_row(one) for one in self._client.groups(timeout=self._timeout)]
+        for group in groups:
+            # Brokers show groups to this process that its lane may know nothing of.
+            group["streams"] = [one for one in group["streams"] if one["stream"] in seen]
 
-    def _controllers(self) -> dict[str, Any]:
+        def has(name: str, streams: list[dict[str, Any]]) -> bool:
+            return any(text.lower() in f"{name} {one['stream']}".lower() for one in streams)
+
+        return {
+            "processors": [each for each in processors if has(each["processor"], each["inputs"])],
+            "groups": [each for each in groups if has(each["group"], each["streams"])],
+            "text": text,
+        }
+
+    def _controllers(self, text: str = "") -> dict[str, Any]:
         parts, hidden = self._parts()
-        return {"parts": parts, "hidden": hidden, "missing": parts.missing}
+        leaders: Sequence[LeaderInfo] = ()
+        try:
+            leaders = self._client.leaders(timeout=self._timeout)
+        except AnabranchError as error:
+            hidden = hidden or f"{type(error).__name__}: {error}"
+        quarantined = [
+            row
+            for part in parts
+            for row in part["quarantined"]
+            if text.lower() in f"{row['what']} {row['reason']}".lower()
+        ]
+        return {
+            "parts": parts,
+            "leaders": {each.control_partition: each for each in leaders},
+            "quarantined": quarantined,
+            "hidden": hidden,
+            "missing": parts.missing,
+            "text": text,
+        }
 
     def _parts(self) -> tuple[Listed[dict[str, Any]], str]:
         """A row for each control partition, or the reason why the lane may not see them."""
@@ -191,13 +436,195 @@ class Pages:
             return None, "its history has no record so far"
         return Markup(draw(past.epochs, past.commits, f"Stream {name}")), ""
 
+    # -- events and rows ------------------------------------------------------------------------------
+
+    def _seen(self, name: str) -> StreamDescription:
+        """A stream whose values may be shown. Raises: NotAuthorized."""
+        if not self._showing.values:
+            raise NotAuthorized("this process shows no events or rows: start it with --show-values")
+        # Brokers may let this process read what its lane may not know of.
+        return self._client.describe(name, timeout=self._timeout)
+
+    def _events(self, *about: str) -> dict[str, Any]:
+        asked = EventsAsked._make(about)
+        stream = self._seen(asked.stream)
+        timestamp = self._commit_of(asked)
+        handle = self._showing.handle(asked.stream)
+        is_wanted = _wanted(handle, asked.key, asked.text)
+        search = Search(asked.stream, int(asked.limit), is_wanted, self._timeout)
+        if timestamp:
+            part = of_commit(self._client, search, timestamp)
+        elif asked.since:
+            part = after(self._client, search, _moment(asked.since))
+        else:
+            part = self._newest_of(search, asked)
+        return {
+            "stream": stream,
+            "is_table": is_table(stream.settings),
+            "found": [
+                shown(handle, event.key, event.value, event)
+                # The newest first, unless they are the beginning of something.
+                for event in (part.events if timestamp or asked.since else reversed(part.events))
+            ],
+            "part": part,
+            "asked": asked,
+            "commit": timestamp,
+            "limit": int(asked.limit),
+            "limits": COUNTS,
+        }
+
+    def _commit_of(self, asked: EventsAsked) -> int:
+        """The timestamp of the commit whose events are asked for; 0: of all. Raises: InvalidArgument."""
+        if not asked.txn:
+            return _number(asked.commit, "commit")
+        txn_id = parse_txn_text(asked.txn)
+        info = self._client.open_transaction(txn_id, timeout=self._timeout).info
+        if not info.commit_timestamp:
+            raise InvalidArgument(f"{info}: it has no committed events")
+        return info.commit_timestamp
+
+    def _newest_of(self, search: Search, asked: EventsAsked) -> Part:
+        """The newest events, which are read again only once something was committed."""
+        part = newest(self._client, search, self._newest.pop(asked, None))
+        if sum(len(event.value or b"") for event in part.events) <= _MOST_READ_BYTES:
+            self._newest[asked] = part
+        while len(self._newest) > _MOST_READ:
+            del self._newest[next(iter(self._newest))]
+        return part
+
+    def _rows(self, name: str, prefix: str, first: str, at: str, limit: str) -> dict[str, Any]:
+        stream = self._seen(name)
+        handle, loading, page = self._showing.handle(name), "", None
+        try:
+            page = self._replicas().rows(
+                name,
+                prefix=os.fsencode(prefix) if prefix else None,
+                first=os.fsencode(first) if first else None,
+                at=_moment(at),
+                limit=int(limit),
+                timeout=self._timeout,
+            )
+        except NotReady as error:
+            loading = str(error)
+        found = page.rows if page is not None else []
+        return {
+            "stream": stream,
+            "is_table": True,
+            "found": [shown(handle, row.key, row.value) for row in found],
+            "page": page,
+            "loading": loading,
+            "prefix": prefix,
+            "first": first,
+            "at": at,
+            "limit": int(limit),
+            "limits": COUNTS,
+        }
+
+    def _versions(self, name: str, key: str, at: str) -> dict[str, Any]:
+        stream = self._seen(name)
+        handle, loading, raw = self._showing.handle(name), "", os.fsencode(key)
+        found: list[Any] = []
+        try:
+            found = self._replicas().versions(name, raw, at=_moment(at), timeout=self._timeout)
+        except NotReady as error:
+            loading = str(error)
+        return {
+            "stream": stream,
+            "is_table": True,
+            "key": laid_out(raw, raw, _VALUE),
+            "raw": raw,
+            "found": [(one, shown(handle, one.key, one.value)) for one in found],
+            "loading": loading,
+        }
+
+    def _replicas(self) -> Tables:
+        if self._tables is None:
+            need("rocksdict", extra="tables")
+            from anabranch.web.tables import Tables
+
+            self._tables = Tables(self._client)
+        return self._tables
+
+
+def shown(
+    handle: Stream[Any, Any] | None,
+    key: bytes | None,
+    value: bytes | None,
+    event: Event | None = None,
+) -> Shown:
+    """An event or row for a page, decoded if its stream has a handle."""
+    found: list[Laid | None] = []
+    trouble = ""
+    for part, data in (("key", key), ("value", value)):
+        if data is None:
+            found.append(None)
+            continue
+        decoded: Any = data
+        if handle is not None and len(data) <= _DECODED:
+            try:
+                decoded = (
+                    handle.decode_key(data) if part == "key" else handle.decode_value(b"", data)
+                )
+            except (UndecodableValue, NotReady) as error:
+                trouble = trouble or str(error)
+        found.append(laid_out(data, decoded, _VALUE))
+    headers: list[tuple[str, Laid | None]] = []
+    for name, data in event.headers[:_MOST_HEADERS] if event is not None else ():
+        raw = name.encode("utf-8", "surrogateescape")
+        headers.append(
+            (laid_out(raw, raw, 200).text, None if data is None else laid_out(data, data, 200))
+        )
+    return Shown(found[0], found[1], headers, trouble, key, event)
+
+
+def _wanted(handle: Stream[Any, Any] | None, key: str, text: str) -> Callable[[Event], bool] | None:
+    """Whether an event has this key, and this text in its key or value; None: all are wanted."""
+    if not key and not text:
+        return None
+    raw, part = os.fsencode(key), os.fsencode(text)
+
+    def has_key(event: Event) -> bool:
+        if not key or event.key == raw:
+            return True
+        if handle is None or event.key is None or len(event.key) > _DECODED:
+            return False
+        try:
+            return value_text(handle.decode_key(event.key)) == key
+        except (UndecodableValue, NotReady):
+            return False
+
+    def is_wanted(event: Event) -> bool:
+        return has_key(event) and (
+            not part or part in (event.value or b"") or part in (event.key or b"")
+        )
+
+    return is_wanted
+
+
+def _moment(text: str) -> int | None:
+    """The hybrid time of a field; None for an empty one. Raises: InvalidArgument."""
+    if not text:
+        return None
+    moment = read_moment(text)
+    if moment is None:
+        raise InvalidArgument(
+            f"time {text[:60]!r} must be a commit timestamp, or an ISO 8601 time with its zone, as "
+            "2026-01-31T12:00:00Z"
+        )
+    return moment if isinstance(moment, int) else from_datetime(moment)
+
+
+def _number(text: str, what: str) -> int:
+    """The number of a field; 0 for an empty one. Raises: InvalidArgument."""
+    if text and not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise InvalidArgument(f"{what} {text[:20]!r} must be a commit timestamp")
+    return int(text or 0)
+
 
 KINDS: dict[str, Callable[..., dict[str, Any]]] = {
-    "overview": Pages._overview,  # noqa: SLF001
-    "streams": Pages._streams,  # noqa: SLF001
-    "stream": Pages._stream,  # noqa: SLF001
-    "transactions": Pages._transactions,  # noqa: SLF001
-    "transaction": Pages._transaction,  # noqa: SLF001
-    "groups": Pages._groups,  # noqa: SLF001
-    "controllers": Pages._controllers,  # noqa: SLF001
-}
+    name: getattr(Pages, f"_{name}")
+    for name in (
+        "overview", "streams", "stream", "events", "rows", "versions", "transactions", "transaction", "groups",
+        "controllers",
+    )
+}  # fmt: skip

@@ -151,7 +151,7 @@ KINDS = (
         "forget_stream delete_stream recover_stream effective_settings topic_id together snapshot progress "
         "count_events groups group reset_group compact_table publish_base create_processor reset_processor "
         "import_group delete_processor processors processor stored lag lanes add_lane block_lane unblock_lane "
-        "grants grant revoke audit_log commands feature_level acls system transact close",
+        "grants grant revoke audit_log commands leaders feature_level acls system transact close",
         {
             "begin": "Transaction",
             "join": "Writer",

@@ -41,6 +41,7 @@ from anabranch.types import (
     FeatureLevel,
     Grant,
     Lane,
+    LeaderInfo,
     Listed,
     OpenTransaction,
     StreamDescription,
@@ -326,6 +327,14 @@ class FakeClient:
         self._call("commands")
         row = QuarantineRow(17, 1_700_000_000_000, "Commit", "RecursionError()", "open")
         return Listed([CommandsInfo(0, 40, 42, (row,), 3, 12)], self.missing)
+
+    def leaders(self) -> Listed[LeaderInfo]:
+        self._call("leaders")
+        return Listed([LeaderInfo(0, 7, "host:4711", 1_700_000_000_000, 42, 4096)], self.missing)
+
+    def prepared(self, *asked: Any, **arguments: Any) -> Listed[TransactionInfo]:
+        self._call("prepared", **arguments)
+        return Listed(self.several or [self.info], self.missing)
 
     def state(self, txn: bytes) -> TransactionInfo:
         self._call("state", txn=txn)

@@ -120,6 +120,8 @@ class Labels:
             return f"{len(result.locks)} locked"
         if isinstance(result, r.ReadsLocked):
             return "locked" if result.broken is None else "broken"
+        if isinstance(result, r.LeaderInfo):
+            return f"term {result.term}"
         if isinstance(result, r.FeatureLevel):
             return f"level {result.level} of {result.known}"
         raise AssertionError(f"no text for {result}")

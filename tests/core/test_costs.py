@@ -211,6 +211,7 @@ WORST: dict[str, Callable[[World], Any]] = {
     "list locks": lambda w: r.ListLocks(token(w), 1, 0),
     "list all locks": lambda w: r.ListTableLocks(None, 10_000),
     "list commands": lambda w: r.ListCommands(),
+    "describe the leader": lambda w: r.DescribeLeader(),
     "commit": lambda w: r.Commit(token(w), receipts(w), (), None, 0, None),
     "commit what is not there": lambda w: r.Commit(w.id("none"), receipts(w), (), None, 0, None),
     "commit without the receipts of many": unfinished,

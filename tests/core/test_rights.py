@@ -188,6 +188,7 @@ MATRIX: dict[str, Row] = {
         f"{WRITERS} process-only stream",
     ),
     "list commands": (lambda w: r.ListCommands(), OPERATORS),
+    "describe the leader": (lambda w: r.DescribeLeader(), OPERATORS),
     "raise the feature level": (lambda w: r.SetFeatureLevel(1), OPERATORS),
     "set a lane": (lambda w: r.SetLane("new", False, ("1", "2"), {}), ADMINS),
     "list lanes": (lambda w: r.ListLanes(), ADMINS),

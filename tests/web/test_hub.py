@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.errors import NotReady, UnknownStream
+from anabranch.errors import NotAuthorized, NotReady, UnknownStream
 from anabranch.web import app, hub
 from anabranch.web.hub import Hub, View
 
@@ -27,9 +27,13 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "WAIT_S", 0.3)
 
 
-def run(play: Callable[[Hub], Awaitable[None]], look: Callable[[View], str]) -> None:
+def run(
+    play: Callable[[Hub], Awaitable[None]],
+    look: Callable[[View], str],
+    sample: Callable[[], None] = lambda: None,
+) -> None:
     async def main() -> None:
-        polled = Hub(look)
+        polled = Hub(look, sample)
         try:
             await play(polled)
         finally:
@@ -126,6 +130,63 @@ def test_a_cluster_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch)
     def look(_view: View) -> str:
         answers.wait(30)
         return "late"
+
+    run(play, look)
+
+
+def test_what_the_lane_may_not_see_any_more_is_dropped() -> None:
+    refused: list[Exception] = []
+
+    async def play(polled: Hub) -> None:
+        with polled.watched(STREAMS) as page:
+            await changes(page, 1)
+            assert json.loads(app._told(page))["html"] == "secret"
+            refused.append(NotAuthorized("no right"))
+            await changes(page, 2)
+            assert page.html is None
+            assert json.loads(app._told(page))["html"] == ""
+
+    def look(_view: View) -> str:
+        if refused:
+            raise refused[0]
+        return "secret"
+
+    run(play, look)
+
+
+def test_samples_are_taken_without_viewers_and_survive_errors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hub, "SAMPLE_S", 0.02)
+    taken: list[str] = []
+
+    async def play(polled: Hub) -> None:
+        assert taken == []
+        polled.begin()
+        while len(taken) < 3:
+            await asyncio.sleep(0.01)
+
+    def sample() -> None:
+        taken.append(threading.current_thread().name)
+        raise ZeroDivisionError
+
+    run(play, lambda _view: "", sample)
+    assert set(taken) == {"anabranch-web-sample_0"}
+
+
+def test_pages_that_read_delay_no_others() -> None:
+    reads = threading.Event()
+
+    async def play(polled: Hub) -> None:
+        reading = asyncio.create_task(polled.see(View("events", ("shop/orders",))))
+        assert (await polled.see(STREAMS)).html == "streams"
+        reads.set()
+        assert (await reading).html == "events"
+
+    def look(view: View) -> str:
+        if view.kind == "events":
+            reads.wait(10)
+        return view.kind
 
     run(play, look)
 

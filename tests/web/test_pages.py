@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from anabranch.types import Listed
 from anabranch.web.hub import View
-from anabranch.web.pages import Pages, environment
-from tests.cli.fakes import TXN_ID, FakeClient
+from anabranch.web.pages import Pages, Showing, environment
+from tests.cli.fakes import TXN_ID, FakeClient, stream
 
 # Page -> the cells of rows that it has, in their order.
 ROWS: dict[View, list[tuple[str, ...]]] = {
@@ -19,18 +20,53 @@ ROWS: dict[View, list[tuple[str, ...]]] = {
         ("nyc/flights", "ACTIVE", "2", "2", "0", "0 Bytes", "3", ""),
         ("nyc/weather", "ACTIVE", "2", "2", "0", "0 Bytes", "3", ""),
     ],
-    View("transactions", ("", "100")): [
+    View("streams", ("weath", "ACTIVE", "100")): [
+        ("nyc/weather", "ACTIVE", "2", "2", "0", "0 Bytes", "3", ""),
+    ],
+    View("transactions", ("open", "", "", "", "100")): [
         (TXN_ID.hex(), "nyc", "COMMITTED", "60s", "7 Bytes", "1", "10s", "20s", "backfill", "open")
+    ],
+    View("transactions", ("finished", "", "COMMITTED", "BACK", "100")): [
+        (
+            TXN_ID.hex(),
+            "nyc",
+            "COMMITTED",
+            "2023-11-14 22:13:20",
+            "2023-11-14 22:13:21",
+            "10",
+            "1",
+            "2",
+            "backfill",
+            "open",
+            "",
+        )
+    ],
+    View("transactions", ("prepared", "nyc", "ABORTED", "", "100")): [],
+    View("transactions", ("open", "", "", "nobody's", "100")): [],
+    View("groups", ("deLays",)): [
+        ("nyc/delays", "4", "2", "nyc/lost", "?", "?", "UnknownStream: gone"),
     ],
     View("groups"): [
         ("loaders", "Stable", "2", "nyc/flights", "events", "1,234", "0.0", ""),
         ("loaders", "Stable", "2", "nyc/weather", "transactions", "?", "?", "it is LOST"),
         ("nyc/delays", "4", "2", "nyc/lost", "?", "?", "UnknownStream: gone"),
     ],
+    View("controllers", ("nothing",)): [],
     View("controllers"): [
-        ("0", "40", "2", "3", "12", "1"),
+        ("0", "host:4711", "2023-11-14 22:13:20", "7", "40", "2", "3", "12", "1"),
         ("2023-11-14T22:13:20.000+00:00", "17", "Commit", "RecursionError()"),
     ],
+}
+
+
+# Page with a filter -> the number of rows that are left, those of control partitions included.
+FILTERED = {
+    View("streams", ("weath", "ACTIVE", "100")): 1,
+    View("transactions", ("finished", "", "COMMITTED", "BACK", "100")): 1,
+    View("transactions", ("prepared", "nyc", "ABORTED", "", "100")): 0,
+    View("transactions", ("open", "", "", "nobody's", "100")): 0,
+    View("groups", ("deLays",)): 3,  # the processor's inputs, and the group of its name
+    View("controllers", ("nothing",)): 1,
 }
 
 
@@ -54,16 +90,18 @@ def cells(page: str) -> list[tuple[str, ...]]:
     ]
 
 
-@pytest.mark.parametrize("view", ROWS, ids=lambda view: view.kind)
+@pytest.mark.parametrize("view", ROWS, ids=str)
 def test_pages_show_the_rows_of_lists(view: View) -> None:
     client: Any = Timed(FakeClient())
-    found = cells(Pages(client, environment(), 1.0, acts=False).body(view))
+    found = cells(Pages(client, environment(), 1.0, Showing()).body(view))
     assert [row for row in found if row in ROWS[view]] == ROWS[view], found
+    if view in FILTERED:
+        assert len([row for row in found if len(row) > 1]) == FILTERED[view], found
 
 
 def test_the_overview_counts_them() -> None:
     client: Any = Timed(FakeClient())
-    page = Pages(client, environment(), 1.0, acts=False).body(View("overview"))
+    page = Pages(client, environment(), 1.0, Showing()).body(View("overview"))
     figures = {words: n for n, words in re.findall(r"<b>(.*?)</b> <span>(.*?)</span>", page)}
     assert figures["commands waiting"] == "2"
     assert (TXN_ID.hex(), "60s") == (cells(page)[0][0], cells(page)[0][3])
@@ -71,7 +109,9 @@ def test_the_overview_counts_them() -> None:
 
 def test_a_transaction_s_page_shows_its_staged_merge() -> None:
     client: Any = Timed(FakeClient())
-    page = Pages(client, environment(), 1.0, acts=True).body(View("transaction", (TXN_ID.hex(),)))
+    page = Pages(client, environment(), 1.0, Showing(acts=True)).body(
+        View("transaction", (TXN_ID.hex(),))
+    )
     assert re.findall(r"<progress (.*?)>.*?(\S+ of .*?)</li>", page) == [
         ('max="10" value="5" aria-label="staged of partition 1"', "5 of 10 events")
     ]
@@ -81,7 +121,7 @@ def test_a_transaction_s_page_shows_its_staged_merge() -> None:
 def test_a_transaction_s_page_shows_its_timeline() -> None:
     fake = FakeClient()
     client: Any = Timed(fake)
-    pages = Pages(client, environment(), 1.0, acts=True)
+    pages = Pages(client, environment(), 1.0, Showing())
     view = View("transaction", (TXN_ID.hex(),))
     page = pages.body(view)
     waited = "the journals of nyc/flights to show the receipts of 05"
@@ -94,3 +134,12 @@ def test_a_transaction_s_page_shows_its_timeline() -> None:
     fake.info = replace(fake.info, state="ABORTED")
     pages.body(view)
     assert [call for call, _ in fake.calls].count("timeline") == 2
+
+
+def test_groups_show_no_streams_that_the_lane_may_not_see() -> None:
+    """Brokers show the process all groups, also those of other streams."""
+    client: Any = Timed(FakeClient())
+    client.streams = lambda timeout: Listed([stream("nyc/flights")])
+    page = Pages(client, environment(), 1.0, Showing()).body(View("groups"))
+    assert "nyc/flights" in page
+    assert "nyc/weather" not in page

@@ -75,11 +75,12 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.DeleteProcessor: ownership.delete_processor,
     r.DescribeProcessors: ownership.describe_processors,
     r.SetFeatureLevel: lanes.set_feature_level,
+    r.DescribeLeader: lanes.describe_leader,
 }
 # Commands that are questions: without an asker there is nothing to decide.
 _QUESTIONS = (
-    r.DescribeStreams, r.DescribeProcessors, r.GetState, r.ListAudit, r.ListCommands, r.ListGrants,
-    r.ListLanes, r.ListLocks, r.ListOpen, r.ListSeries, r.ListTableLocks, r.ListTransactions,
+    r.DescribeLeader, r.DescribeStreams, r.DescribeProcessors, r.GetState, r.ListAudit, r.ListCommands,
+    r.ListGrants, r.ListLanes, r.ListLocks, r.ListOpen, r.ListSeries, r.ListTableLocks, r.ListTransactions,
 )  # fmt: skip
 check(_DECISIONS.keys() <= RULES.keys(), "a command is not in core.authorize: who may send it?")
 

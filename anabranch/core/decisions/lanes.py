@@ -258,3 +258,13 @@ def list_commands(turn: Turn, command: r.ListCommands, to: ReplyTo | None) -> No
     end = max(seen.end if seen is not None else 0, position)
     state = turn.state
     turn.reply(to, r.CommandList(position, end, found, len(state.open), state.outcomes))
+
+
+_NO_TERM = r.TermRow(0, "", 0, resigned=False)
+
+
+def describe_leader(turn: Turn, command: r.DescribeLeader, to: ReplyTo | None) -> None:
+    """Answer with the term of this leader, and how much it does."""
+    term = turn.state.term or _NO_TERM
+    held = turn.index.uncommitted.total
+    turn.reply(to, r.LeaderInfo(term.term, term.leader, term.since_ms, turn.state.committed, held))

@@ -80,6 +80,7 @@ TYPES: dict[int, type] = {
     48: r.ListTableLocks,
     49: r.PublishBase,
     50: r.SetFeatureLevel,
+    51: r.DescribeLeader,
     64: r.TermRow,
     65: r.RoundRow,
     66: r.ScopeRow,

@@ -208,6 +208,10 @@ class DeleteStream:
     despite: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True)
+class DescribeLeader:
+    """Command: who leads the control partition, and how much it does."""
+
+@dataclass(frozen=True, slots=True)
 class DescribeProcessors:
     """Command: list the processors of a scope, or describe one with its tasks."""
 
@@ -443,6 +447,16 @@ class LaneRow:
     blocked: bool
     topic_ids: tuple[str, ...]
     quotas: Mapping[str, int]
+
+@dataclass(frozen=True, slots=True)
+class LeaderInfo:
+    """Reply to DescribeLeader."""
+
+    term: int
+    leader: str
+    since_ms: int
+    committed: int
+    uncommitted_bytes: int
 
 @dataclass(frozen=True, slots=True)
 class ListAudit:
@@ -849,6 +863,7 @@ class Reply(NamedTuple):
         | RunList
         | TableLockList
         | FeatureLevel
+        | LeaderInfo
     )
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,11 @@
   function put(old, fresh) {
     const focused = old.contains(document.activeElement) ? document.activeElement : null;
     if (focused && focused.tagName === "INPUT") return; // a person types
+    const opened = [...old.querySelectorAll("details[open]")].map((each) => each.id);
     const scrolled = [...old.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
     const key = focused && (focused.id ? "#" + CSS.escape(focused.id)
       : focused.getAttribute("href") && `[href="${CSS.escape(focused.getAttribute("href"))}"]`);
+    for (const id of opened) fresh.querySelector("#" + CSS.escape(id))?.setAttribute("open", "");
     old.replaceWith(fresh);
     fresh.querySelectorAll(".scroll").forEach((each, i) => { each.scrollLeft = scrolled[i] || 0; });
     if (key) fresh.querySelector(key)?.focus({ preventScroll: true });

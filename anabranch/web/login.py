@@ -1,0 +1,240 @@
+"""Users: by a header of a proxy, or by a password file, whose lines `password_line` makes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import ipaddress
+import logging
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from anabranch.errors import InvalidArgument
+
+log = logging.getLogger("anabranch.web")
+
+OPEN_PATHS = ("/health", "/static/")  # they show nothing of the cluster
+_REMEMBERED_S = 300.0  # a right password is not hashed again for this long
+_MOST_REMEMBERED = 1000
+_MOST_WAITING = 64  # passwords that wait for their turn to be hashed
+_USER = re.compile(r"[^\x00-\x1f\x7f:]{1,100}")
+# The parameters of scrypt: a password takes 16 MiB and some 50 ms.
+_LOG_N = 14
+_BLOCK = 8
+_PARALLEL = 1
+_BYTES = 32
+_FORM = "USER:scrypt$N$R$P$SALT$HASH"
+
+
+class Login(Protocol):
+    """Finds the user of a request."""
+
+    challenge: str  # for the header WWW-Authenticate; empty: browsers can't ask for a password
+
+    def user_of(self, peer: str, headers: Headers) -> str:
+        """The user; empty if the request names none, or not rightly. May take some tenths of a second."""
+
+
+class HeaderLogin:
+    """The user that a proxy names in a header of each request."""
+
+    challenge = ""
+
+    def __init__(self, header: str, proxies: Sequence[str]) -> None:
+        """``proxies``: addresses or networks whose header counts. Raises: InvalidArgument."""
+        if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", header):
+            raise InvalidArgument(f"--user-header {header!r:.80}: the name of a header")
+        self._header = header
+        try:
+            self._proxies = [ipaddress.ip_network(each, strict=False) for each in proxies]
+        except ValueError as error:
+            raise InvalidArgument(f"--proxy: {error}") from error
+
+    def user_of(self, peer: str, headers: Headers) -> str:
+        found = headers.getlist(self._header)
+        if len(found) != 1 or not _USER.fullmatch(found[0].strip()):
+            return ""
+        try:
+            at = ipaddress.ip_address(peer)
+        except ValueError:
+            return ""
+        return found[0].strip() if any(at in each for each in self._proxies) else ""
+
+
+class PasswordLogin:
+    """Users with passwords, by HTTP's basic authentication."""
+
+    challenge = 'Basic realm="anabranch", charset="UTF-8"'
+
+    def __init__(self, file: Path) -> None:
+        """``file``: lines of `password_line`; it is read again when it changes. Raises: InvalidArgument."""
+        self._file = file
+        self._lines: dict[str, str] = {}
+        self._stamp: tuple[int, int] | None = None
+        self._key = secrets.token_bytes(32)
+        self._known: dict[
+            bytes, tuple[float, str]
+        ] = {}  # digest of right credentials -> until, user
+        self._lock = threading.Lock()  # one password is hashed at a time, so that guesses are slow
+        self._nobody = password_line("nobody", secrets.token_hex(16)).partition(":")[2]
+        self._read()
+
+    def user_of(self, peer: str, headers: Headers) -> str:
+        user, password = _credentials(headers.get("authorization", ""))
+        with self._lock:
+            self._read()
+            line = self._lines.get(user, self._nobody)
+            digest = hmac.digest(self._key, f"{line}\0{user}\0{password}".encode(), "sha256")
+            until, known = self._known.get(digest, (0.0, ""))
+            if until > time.monotonic():
+                return known
+            if not _USER.fullmatch(user):
+                return ""
+            # An unknown user takes as much time as a wrong password.
+            if not _is_right(line, password) or user not in self._lines:
+                return ""
+            if len(self._known) >= _MOST_REMEMBERED:
+                self._known.clear()
+            self._known[digest] = time.monotonic() + _REMEMBERED_S, user
+            return user
+
+    def _read(self) -> None:
+        stamp = self._stamp
+        try:
+            stat = self._file.stat()
+            self._stamp = stat.st_mtime_ns, stat.st_size
+            if stamp != self._stamp:
+                self._lines = _lines_of(self._file)
+        except (OSError, UnicodeDecodeError, InvalidArgument) as error:
+            if stamp is None:
+                raise InvalidArgument(f"--password-file {self._file}: {error}") from error
+            log.warning("the password file is as it was before: %s", error)
+
+
+def _lines_of(file: Path) -> dict[str, str]:
+    """User -> the rest of the line. Raises: InvalidArgument, OSError."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+        user, _, rest = line.strip().partition(":")
+        if not user or user.startswith("#"):
+            continue
+        if _parts(rest) is None or user in found:
+            raise InvalidArgument(
+                f"{file}, line {number}: not {_FORM}, or a second line of a user: `anabranch web-password USER` "
+                "makes lines"
+            )
+        found[user] = rest
+    if not found:
+        raise InvalidArgument(f"{file} has no user: add a line of `anabranch web-password USER`")
+    return found
+
+
+def password_line(user: str, password: str) -> str:
+    """A line of a password file. Raises: InvalidArgument."""
+    if not _USER.fullmatch(user) or user.startswith("#"):
+        raise InvalidArgument(
+            f"user {user!r:.100}: 1 to 100 characters, no colon, no control character"
+        )
+    if not password:
+        raise InvalidArgument("the password is empty")
+    salt = os.urandom(16)
+    found = _hashed(password, salt, _LOG_N, _BLOCK, _PARALLEL)
+    texts = (base64.b64encode(each).decode() for each in (salt, found))
+    return f"{user}:scrypt${_LOG_N}${_BLOCK}${_PARALLEL}${'$'.join(texts)}"
+
+
+def _hashed(password: str, salt: bytes, log_n: int, block: int, parallel: int) -> bytes:
+    most = 256 * block << log_n
+    given = password.encode("utf-8", "surrogatepass")
+    return hashlib.scrypt(
+        given, salt=salt, n=1 << log_n, r=block, p=parallel, maxmem=most, dklen=_BYTES
+    )
+
+
+def _parts(rest: str) -> tuple[int, int, int, bytes, bytes] | None:
+    """The parts of a line after the user; None if it has another form, or would take too much memory."""
+    fields = rest.split("$")
+    if len(fields) != 6 or fields[0] != "scrypt" or not all(each.isdigit() for each in fields[1:4]):
+        return None
+    log_n, block, parallel = (int(each[:3]) for each in fields[1:4])
+    try:
+        salt, found = (base64.b64decode(each, validate=True) for each in fields[4:])
+    except binascii.Error:
+        return None
+    fits = 10 <= log_n <= 18 and 1 <= block <= 16 and 1 <= parallel <= 4 and len(found) == _BYTES
+    return (log_n, block, parallel, salt, found) if fits else None
+
+
+def _is_right(rest: str, password: str) -> bool:
+    parts = _parts(rest)
+    if parts is None:
+        return False
+    log_n, block, parallel, salt, found = parts
+    return hmac.compare_digest(_hashed(password, salt, log_n, block, parallel), found)
+
+
+def _credentials(authorization: str) -> tuple[str, str]:
+    """User and password of a request; empty if it has none."""
+    kind, _, rest = authorization.partition(" ")
+    if kind.lower() != "basic" or len(rest) > 1000:
+        return "", ""
+    try:
+        user, _, password = base64.b64decode(rest, validate=True).decode("utf-8").partition(":")
+    except (binascii.Error, ValueError):
+        return "", ""
+    return user, password
+
+
+class Doorkeeper:
+    """ASGI middleware that refuses requests without a user. The user is ``scope["state"]["user"]``."""
+
+    def __init__(self, app: ASGIApp, login: Login) -> None:
+        self._app = app
+        self._login = login
+        self._waiting = 0
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="anabranch-web-login")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(OPEN_PATHS):
+            await self._app(scope, receive, send)
+            return
+        if self._waiting >= _MOST_WAITING:
+            busy = PlainTextResponse("too many logins at a time: try again\n", 503)
+            await busy(scope, receive, send)
+            return
+        user = await self._user(scope)
+        if user:
+            scope.setdefault("state", {})["user"] = user
+            await self._app(scope, receive, send)
+            return
+        challenge = self._login.challenge
+        headers = {"www-authenticate": challenge} if challenge else {}
+        told = (
+            "log in"
+            if challenge
+            else "my proxy names no user: come by the proxy, or see --user-header"
+        )
+        await PlainTextResponse(f"{told}\n", 401, headers)(scope, receive, send)
+
+    async def _user(self, scope: Scope) -> str:
+        peer = scope["client"][0] if scope.get("client") else ""
+        loop, headers = asyncio.get_running_loop(), Headers(scope=scope)
+        self._waiting += 1
+        try:
+            return await loop.run_in_executor(self._hashing, self._login.user_of, peer, headers)
+        finally:
+            self._waiting -= 1

@@ -1,0 +1,192 @@
+"""Who may look: by a proxy's header, or by a password file; and that each look at values is in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.datastructures import Headers
+
+from anabranch.errors import InvalidArgument
+from anabranch.testing.memory.cluster import MemoryCluster
+from anabranch.web import login
+from anabranch.web.app import Site, application
+from anabranch.web.guard import LOCAL
+from anabranch.web.login import HeaderLogin, Login, PasswordLogin, password_line
+from anabranch.web.pages import Showing
+
+STREAM = "shop/orders"
+
+
+def answer(
+    app: Any, path: str, headers: dict[str, str] | None = None, peer: str = "127.0.0.1"
+) -> tuple[int, dict[str, str], str]:
+    """The answer to a GET: status, headers, text."""
+    path, _, query = path.partition("?")
+    given = {"host": "localhost"} | (headers or {})
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in given.items()],
+        "client": (peer, 1234),
+        "server": ("localhost", 80),
+        "scheme": "http",
+        "root_path": "",
+        "http_version": "1.1",
+        "state": {},
+    }
+    sent: list[dict[str, Any]] = []
+
+    asked: list[dict[str, Any]] = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        while not asked:
+            await asyncio.sleep(60)  # the browser waits for the answer
+        return asked.pop()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    names = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    text = b"".join(message.get("body", b"") for message in sent[1:])
+    return sent[0]["status"], names, text.decode()
+
+
+@pytest.fixture
+def site() -> Callable[..., Any]:
+    """Makes an application on a cluster in memory with an event."""
+    client = MemoryCluster().connect(timeout=5)
+    client.create_stream(STREAM)
+    with client.begin("shop") as txn:
+        txn.write(STREAM, b"apples", b"ann")
+        txn.commit()
+
+    def make(found: Login | None) -> Any:
+        names = frozenset(LOCAL)
+        return application(Site(client, "memory", names, 5.0, Showing(values=True), found))
+
+    return make
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    text = base64.b64encode(f"{user}:{password}".encode()).decode()
+    return {"authorization": f"Basic {text}"}
+
+
+def test_a_header_counts_from_the_proxy_alone(site: Callable[..., Any]) -> None:
+    app = site(HeaderLogin("X-User", ["127.0.0.0/8", "::1"]))
+    assert answer(app, "/streams", {"x-user": "anna"})[0] == 200
+    assert "anna" in answer(app, "/streams", {"x-user": "anna"})[2]
+    for headers, peer in (
+        ({}, "127.0.0.1"),
+        ({"x-user": ""}, "127.0.0.1"),
+        ({"x-user": "a" * 101}, "127.0.0.1"),
+        ({"x-user": "a\x01b"}, "127.0.0.1"),
+        ({"x-user": "anna"}, "10.0.0.9"),
+        ({"x-user": "anna"}, "odd"),
+        ({"x-other": "anna"}, "127.0.0.1"),
+    ):
+        status, _, text = answer(app, f"/streams/{STREAM}/events", headers, peer)
+        assert (status, "apples" in text) == (401, False), (headers, peer)
+    assert answer(app, "/health")[0] == 200
+    assert answer(app, "/static/web.css")[0] == 200
+    for wrong in ("X User", "", "X-User: "):
+        with pytest.raises(InvalidArgument):
+            HeaderLogin(wrong, [])
+    with pytest.raises(InvalidArgument, match="--proxy"):
+        HeaderLogin("X-User", ["10.0.0.0/33"])
+
+
+def test_a_proxy_needs_a_login_for_values(site: Callable[..., Any]) -> None:
+    """Also if it names this machine as the host, and nothing says that others can reach the page."""
+    app = site(None)
+    path = f"/streams/{STREAM}/events"
+    assert "apples" in answer(app, path)[2]
+    for header in ("x-forwarded-for", "via", "forwarded"):
+        status, _, text = answer(app, path, {header: "10.0.0.1"})
+        assert (status, "apples" in text, "--user-header" in text) == (403, False, True)
+    assert answer(app, "/streams", {"via": "10.0.0.1"})[0] == 200
+    named = site(HeaderLogin("X-User", ["127.0.0.1"]))
+    assert "apples" in answer(named, path, {"x-forwarded-for": "10.0.0.1", "x-user": "anna"})[2]
+
+
+def test_passwords(site: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "users"
+    file.write_text(f"# ours\n{password_line('anna', 'clé: 1')}\n")
+    app = site(PasswordLogin(file))
+    status, headers, text = answer(app, f"/streams/{STREAM}/events")
+    assert (status, headers["www-authenticate"].partition(" ")[0]) == (401, "Basic")
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert "apples" not in text
+    assert answer(app, "/streams", basic("anna", "clé: 1"))[0] == 200
+    for user, password in (
+        ("anna", "clé: 2"),
+        ("anna", ""),
+        ("bob", "clé: 1"),
+        ("", ""),
+        ("nobody", ""),
+    ):
+        assert answer(app, "/streams", basic(user, password))[0] == 401, user
+    for header in ("Basic", "Basic !", "Bearer x", "Basic " + "x" * 2000, "Basic /w=="):
+        assert answer(app, "/streams", {"authorization": header})[0] == 401
+    file.write_text(f"{password_line('bob', 'other')}\n")
+    assert answer(app, "/streams", basic("anna", "clé: 1"))[0] == 401
+    assert answer(app, "/streams", basic("bob", "other"))[0] == 200
+    file.write_text("nonsense\n")  # half written
+    assert answer(app, "/streams", basic("bob", "other"))[0] == 200
+
+
+def test_a_right_password_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "users"
+    file.write_text(password_line("anna", "right"))
+    found = PasswordLogin(file)
+    hashed: list[object] = []
+    real = login._hashed
+
+    def counted(*given: Any) -> bytes:
+        hashed.append(given)
+        return real(*given)
+
+    monkeypatch.setattr(login, "_hashed", counted)
+    for _ in range(3):
+        assert found.user_of("", Headers(basic("anna", "right"))) == "anna"
+    assert len(hashed) == 1
+    for user in ("anna", "unknown"):  # both take the time of a hash
+        for _ in range(2):
+            assert found.user_of("", Headers(basic(user, "wrong"))) == ""
+    assert len(hashed) == 5
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["anna", "anna:", "anna:secret", "anna:scrypt$14$8$1$AA==$AA==", "anna:scrypt$99$8$1$AA==$AA==",
+     "anna:scrypt$14$8$1$!$!", ""],
+)  # fmt: skip
+def test_password_files_that_are_refused(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "users"
+    file.write_text(line)
+    with pytest.raises(InvalidArgument, match="web-password"):
+        PasswordLogin(file)
+    with pytest.raises(InvalidArgument):
+        PasswordLogin(tmp_path / "none")
+
+
+def test_each_look_at_values_is_in_the_log_with_the_user(
+    site: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    app = site(HeaderLogin("X-User", ["127.0.0.1"]))
+    with caplog.at_level(logging.INFO, "anabranch.web"):
+        answer(app, f"/streams/{STREAM}/events?key=ann%0Aforged", {"x-user": "anna"})
+        answer(app, "/streams", {"x-user": "anna"})
+        answer(app, f"/streams/{STREAM}/events")
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"'anna' at 127.0.0.1 looks at events {STREAM} 'ann\\nforged' '50'"]

@@ -1,0 +1,400 @@
+"""Events and rows on pages, over a cluster in memory: which, within which bounds, decoded, harmless, by right."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from html import unescape
+from typing import Any
+
+import pytest
+
+import anabranch
+from anabranch.errors import IllegalState, InvalidArgument, NotAuthorized, NotReady
+from anabranch.presentation.rows import laid_out
+from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.testing.memory.cluster import MemoryCluster
+from anabranch.values import stream_of
+from anabranch.web import events
+from anabranch.web import tables as tables_module
+from anabranch.web.events import Bounds, Search, after, newest, of_commit
+from anabranch.web.hub import View
+from anabranch.web.pages import Pages, Showing, environment
+
+STREAM, TABLE = "shop/orders", "shop/stock"
+HOSTILE = {
+    "markup": b"<script>alert(1)</script><img src=x onerror=alert(1)>",
+    "an attribute": b"\" onmouseover='alert(1)' x=\"",
+    "JSON with markup": b'{"</pre><script>alert(1)</script>": "<b>"}',
+    "escapes of a terminal": b"\x1b[2J\x1b]0;owned\x07",
+    "a text that runs backwards": "\u202egnp.exe\u2066".encode(),
+    "no UTF-8": bytes(range(128, 256)),
+    "deep": b"[" * 100_000,
+    "deep and whole": b"[" * 3000 + b"]" * 3000,
+    "a long number": b"[" + b"9" * 10_000 + b"]",
+    "a template": b"{{ 7 * 7 }} {% raw %}",
+    "10 MB": b'{"x": "' + b"<" * 10_000_000 + b'"}',
+}
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    return MemoryCluster()
+
+
+@pytest.fixture
+def client(cluster: MemoryCluster) -> Iterator[anabranch.Client]:
+    with cluster.connect(timeout=5, one_shot_bytes=1 << 20) as opened:
+        opened.create_stream(STREAM, segments=2, settings={"max.message.bytes": 20 << 20})
+        yield opened
+
+
+def write(client: anabranch.Client, stream: str, *rows: tuple[bytes | None, bytes | None]) -> int:
+    """Commit these keys and values; the commit timestamp."""
+    with client.begin(stream.partition("/")[0]) as txn:
+        for key, value in rows:
+            txn.write(stream, value, key)
+        return txn.commit().commit_timestamp
+
+
+def made(client: anabranch.Client, **showing: Any) -> Pages:
+    return Pages(client, environment(), 5.0, Showing(values=True, **showing))
+
+
+def events_page(found: Pages, **asked: str) -> str:
+    fields = ("key", "q", "from", "commit", "txn")
+    about = (STREAM, *(asked.get(each.strip("_"), "") for each in fields), asked.get("limit", "20"))
+    return found.body(View("events", about))
+
+
+def values_of(page: str) -> list[str]:
+    """The beginnings of the values of a page of events."""
+    cells = re.findall(
+        r'<td class="value">(?:<details[^>]*><summary>)?<code>(.*?)</code>', page, re.S
+    )
+    return [unescape(each) for each in cells]
+
+
+def numbers(part: events.Part) -> list[int]:
+    return [int(each.value or b"0") for each in part.events]
+
+
+# -- which events -----------------------------------------------------------------------------------------
+
+
+def search(count: int, is_wanted: Callable[[Any], bool] | None = None, **bounds: Any) -> Search:
+    return Search(STREAM, count, is_wanted, 5.0, Bounds(**bounds))
+
+
+def test_the_newest_events_whatever_the_commits_sizes(client: anabranch.Client) -> None:
+    assert newest(client, search(5)).events == []
+    write(client, STREAM, *((b"k%d" % n, b"%d" % n) for n in range(40)))
+    for n in range(40, 60):
+        write(client, STREAM, (b"k%d" % n, b"%d" % n))
+    assert numbers(newest(client, search(5))) == [55, 56, 57, 58, 59]
+    assert sorted(numbers(newest(client, search(30)))) == sorted(
+        [*range(40, 60), *_last_of(client, 10)]
+    )
+    assert numbers(newest(client, search(1000)))[-20:] == list(range(40, 60))
+    assert len(newest(client, search(1000)).events) == 60
+
+
+def _last_of(client: anabranch.Client, count: int) -> list[int]:
+    """The last events, in the order of places, of the first commit."""
+    read = client.snapshot(STREAM).read(STREAM)
+    first = sorted((e.commit_timestamp, e.partition, e.offset, int(e.value or b"0")) for e in read)[
+        :40
+    ]
+    return [number for *_, number in first][-count:]
+
+
+def test_a_filter_looks_farther_back_and_says_when_it_stops(client: anabranch.Client) -> None:
+    write(client, STREAM, (b"rare", b"0"))
+    for n in range(1, 120):
+        write(client, STREAM, (b"k", b"%d" % n))
+    rare = newest(client, search(2, lambda event: event.key == b"rare"))
+    assert (numbers(rare), rare.ended) == ([0], "")
+    bounded = newest(client, search(2, lambda event: event.key == b"rare", events=30))
+    assert (numbers(bounded), "30 events" in bounded.ended or "offsets" in bounded.ended) == (
+        [],
+        True,
+    )
+
+
+def test_huge_events_end_a_read_at_the_newest_ones(client: anabranch.Client) -> None:
+    for n in range(12):
+        write(client, STREAM, (b"k", b"%d" % n + b" " * 100_000))
+    part = newest(client, search(10, bytes=250_000))
+    assert numbers(part)[-1] == 11
+    assert 1 <= len(part.events) <= 4
+    assert part.ended
+
+
+def test_events_after_a_time_page_by_page(client: anabranch.Client) -> None:
+    stamps = [
+        write(client, STREAM, *((b"k", b"%d" % (10 * n + i)) for i in range(3))) for n in range(9)
+    ]
+    first = after(client, search(6), stamps[1])
+    assert numbers(first) == [20, 21, 22, 30, 31, 32]
+    assert (first.more, first.ended) == (True, "")
+    assert numbers(after(client, search(6), first.until)) == [40, 41, 42, 50, 51, 52]
+    assert not after(client, search(6), stamps[7]).more
+    assert numbers(after(client, search(3), None)) == [0, 1, 2]
+    assert after(client, search(6), stamps[8]).events == []
+    cut = after(client, search(2), stamps[1])
+    assert (numbers(cut), cut.ended) == ([20, 21], "at 2 events")
+    one = of_commit(client, search(9), stamps[4])
+    assert numbers(one) == [40, 41, 42]
+
+
+def test_nothing_new_is_not_read_again(
+    client: anabranch.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(client, STREAM, (b"k", b"1"))
+    known = newest(client, search(5))
+    assert newest(client, search(5), known) is known
+    write(client, STREAM, (b"k", b"2"))
+    assert numbers(newest(client, search(5), known)) == [1, 2]
+
+
+def test_a_page_asks_the_controller_only_for_the_right(
+    client: anabranch.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(30):
+        write(client, STREAM, (b"k", b"%d" % n))
+    found = made(client)
+    sent: list[Any] = []
+    bus = client._shared.ports.bus
+    send = bus.send
+
+    def counted(*given: Any) -> None:
+        sent.append(given)
+        send(*given)
+
+    monkeypatch.setattr(bus, "send", counted)
+    assert values_of(events_page(found)) == [str(n) for n in range(29, 9, -1)]
+    assert len(sent) == 1
+
+
+# -- pages ------------------------------------------------------------------------------------------------
+
+
+def test_events_by_key_text_time_commit_and_transaction(client: anabranch.Client) -> None:
+    first = write(client, STREAM, (b"a", b"apples"), (b"b", b"pears"))
+    second = write(
+        client, STREAM, (b"a", b"plums"), (None, b"none"), (b"\xff", b"raw"), (b"b", None)
+    )
+    found = made(client)
+    assert sorted(values_of(events_page(found))) == ["apples", "none", "pears", "plums", "raw"]
+    assert values_of(events_page(found, key="a")) == ["plums", "apples"]
+    assert values_of(events_page(found, key="\udcff")) == ["raw"]
+    assert "key=%FF" in events_page(found)
+    assert sorted(values_of(events_page(found, q="p"))) == ["apples", "pears", "plums"]
+    assert sorted(values_of(events_page(found, **{"from": str(first)}))) == ["none", "plums", "raw"]
+    assert sorted(values_of(events_page(found, commit=str(first)))) == ["apples", "pears"]
+    txn = next(iter(client.snapshot(STREAM, second, second - 1).read(STREAM))).txn_id
+    assert txn is not None
+    assert sorted(values_of(events_page(found, txn=txn.hex()))) == ["none", "plums", "raw"]
+    with client.begin("shop") as txn_open:
+        txn_open.token()
+        assert txn_open.txn_id is not None
+        with pytest.raises(InvalidArgument, match="no committed events"):
+            events_page(found, txn=txn_open.txn_id.hex())
+        txn_open.abort()
+    for wrong in ({"from": "yesterday"}, {"from": "2026-01-01T00:00:00"}, {"commit": "x"}):
+        with pytest.raises(InvalidArgument):
+            events_page(found, **wrong)
+
+
+def test_a_one_shot_s_page_leads_to_its_events(client: anabranch.Client) -> None:
+    """Its controller does not know its streams any more."""
+    client.create_stream("bakery/bread")
+    with client.begin("shop") as txn:
+        txn.write(STREAM, b"apples")
+        txn.write("bakery/bread", b"buns")
+        at = txn.commit().commit_timestamp
+        assert txn.txn_id is not None
+        assert client.state(txn.txn_id).streams == ()
+    page = made(client).body(View("transaction", (txn.txn_id.hex(),)))
+    assert f"/streams/{STREAM}/events?commit={at}" in page
+    assert f"/streams/bakery/bread/events?commit={at}" in page
+
+
+@pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_values_are_harmless(client: anabranch.Client, value: bytes) -> None:
+    """As value, key and header; the page stays small, and quick."""
+    key = value[:1000]
+    with client.begin("shop") as txn:
+        txn.write(STREAM, value, key, headers={value[:60].decode("latin-1"): key})
+        txn.commit()
+    began = time.monotonic()
+    page = events_page(made(client))
+    assert time.monotonic() - began < 3
+    assert len(page.encode()) < 40_000
+    shown = re.sub(
+        r"<(/?(a|b|button|code|dd|details|div|dl|dt|form|h1|h2|input|label|nav|option|p|pre|section|"
+        r"select|span|summary|table|tbody|td|th|thead|tr))( [a-z-]+=\"[^\"<>]*\"| selected| open)*>",
+        "",
+        page,
+    )
+    assert "<" not in shown
+    assert not [c for c in shown if not c.isprintable() and c != "\n"]
+    handler = re.search(r"<[^>]* on[a-z]+=", page)
+    assert handler is None, handler
+    if len(value) > 1_000_000:
+        assert "10,000,009 bytes" in page
+
+
+def test_json_is_laid_out_as_it_was_written() -> None:
+    data = b'{"b":1.50,"a":[1e3,{}],"b":[],"\\u00e9":"x\\ty"}'
+    laid = laid_out(data, data, 4000)
+    assert laid.text == (
+        '{\n  "b": 1.50,\n  "a": [\n    1e3,\n    {}\n  ],\n  "b": [],\n  "\\u00e9": "x\\ty"\n}'
+    )
+    assert (laid.size, laid.cut, laid.line) == (len(data), False, data.decode())
+    short = laid_out(data, data, 10)
+    assert (len(short.text), short.cut) == (10, True)
+    assert laid_out(b"{no", b"{no", 100).text == "{no"
+
+
+def test_values_are_decoded_by_the_codec_of_the_stream(client: anabranch.Client) -> None:
+    def decode(data: bytes) -> Any:
+        if data == b"bad":
+            raise ZeroDivisionError("oh <b>no</b>")
+        return {"decoded": data.decode().upper()}
+
+    def handle(name: str) -> Any:
+        return stream_of(name, str, (json.dumps, decode), "raise")
+
+    write(client, STREAM, ("clé".encode(), b"abc"), (b"k", b"bad"))
+    page = events_page(made(client, handle=handle))
+    assert '{"decoded":"ABC"}' in values_of(page)
+    assert "bad" in values_of(page)
+    assert "ZeroDivisionError: oh &lt;b&gt;no" in page
+    assert values_of(events_page(made(client, handle=handle), key="clé")) == ['{"decoded":"ABC"}']
+
+
+# -- rights -----------------------------------------------------------------------------------------------
+
+
+def test_a_page_shows_no_more_than_its_lane_may(
+    cluster: MemoryCluster, client: anabranch.Client
+) -> None:
+    """The process itself may read every topic."""
+    client.create_table(TABLE)
+    write(client, STREAM, (b"k", b"secret"))
+    with cluster.connect(lane=ADMIN_LANE, timeout=5) as admin:
+        found = made(client)
+        assert "secret" in events_page(found)
+        admin.revoke("open", "*", ["describe"])
+        for about in (
+            View("events", (STREAM, "", "", "", "", "", "20")),
+            View("rows", (TABLE, "", "", "", "20")),
+            View("versions", (TABLE, "k", "")),
+            View("stream", (STREAM,)),
+        ):
+            with pytest.raises(NotAuthorized):
+                found.body(about)
+        assert STREAM not in found.body(View("streams"))
+
+
+def test_without_values_no_page_shows_them(client: anabranch.Client) -> None:
+    write(client, STREAM, (b"k", b"secret"))
+    hidden = Pages(client, environment(), 5.0, Showing())
+    for about in (
+        View("events", (STREAM, "", "", "", "", "", "20")),
+        View("rows", (STREAM, "", "", "", "20")),
+        View("versions", (STREAM, "k", "")),
+    ):
+        with pytest.raises(NotAuthorized, match="--show-values"):
+            hidden.body(about)
+    assert "/events" not in hidden.body(View("stream", (STREAM,)))
+
+
+# -- tables -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stock(client: anabranch.Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pages]:
+    """Pages on a table, whose replicas move when somebody waits."""
+    client.create_table(TABLE)
+    replica = client.replica
+    monkeypatch.setattr(client, "replica", lambda *t, **how: replica(*t, threads=False, **how))
+    found = made(client)
+    yield found
+    found.close()
+
+
+def kept_by(found: Pages) -> dict[str, Any]:
+    """The replicas that pages keep, by table."""
+    assert found._tables is not None
+    return found._tables._kept
+
+
+def rows(page: str) -> list[tuple[str, str]]:
+    found = re.findall(
+        r"<tr><td><code>(.*?)</code></td><td class=\"value\">.*?<code>(.*?)</code>", page, re.S
+    )
+    return [(unescape(key), unescape(value)) for key, value in found]
+
+
+def test_rows_page_by_page_and_their_versions(client: anabranch.Client, stock: Pages) -> None:
+    before = write(client, TABLE, *((b"k%02d" % n, b"v%d" % n) for n in range(30)))
+    write(client, TABLE, (b"k03", b"new"), (b"k04", None), (b"x\xff", b"odd"))
+    page = stock.body(View("rows", (TABLE, "", "", "", "20")))
+    assert [key for key, _ in rows(page)] == [f"k{n:02}" for n in range(21) if n != 4]
+    assert ("k03", "new") in rows(page)
+    assert "from=k21" in page
+    last = stock.body(View("rows", (TABLE, "", "k21", "", "20")))
+    assert [key for key, _ in rows(last)] == [*(f"k{n}" for n in range(21, 30)), "x\\xff"]
+    assert "Next rows" not in last
+    assert [k for k, _ in rows(stock.body(View("rows", (TABLE, "x", "", "", "20"))))] == ["x\\xff"]
+    old = stock.body(View("rows", (TABLE, "k0", "", str(before), "20")))
+    assert rows(old)[3:5] == [("k03", "v3"), ("k04", "v4")]
+    versions = stock.body(View("versions", (TABLE, "k03", "")))
+    assert values_of(versions) == ["new", "v3"]
+
+
+def test_a_table_that_is_too_big_says_what_to_do(
+    client: anabranch.Client, stock: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(client, TABLE, *((b"%d" % n, b"") for n in range(5)))
+    monkeypatch.setattr(tables_module, "MOST_EVENTS", 4)
+    with pytest.raises(InvalidArgument, match="anabranch table scan"):
+        stock.body(View("rows", (TABLE, "", "", "", "20")))
+
+
+def test_a_table_that_is_loading_is_said(
+    client: anabranch.Client, stock: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(client, TABLE, (b"k", b"v"))
+    stock.body(View("rows", (TABLE, "", "", "", "20")))
+    kept = kept_by(stock)[TABLE].replica
+
+    def slow(*_: object, **__: object) -> None:
+        raise NotReady("not complete")
+
+    monkeypatch.setattr(kept, "snapshot", slow)
+    assert "being loaded" in stock.body(View("rows", (TABLE, "", "", "", "20")))
+
+
+def test_a_stream_is_no_table(stock: Pages) -> None:
+    with pytest.raises(InvalidArgument, match="no table"):
+        stock.body(View("rows", (STREAM, "", "", "", "20")))
+
+
+def test_idle_replicas_are_closed(client: anabranch.Client, stock: Pages) -> None:
+    write(client, TABLE, (b"k", b"v"))
+    stock.body(View("rows", (TABLE, "", "", "", "20")))
+    kept = kept_by(stock)[TABLE]
+    kept.used -= 2 * tables_module._IDLE_S
+    stock.sweep()
+    assert kept_by(stock) == {}
+    with pytest.raises(IllegalState):
+        kept.replica.snapshot()
+    for n in range(5):
+        client.create_table(f"shop/t{n}")
+        stock.body(View("rows", (f"shop/t{n}", "", "", "", "20")))
+    assert len(kept_by(stock)) == tables_module._MOST_TABLES
