@@ -20,7 +20,7 @@ from anabranch.kafka.connection import Connection
 from anabranch.ports import TopicPartition
 
 Answers = dict[TopicPartition, data.Produced]
-SLOW_MS = 1_000  # a broker that throttles this process for so long is logged
+SLOW_MS = 1_000  # a broker that throttles this process for this time or longer is logged
 THROTTLED = (
     "broker %d throttles what this process writes, now for %.1f s: raise its quota of Kafka; "
     "a controller merges less at once with --chunk-bytes"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from anabranch.protocol.schemas import codec
+from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import TYPES, encode, least_level, level_of
 from tests import older_build
 from tests.schemas.protocol_page import EXAMPLES
@@ -52,12 +53,18 @@ def test_the_former_release_reads_level_1_and_refuses_level_2_by_name() -> None:
             assert "a record has feature level 2, and this release knows levels 1 to 1" in text
 
 
+def _level(avro: Any) -> int:
+    """The level of a field, or of the record that a branch of a union names."""
+    if isinstance(avro, str):
+        cls = getattr(r, avro.partition(".")[2], None)
+        return 1 if cls is None else least_level(cls)
+    return int(avro.get("level", 1))
+
+
 def form(avro: Any) -> Any:
     """A schema without texts for people, and without fields above the former release's level, 1."""
     if isinstance(avro, list):
-        return [
-            form(one) for one in avro if not (isinstance(one, dict) and one.get("level", 1) > 1)
-        ]
+        return [form(one) for one in avro if _level(one) == 1]
     if isinstance(avro, dict):
         return {name: form(value) for name, value in avro.items() if name not in ("doc", "level")}
     return avro
