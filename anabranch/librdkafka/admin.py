@@ -81,6 +81,7 @@ class KafkaAdmin:
         self._limits: dict[str, tuple[float, int]] = {}
         self._closed = False
         self._answered = False  # whether the last request was answered
+        self._in_doubt = False  # whether the brokers that librdkafka knows may be gone
         self._denied = ""  # why the brokers refused this client
         self._untrusted = ""  # … and why this client refused the brokers' certificate
 
@@ -246,7 +247,10 @@ class KafkaAdmin:
             if left <= 0:
                 raise DeadlineExceeded("no time was left to ask the brokers; call again with more")
             try:
-                patience = _TRY_S if self._answered else _FIRST_TRY_S
+                if self._in_doubt:
+                    self._refresh(client, deadline)
+                    continue
+                patience = min(_TRY_S, left / 2) if self._answered else _FIRST_TRY_S
                 found = ask(client, max(min(left, patience), _LEAST_S))
                 self._answered = True
                 return found
@@ -256,13 +260,13 @@ class KafkaAdmin:
                 if error.args[0].code() in _FORBIDDEN:
                     raise NotAuthorized(f"the brokers refuse: {error.args[0].str()}") from error
                 trouble = error.args[0].str()
+            self._in_doubt = True
             client.poll(0)  # for `_on_error`
             if self._denied and not self._answered:
                 denied, self._denied = self._denied, ""
                 raise NotAuthorized(f"the brokers don't let this client in: {denied}")
             if not pauses.sleep(deadline):
                 raise self._not_ready(trouble)
-            self._refresh(client, deadline)
 
     def _not_ready(self, trouble: str) -> NotReady:
         why = trouble if self._answered else here().run(lambda: no_broker(self._options.bootstrap))
@@ -277,10 +281,15 @@ class KafkaAdmin:
         return NotReady(f"the brokers can't be asked: {why}")
 
     def _refresh(self, client: AdminClient, deadline: float) -> None:
-        """Refresh the metadata, because librdkafka otherwise asks the leaders that it found first for offsets.
+        """Refresh the metadata after a request without an answer.
+
+        librdkafka otherwise continues to ask the brokers that it found first: for offsets, or, if the cluster's
+        controller was killed, for all that a controller answers. The next call does this if a call had no time left
+        for it; else a client of short timeouts would ask a dead broker for ever.
 
         A client without an answer is replaced: it may have lost all brokers for good (decision 0010).
         """
+        self._in_doubt = False
         try:
             left = deadline - self._clock.monotonic()
             _listed(client, max(min(left, _TRY_S), _LEAST_S))
