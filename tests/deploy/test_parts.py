@@ -19,6 +19,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 import anabranch
 from anabranch.infra.cluster import EmbeddedCluster
@@ -104,6 +105,18 @@ def _answers(url: str) -> bool:
         return False
 
 
+def wait_in_sync(brokers: EmbeddedCluster) -> None:
+    """Until each replica of each partition is in sync: then any one broker may be lost."""
+    admin = AdminClient({"bootstrap.servers": brokers.bootstrap, "log_level": 0})
+
+    def in_sync() -> bool:
+        topics = admin.list_topics(timeout=20).topics.values()
+        parts = [part for topic in topics for part in topic.partitions.values()]
+        return bool(parts) and all(len(part.isrs) == len(part.replicas) == 3 for part in parts)
+
+    wait_until(in_sync, READY_S, pause=0.2)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_commit_is_lost(kind: str, brokers: EmbeddedCluster, tmp_path: Path) -> None:
     parts = [
@@ -133,6 +146,11 @@ def test_no_commit_is_lost(kind: str, brokers: EmbeddedCluster, tmp_path: Path) 
             writer.more()
             part.start()
             part.wait_ready()
+        wait_in_sync(brokers)
+        node = brokers.node(1 + list(KINDS).index(kind))
+        node.kill()
+        writer.more()
+        node.start()
         writer.more()
         writer.stop()
     seen = Counter(event.value for event in read_all(brokers.bootstrap, stream))
