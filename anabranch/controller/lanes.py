@@ -27,7 +27,7 @@ from anabranch.controller.topic_trouble import (
     refuses_data,
 )
 from anabranch.core import work
-from anabranch.core.decisions.decide import decide
+from anabranch.core.decisions.decide import decide, is_question
 from anabranch.core.decisions.lanes import is_blocked, is_read, position_of
 from anabranch.core.decisions.quotas import quota
 from anabranch.core.decisions.turn import AT_END, Settings, Turn, refuse
@@ -594,8 +594,9 @@ def decide_command(turn: Turn, command: Command) -> None:
         return  # a command before it in this round blocked its lane, so it counts as not read
     try:
         _check_size(turn, command.payload)
-        # Before it is decoded, which may cost much.
-        turn.state.check_level(command.payload, "the command")
+        if not is_question(command.payload):
+            # Before it is decoded, which may cost much.
+            turn.state.check_level(command.payload, "the command")
         record = decode_lazily(command.payload)
         if size > work.FEW_BYTES:
             turn.charge(work.of_parts(record))

@@ -28,6 +28,7 @@ from anabranch.core.locks import registering
 from anabranch.core.round import ReplyTo
 from anabranch.errors import AnabranchError, MalformedRecord, check
 from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import TYPES
 
 _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.FindScope: scopes.find_scope,
@@ -82,9 +83,15 @@ _QUESTIONS = (
     r.DescribeLeader, r.DescribeStreams, r.DescribeProcessors, r.GetState, r.ListAudit, r.ListCommands,
     r.ListGrants, r.ListLanes, r.ListLocks, r.ListOpen, r.ListSeries, r.ListTableLocks, r.ListTransactions,
 )  # fmt: skip
+_QUESTION_TYPES = {bytes((number,)) for number, cls in TYPES.items() if cls in _QUESTIONS}
 check(_DECISIONS.keys() <= RULES.keys(), "a command is not in core.authorize: who may send it?")
 
 CHECK_MS = 250  # how often silent transactions are checked, and old outcomes if no transaction ends
+
+
+def is_question(payload: bytes) -> bool:
+    """Whether an encoded command is a question: it writes nothing, so the log's feature level allows any."""
+    return payload[1:2] in _QUESTION_TYPES
 
 
 def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
