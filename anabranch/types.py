@@ -18,12 +18,13 @@ from anabranch.errors import (
     NotReady,
     ReservedByPrepared,
     TransactionAborted,
+    UnsupportedVersion,
 )
 from anabranch.protocol.hybrid_time import to_datetime
 from anabranch.protocol.ids import hash_of, txn_text
 from anabranch.protocol.legal_names import OPEN_LANE, check_type, state_stream
 from anabranch.protocol.schemas import records as r
-from anabranch.protocol.schemas.codec import decode_as, encode
+from anabranch.protocol.schemas.codec import decode_as, encode, name_of
 from anabranch.protocol.schemas.records import QuarantineRow, SegmentRange, TxnState
 
 log = logging.getLogger("anabranch.client")
@@ -197,7 +198,9 @@ class Receipt:
         """
         try:
             return cls(decode_as(r.Receipt, bytes(data)))
-        except MalformedRecord as error:
+        except (MalformedRecord, UnsupportedVersion) as error:
+            if isinstance(error, UnsupportedVersion) and name_of(data) == "Receipt":
+                raise
             raise InvalidArgument(
                 f"{data!r:.60} is not a receipt of this version: {error}"
             ) from error

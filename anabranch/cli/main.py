@@ -88,6 +88,8 @@ class Commands(TyperGroup):
 
         Raises: InvalidArgument, for what is wrong in the file.
         """
+        if "config" not in self.commands:
+            return {}  # a program with options of its own
         names = {each.name for each in config.named_command(self, given).params}
         form = config.word_after(given, "--log-format") or os.environ.get(LOG_FORMAT.variable)
         form = "json" if "--log-json" in given else form

@@ -24,8 +24,11 @@ class ChildError(Exception):
     """The client answered a request by an error. ``name``: as in docs/protocol.md, "Refusals"."""
 
     def __init__(self, name: str, message: str) -> None:
-        super().__init__(f"{name}: {message}")
+        super().__init__(name, message)
         self.name = name
+
+    def __str__(self) -> str:
+        return ": ".join(map(str, self.args))
 
 
 class NoAnswer(Exception):

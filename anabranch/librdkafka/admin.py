@@ -283,9 +283,9 @@ class KafkaAdmin:
     def _refresh(self, client: AdminClient, deadline: float) -> None:
         """Refresh the metadata after a request without an answer.
 
-        librdkafka otherwise continues to ask the brokers that it found first: for offsets, or, if the cluster's
-        controller was killed, for all that a controller answers. The next call does this if a call had no time left
-        for it; else a client of short timeouts would ask a dead broker for ever.
+        librdkafka otherwise continues to send requests to the brokers that it knew first, also to those that were
+        killed. If a call has no time left for this, the next call begins with it. So clients with short timeouts
+        find other brokers, too.
 
         A client without an answer is replaced: it may have lost all brokers for good (decision 0010).
         """

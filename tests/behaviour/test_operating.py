@@ -128,7 +128,7 @@ def test_what_an_operator_sees(controller: ControllerProcess) -> None:
     wait_until(lambda: json.loads(renewed.read_text())["written_at"] != status)
     said = [json.loads(line) for line in controller.log_file.read_text().splitlines()]
     assert any("leading, term 1" in line["message"] for line in said)
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]{12}[+-]\d\d:\d\d", x["time"]) for x in said)
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]{12}Z", x["time"]) for x in said)
 
 
 def start(broker: EmbeddedBroker, data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

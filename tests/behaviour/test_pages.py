@@ -36,6 +36,7 @@ KINDS = {
     "mermaid",
     "properties",
     "dockerfile",
+    "yaml",
     "toml",
     "sql",
 }

@@ -184,7 +184,7 @@ def test_the_options_file_overrides_the_table_of_options(place: Place) -> None:
         ('\nlanee = "x"\n', "line 2: lanee is unknown: did you mean lane?"),
         ("[controler]\n", "line 1: controler is unknown: did you mean controller?"),
         ('[controller]\ndata-dir = "x"\n', "line 2: controller.data-dir is unknown: did you mean data_dir?"),
-        ('[web]\nzzz = "x"\n', "line 2: web.zzz is unknown: there are allow_actions, host,"),
+        ('[web]\nzzz = "x"\n', "line 2: web.zzz is unknown: there are allow_actions, codec, host,"),
         ('[controller]\nmax_open = "7"\n', "line 2: controller.max_open must be a whole number"),
         ("[controller]\nmax_open = 7.5\n", "line 2: controller.max_open must be a whole number"),
         ("[controller]\n\nmax_open = 0\n", "line 3: controller.max_open is wrong: "),

@@ -27,6 +27,7 @@ EVENT = Event("s/a", b"k", b"v", [("h", None)], 1, None, 2, 3, 4, 5)
 MADE: dict[str, tuple[Any, ...]] = {
     "Again": (IllegalState("no"),),
     "HandlerFailed": (EVENT, IllegalState("no"), "s/a[4]@5"),
+    "ChildError": ("NotReady", "a text"),
     "HashMismatch": ("file", "expected", "found"),
     "LogRefused": ("no", 5, ("t",)),
     "OffsetOutOfRange": (TopicPartition("t", 1), 7),

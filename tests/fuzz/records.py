@@ -113,7 +113,7 @@ TARGETS = (
         "receipts",
         lambda: _seeds(r.Receipt),
         always(partial(_given_bytes, Receipt)),
-        (InvalidArgument,),
+        (InvalidArgument, UnsupportedVersion),
     ),
     Target(
         "reservations",
