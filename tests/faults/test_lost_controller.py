@@ -26,7 +26,7 @@ def test_calls_with_little_time_find_another_controller(three_brokers: EmbeddedC
     raw.create_topics([NewTopic("limits", 3, 3)])["limits"].result(30)
 
     def ask() -> int:
-        admin._limits.clear()  # no answer is cached
+        admin._limits.clear()
         return admin.max_message_bytes(["limits"], time.monotonic() + CALL_S)["limits"]
 
     wanted = ask()
