@@ -93,8 +93,8 @@ def test_pods_have_no_root_and_write_only_their_state() -> None:
         }
         assert pod["automountServiceAccountToken"] is False
         writable = [m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")]
-        assert writable == ([STATE] if container["name"] == CONTROLLER else [])
-        (volume,) = pod["volumes"]
+        assert writable == [STATE if container["name"] == CONTROLLER else "/tmp"]
+        (volume,) = (each for each in pod["volumes"] if "secret" in each)
         secret = named("Secret", "anabranch-kafka")["metadata"]["name"]
         assert volume["secret"] == {"secretName": secret, "defaultMode": 0o440}
 
