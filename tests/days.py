@@ -1,13 +1,13 @@
-"""`scripts/days`: what days do to a cluster, with a minute for a day.
+"""`scripts/days`: whether a cluster grows over days, each of which takes a minute here.
 
-Outcomes, streams and histories of tables are kept for a minute; brokers look for what is old each few seconds.
+Outcomes, streams and histories of tables are kept for a minute; brokers delete old data every few seconds.
 A run can be continued: the folder has the broker's data, and each run adds to its samples. One transaction, the
 elder, is open from the first run to the end of the last, and each run writes to it: it is then older than all that
 is kept.
 
 Meanwhile one-shots, journals, prepared transactions and transfers between rows commit; streams are scaled, a table
-is compacted, and the leader is killed. Nothing that is stored may grow after three days: the median of the last
-third of the samples is at most a quarter, and `SLACK`, above that of the third before it.
+is compacted, and the leader is killed. After three days nothing that is stored may grow any more: the
+median of the last third of the samples exceeds that of the third before it by at most a quarter plus `SLACK`.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def table(samples: list[dict[str, float]]) -> str:
 
 
 def finish(client: anabranch.Client, folder: Path) -> str:
-    """Commit the elder, and read it. Returns what is said of it."""
+    """Commit the elder, and read its events. Returns a sentence about it."""
     elder = Elder(client, folder / "elder.json")
     age = elder.end()
     with client.read(OLD, timeout=5) as reader:

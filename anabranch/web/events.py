@@ -73,7 +73,7 @@ class _Budget:
 
     @property
     def is_heavy(self) -> bool:
-        """Whether the bytes ended it."""
+        """Whether the bound of bytes ended the read."""
         return self._bytes > self._bounds.bytes
 
     def taken(self, events: Iterator[Event]) -> Iterator[Event]:

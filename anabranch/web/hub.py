@@ -1,4 +1,4 @@
-"""One poller for all browsers: a page is made once for all browsers that show it, and samples for charts."""
+"""One poller for all browsers: it makes each page once for all that show it, and takes samples for the charts."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Hub:
         self._sampling: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Begin to take samples. A page needs no call of this."""
+        """Begin to take samples. Pages are polled without it, too."""
         self._sampling = asyncio.create_task(self._samples())
 
     @property

@@ -46,7 +46,7 @@ class Login(Protocol):
     challenge: str  # for the header WWW-Authenticate; empty: browsers can't ask for a password
 
     def user_of(self, peer: str, headers: Headers) -> str:
-        """The user; empty if the request names none, or not rightly. May take some tenths of a second."""
+        """The user; empty if the request names none that the login accepts. May take some tenths of a second."""
 
 
 class HeaderLogin:

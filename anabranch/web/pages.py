@@ -130,7 +130,7 @@ def _waits(state: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Showing:
-    """Pages offer actions (``acts``), and events and rows (``values``), decoded by the ``handle`` of a stream."""
+    """Whether pages have actions (``acts``), and events and rows (``values``), which a ``handle`` decodes."""
 
     acts: bool = False
     values: bool = False
