@@ -132,6 +132,14 @@ def _dumps_loads(spec: Any) -> Codec:
 
 
 def _pydantic(model: Any) -> Codec:
+    by_name = any(model.model_config.get(way) for way in ("populate_by_name", "validate_by_name"))
+    for name, of in model.model_fields.items():
+        written, read = of.serialization_alias or name, of.validation_alias or name
+        if isinstance(read, str) and written != read and not (by_name and written == name):
+            raise InvalidArgument(
+                f"{model.__qualname__}.{name} is written under another name than it is read by: use alias="
+            )
+
     def encode(given: Any) -> bytes:
         _check_model(model, given)
         text: str = given.model_dump_json(by_alias=True)
@@ -389,9 +397,9 @@ class Decoder:
                 None if value_codec is RAW else decode_value,
             )
             if made is not None:
-                with suppress(Exception):  # the loop meets this event again, and has its error
+                # After an error, or a codec's StopIteration, the loop begins with the event, and has its error.
+                with suppress(Exception):
                     yield from made
-                    return
         for event in held.rest if kept is None else chain((kept,), held.rest):
             # Faster than `_replace`, or a slice of the other fields.
             stream, key, value, headers, at, txn, committed, segment, partition, offset = event

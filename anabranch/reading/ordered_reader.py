@@ -59,7 +59,7 @@ def turn_pauses(clock: Clock) -> Backoff:
 class Step(Held):
     """Events of one partition that may be returned, in order."""
 
-    __slots__ = ("_floor", "_left", "_make", "offsets", "place")
+    __slots__ = ("_floor", "_left", "_made", "_make", "offsets", "place")
 
     def __init__(
         self,
@@ -73,21 +73,28 @@ class Step(Held):
         self.offsets = offsets
         self._left = iter(offsets)
         self._make = make
+        self._made: Iterator[Event[Any, Any]] | None = None
         self._floor = 0
 
     @property
     def rest(self) -> Iterator[Event]:
-        """The events that are not taken yet."""
+        """The events that are not taken yet. The iterator of `decoded`, which another loop may have, ends."""
         if self._rest is None:
-            taken = self._taken
-            self._rest = rest = self._make(chain(self.offsets[:taken], self._left))
-            next(islice(rest, taken, taken), None)
+            taken, left = self._taken, list(self._left)
+            self._left = iter(left)
+            rest: Iterator[Event] = iter(())
+            if left:
+                rest = self._make(chain(self.offsets[:taken], self._left))
+                next(islice(rest, taken, taken), None)
+            self._rest = rest
         return self._rest
 
     def decoded(self, key: Decode, value: Decode) -> Iterator[Event[Any, Any]] | None:
-        if self._rest is not None or self._taken:
+        if self._rest is not None:
             return None
-        return self._make(self._left, key=key, value=value)
+        if self._made is None and not self._taken:
+            self._made = self._make(self._left, key=key, value=value)
+        return self._made
 
     @property
     def _taken(self) -> int:

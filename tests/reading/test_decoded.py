@@ -283,6 +283,30 @@ def test_the_position_is_exact_at_an_undecodable_event(bad: int) -> None:
     assert decoder.skipped == 1
 
 
+def test_a_codec_that_raises_stop_iteration_loses_no_event() -> None:
+    def first(data: bytes) -> int:
+        return next(int(digit) for digit in data.decode() if digit.isdigit())
+
+    decoder = Decoder(stream_of("s/t", None, (str, first), "skip"), lambda *_: None)
+    found = decoder.decoded(typed_step(b"0", b"x", b"2", b"3"))
+    assert [(event.value, event.offset) for event in found] == [(0, 10), (2, 12), (3, 13)]
+    assert decoder.skipped == 1
+
+
+@pytest.mark.parametrize("bad", [None, 2, 3, 4, 5])
+def test_two_loops_over_a_step_share_its_events(bad: int | None) -> None:
+    values = [b"x" if i == bad else b"%d" % i for i in range(8)]
+    step = typed_step(*values)
+    decoder = Decoder(stream_of("s/t", None, (str, int), "skip"), lambda *_: None)
+    loops, found = [decoder.decoded(step), decoder.decoded(step)], []
+    for turn in itertools.count():
+        event = next(loops[turn % 2], None)
+        if event is None:
+            break
+        found.append((event.value, event.offset))
+    assert found == [(i, 10 + i) for i in range(8) if i != bad]
+
+
 # -- slices of runs -----------------------------------------------------------------------------------
 
 _KEYS = (None, b"", b"k", b"another")

@@ -6,6 +6,7 @@ import json
 import pickle
 from typing import Any
 
+import pydantic
 import pytest
 
 from anabranch.errors import InvalidArgument, NotReady, UndecodableValue
@@ -127,3 +128,15 @@ def test_a_registry_that_is_away_makes_no_value_undecodable(registry: Registry) 
         registry.away = False
     assert [event.value for event in decoder.decoded(held)] == [kind.value]
     assert decoder.skipped == 1
+
+
+def test_a_model_that_can_not_read_what_it_writes_is_refused() -> None:
+    class Renamed(pydantic.BaseModel):
+        user: int = pydantic.Field(serialization_alias="userId")
+
+    class Both(pydantic.BaseModel):
+        user: int = pydantic.Field(alias="userId")
+
+    with pytest.raises(InvalidArgument, match=r"Renamed\.user is written under another name"):
+        codec_of(Renamed)
+    assert codec_of(Both).encode(Both(userId=1)) == b'{"userId":1}'
