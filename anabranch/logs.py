@@ -52,8 +52,11 @@ class TextLines(logging.Formatter):
         local = datetime.fromtimestamp(record.created).astimezone()
         return local.isoformat(timespec="milliseconds")
 
-    def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(map(escaped, super().format(record).split("\n")))
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return escaped(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(map(escaped, super().formatException(ei).split("\n")))
 
 
 class JsonLines(logging.Formatter):

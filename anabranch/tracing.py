@@ -30,6 +30,9 @@ TRACED_BYTES = len(TRACE_HEADER) + _HEADER_BYTES + 8
 _SAMPLED = 1  # a bit of a trace's flags
 MOST_LINKS = 128  # of a span; OpenTelemetry's default limit
 _MOST_SERVED = 10_000  # commands whose answer is awaited
+_MOST_HEADER_BYTES = (
+    128  # of a trace context, or of a command's number, that is kept until the answer
+)
 Kind = Literal["CLIENT", "PRODUCER", "CONSUMER", "SERVER"]
 
 
@@ -154,8 +157,8 @@ _known: tuple[object, Tracing] | None = None
 def current() -> Tracing | None:
     """The tracing of this program, or None if it has configured none."""
     global _known
-    api = sys.modules.get("opentelemetry.trace")
-    if api is None:
+    api: Any = sys.modules.get("opentelemetry.trace")
+    if not hasattr(api, "get_tracer_provider"):  # or another thread imports it just now
         return None
     provider = api.get_tracer_provider()
     if isinstance(provider, (api.ProxyTracerProvider, api.NoOpTracerProvider)):
@@ -295,7 +298,11 @@ class Served:
     def arrived(self, lane: str, headers: Mapping[str, bytes | None]) -> None:
         """Note a command; a copy of a noted one changes nothing. At the limit the oldest is forgotten."""
         header, correlation_id = headers.get(TRACE_HEADER), headers.get(CORRELATION_HEADER)
-        if header is None or not correlation_id or (lane, correlation_id) in self._commands:
+        if header is None or len(header) > _MOST_HEADER_BYTES:
+            return
+        if not correlation_id or len(correlation_id) > _MOST_HEADER_BYTES:
+            return
+        if (lane, correlation_id) in self._commands:
             return
         key = lane, correlation_id
         if len(self._commands) >= _MOST_SERVED:

@@ -20,6 +20,7 @@ from anabranch.ports import JournalRecord, RecordHeaders, TopicPartition
 from anabranch.protocol.ids import TXN_HEADER, pack_txn_header
 from anabranch.protocol.legal_names import is_state
 from anabranch.protocol.limits import (
+    HEADERS,
     check_bytes,
     check_event,
     check_headers,
@@ -379,15 +380,17 @@ def with_trace(events: Iterable[Event], trace: Trace | None) -> tuple[Event, ...
     return tuple(
         [
             each
-            if is_state(each.stream) or (each.headers and _is_traced(each))
+            if is_state(each.stream) or (each.headers and not _takes_trace(each))
             else Event(*each[:4], each.headers + added, each.timestamp)
             for each in events
         ]
     )
 
 
-def _is_traced(event: Event) -> bool:
-    return any(header.key == TRACE_HEADER for header in event.headers)
+def _takes_trace(event: Event) -> bool:
+    if len(event.headers) >= HEADERS.value:
+        return False
+    return all(header.key != TRACE_HEADER for header in event.headers)
 
 
 def check_taken(outcome: Outcome, own: Iterable[Receipt], txn_id: bytes | None) -> None:

@@ -641,9 +641,6 @@ class Controller:
         if background is None:
             raise NotLeader("a round is for a controller that leads")
         self._lanes.replies.hold(writing.delayed, turn.hybrid_time)
-        if self._lanes.served is not None:
-            for to, result in (*round_.replies, *writing.delayed):
-                self._lanes.served.answered(to.lane, to.correlation_id, result)
         self._autoscaling.add(writing.loads, self._state, self._tails, turn.now_ms)
         turn.done()
         background.carriers.forget(turn.ended)
@@ -657,6 +654,9 @@ class Controller:
             log.warning("%s", what)
         self.rounds += 1
         self.metrics.wrote(round_, len(writing.commands), writing.begun)
+        if self._lanes.served is not None:
+            for to, result in (*round_.replies, *writing.delayed):
+                self._lanes.served.answered(to.lane, to.correlation_id, result)
 
     def _find_tails(self, round_: Round, lease: Lease) -> None:
         """Find the ends of the histories to which no earlier round of this leadership has written."""

@@ -248,9 +248,9 @@ class KafkaAdmin:
                 raise DeadlineExceeded("no time was left to ask the brokers; call again with more")
             try:
                 if self._in_doubt:
-                    self._refresh(client, deadline)
+                    trouble = self._refresh(client, deadline) or trouble
                     continue
-                patience = min(_TRY_S, left / 2) if self._answered else _FIRST_TRY_S
+                patience = max(_FIRST_TRY_S, min(_TRY_S, left / 2) if self._answered else 0.0)
                 found = ask(client, max(min(left, patience), _LEAST_S))
                 self._answered = True
                 return found
@@ -280,14 +280,15 @@ class KafkaAdmin:
             why = f"what listens at {where} does not answer as a broker; see security.protocol"
         return NotReady(f"the brokers can't be asked: {why}")
 
-    def _refresh(self, client: AdminClient, deadline: float) -> None:
+    def _refresh(self, client: AdminClient, deadline: float) -> str:
         """Refresh the metadata after a request without an answer.
 
         librdkafka otherwise continues to send requests to the brokers that it knew first, also to those that were
         killed. If a call has no time left for this, the next call begins with it. So clients with short timeouts
         find other brokers, too.
 
-        A client without an answer is replaced: it may have lost all brokers for good (decision 0010).
+        A client without an answer is replaced: it may have lost all brokers for good (decision 0010). Returns why
+        there was none.
         """
         self._in_doubt = False
         try:
@@ -300,6 +301,8 @@ class KafkaAdmin:
             with self._lock:
                 if self._client is client:
                     self._client = None
+            return str(error.args[0].str())
+        return ""
 
     def _connected(self) -> AdminClient:
         with self._lock:

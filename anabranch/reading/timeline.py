@@ -212,13 +212,13 @@ class _Reading:
     def _between(self, first: int, end: int) -> Iterator[StatusRow]:
         at, clock = first, self._source.clock
         while at < end:
+            if clock.monotonic() >= self._deadline:
+                self.gaps.append(
+                    f"the status log was read up to offset {at} only, not to {end}: give it more time"
+                )
+                return
             found = self._source.fetch(self._place, at, self._deadline, _FETCH_BYTES)
             if found is None:
-                if clock.monotonic() >= self._deadline:
-                    self.gaps.append(
-                        f"the status log was read up to offset {at} only, not to {end}: give it more time"
-                    )
-                    return
                 continue
             for batch in found.batches:
                 if batch.base_offset >= end:
