@@ -162,7 +162,7 @@ def place_on(
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.soak if kind.brokers > 1 else ())
+        pytest.param(name, marks=pytest.mark.soak if kind.brokers > 1 else pytest.mark.long)
         for name, kind in (KINDS | {"no codec": NO_CODEC}).items()
     ],
 )

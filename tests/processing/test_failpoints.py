@@ -41,7 +41,10 @@ def zygote() -> Iterator[Zygote]:
 @pytest.mark.broker
 @pytest.mark.slow(25)
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "few",
+    [pytest.param(True, marks=pytest.mark.long), pytest.param(False, marks=pytest.mark.soak)],
+)
 def test_a_worker_is_killed_before_any_line(
     cluster: Cluster, zygote: Zygote, unique: str, tmp_path: Path, measured: Callable[[str], None],
     few: bool,
