@@ -33,6 +33,8 @@ from anabranch.errors import (
     NotAuthorized,
     RetryError,
 )
+from anabranch.logs import escaped
+from anabranch.protocol.legal_names import split_stream
 from anabranch.web.actions import Plan, plan
 from anabranch.web.charts import Recorder
 from anabranch.web.guard import Confirmations, Guard
@@ -47,6 +49,7 @@ BEAT_S = 15.0  # between comments in the stream of a live page that does not cha
 MOST_FORM_BYTES = 4096
 PROXIED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host")  # headers of proxies
 MOST_FIELD = 1000  # characters
+MOST_LOGGED = 300  # characters of a text in the log
 SHOWN = ("open", "finished", "prepared")  # kinds of transactions
 NAVIGATION = (
     ("/", "Overview"),
@@ -208,7 +211,7 @@ class _Web:
     async def _do(self, request: Request, action: str, about: str, back: str) -> Response:
         given = await _form(request)
         secret = given.pop("secret", "")
-        said = f"{action} {about} {given or ''}".strip()
+        said = f"{action} {_logged(about)} {given or ''}".strip()
         try:
             made = None
             if self._confirmations.action_of(secret):
@@ -223,10 +226,10 @@ class _Web:
             self._confirmations.use(secret)
             done = await self._in_thread(made.act)
         except AnabranchError as error:
-            log.warning("%s: %s: %s: %s", _who(request), said, type(error).__name__, error)
             told = f"{type(error).__name__}: {error}"
+            log.warning("%s: %s: %s", _who(request), said, _logged(told))
             return self._html(request, "done.html", 409, told=told, back=back, failed=True)
-        log.info("%s: %s: done: %s", _who(request), said, done)
+        log.info("%s: %s: done: %s", _who(request), said, _logged(done))
         gone = action == "delete"
         back = "/streams" if gone else back
         return self._html(request, "done.html", told=done, back=back, failed=False)
@@ -326,11 +329,19 @@ def _user(request: Request) -> str:
 
 def _cut(about: tuple[str, ...]) -> str:
     """The thing that a page shows, and what is asked about it, for the log."""
-    return " ".join([about[0], *(repr(each[:200]) for each in about[1:] if each)])
+    return " ".join([_logged(about[0]), *(repr(each[:200]) for each in about[1:] if each)])
+
+
+def _logged(text: str) -> str:
+    """A text of a browser for the log: it can't begin another line."""
+    return escaped(text[:MOST_LOGGED])
 
 
 def _stream_of(request: Request) -> str:
-    return f"{request.path_params['scope']}/{request.path_params['name']}"
+    """The stream of an address. Raises: InvalidArgument (it is not a stream's name)."""
+    stream = f"{request.path_params['scope']}/{request.path_params['name']}"
+    split_stream(stream)
+    return stream
 
 
 def _query(request: Request, *names: str, **limits: tuple[int, ...]) -> dict[str, str]:

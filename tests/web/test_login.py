@@ -24,14 +24,20 @@ STREAM = "shop/orders"
 
 
 def answer(
-    app: Any, path: str, headers: dict[str, str] | None = None, peer: str = "127.0.0.1"
+    app: Any,
+    path: str,
+    headers: dict[str, str] | None = None,
+    peer: str = "127.0.0.1",
+    *,
+    method: str = "GET",
+    version: str = "1.1",
 ) -> tuple[int, dict[str, str], str]:
-    """The answer to a GET: status, headers, text."""
+    """The answer to a request: status, headers, text."""
     path, _, query = path.partition("?")
-    given = {"host": "localhost"} | (headers or {})
+    given = {"host": "localhost", "origin": "http://localhost"} | (headers or {})
     scope = {
         "type": "http",
-        "method": "GET",
+        "method": method,
         "path": path,
         "raw_path": path.encode(),
         "query_string": query.encode(),
@@ -40,7 +46,7 @@ def answer(
         "server": ("localhost", 80),
         "scheme": "http",
         "root_path": "",
-        "http_version": "1.1",
+        "http_version": version,
         "state": {},
     }
     sent: list[dict[str, Any]] = []
@@ -70,9 +76,9 @@ def site() -> Callable[..., Any]:
         txn.write(STREAM, b"apples", b"ann")
         txn.commit()
 
-    def make(found: Login | None) -> Any:
-        names = frozenset(LOCAL)
-        return application(Site(client, "memory", names, 5.0, Showing(values=True), found))
+    def make(found: Login | None, *, acts: bool = False) -> Any:
+        showing = Showing(acts, values=True)
+        return application(Site(client, "memory", frozenset(LOCAL), 5.0, showing, found))
 
     return make
 
@@ -190,3 +196,29 @@ def test_each_look_at_values_is_in_the_log_with_the_user(
         answer(app, f"/streams/{STREAM}/events")
     said = [record.getMessage() for record in caplog.records]
     assert said == [f"'anna' at 127.0.0.1 looks at events {STREAM} 'ann\\nforged' '50'"]
+
+
+@pytest.mark.parametrize("action", ["events", "rows", "versions?key=k"])
+def test_no_address_forges_a_line_of_the_log(
+    site: Callable[..., Any], caplog: pytest.LogCaptureFixture, action: str
+) -> None:
+    app = site(None)
+    with caplog.at_level(logging.INFO, "anabranch.web"):
+        for name in ("x\n2026-11-29 'anna' looks at events", "x\u202e", "x" * 5000):
+            assert answer(app, f"/streams/shop/{name}/{action}")[0] == 400
+    assert caplog.records == []
+
+
+def test_a_failed_action_is_one_line_of_the_log(
+    site: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    app = site(None, acts=True)
+    with caplog.at_level(logging.INFO, "anabranch.web"):
+        status = answer(app, f"/transactions/{'f' * 400}\nforged/abort", method="POST")[0]
+        assert status == 409
+        assert answer(app, "/transactions/ff\nforged/abort", method="POST")[0] == 409
+    long, short = (record.getMessage() for record in caplog.records)
+    assert "\n" not in long + short
+    assert "abort ff\\nforged: InvalidArgument: this confirmation" in short
+    assert "f" * 300 in long
+    assert "f" * 301 not in long
