@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -45,6 +46,9 @@ from anabranch.web.pages import COUNTS, LIMITS, EventsAsked, Pages, Showing, env
 log = logging.getLogger("anabranch.web")
 
 SEND_S = 10.0  # a browser that takes no data for this long is dropped
+LIVE_S = (
+    300.0  # then a live page ends, so that the browser connects, and is checked and logged, again
+)
 BEAT_S = 15.0  # between comments in the stream of a live page that does not change
 MOST_FORM_BYTES = 4096
 PROXIED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host")  # headers of proxies
@@ -255,16 +259,18 @@ class _Live:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             gone = asyncio.ensure_future(_gone(receive))
             said = None
+            until = time.monotonic() + LIVE_S
             try:
-                while not gone.done():
+                while not gone.done() and (left := until - time.monotonic()) > 0:
                     changed = asyncio.ensure_future(page.changed.wait())
                     news = _told(page)
                     await put(": alive\n\n" if news == said else f"data: {news}\n\n")
                     said = news
                     await asyncio.wait(
-                        {gone, changed}, timeout=BEAT_S, return_when="FIRST_COMPLETED"
+                        {gone, changed}, timeout=min(BEAT_S, left), return_when="FIRST_COMPLETED"
                     )
                     changed.cancel()
+                await asyncio.wait_for(send({"type": "http.response.body", "body": b""}), SEND_S)
             except TimeoutError:
                 log.warning("a browser took nothing for %g s: dropped", SEND_S)
             finally:

@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 
 from anabranch.errors import InvalidArgument
 from anabranch.testing.memory.cluster import MemoryCluster
+from anabranch.web import app as web_app
 from anabranch.web import login
 from anabranch.web.app import Site, application
 from anabranch.web.guard import LOCAL
@@ -61,7 +62,7 @@ def answer(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(app(scope, receive, send))
+    asyncio.run(asyncio.wait_for(app(scope, receive, send), 30))
     names = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     text = b"".join(message.get("body", b"") for message in sent[1:])
     return sent[0]["status"], names, text.decode()
@@ -222,3 +223,25 @@ def test_a_failed_action_is_one_line_of_the_log(
     assert "abort ff\\nforged: InvalidArgument: this confirmation" in short
     assert "f" * 300 in long
     assert "f" * 301 not in long
+
+
+def test_an_open_page_is_checked_and_logged_again(
+    site: Callable[..., Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(web_app, "LIVE_S", 1.0)
+    file, path = tmp_path / "users", f"/streams/{STREAM}/events"
+    file.write_text(password_line("anna", "right"))
+    app = site(PasswordLogin(file))
+    live = {"accept": "text/event-stream"} | basic("anna", "right")
+    with caplog.at_level(logging.INFO, "anabranch.web"):
+        for _ in range(2):  # the answer ends by itself
+            status, headers, text = answer(app, path, live)
+            assert (status, headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
+            assert "apples" in text
+    assert [record.getMessage().split()[3] for record in caplog.records] == ["follows"] * 2
+    file.write_text(password_line("bob", "right"))
+    status, _, text = answer(app, path, live)
+    assert (status, "apples" in text) == (401, False)
