@@ -40,7 +40,7 @@ from anabranch.web.actions import Plan, plan
 from anabranch.web.charts import Recorder
 from anabranch.web.guard import Confirmations, Guard
 from anabranch.web.hub import READING, Hub, Page, View
-from anabranch.web.login import Doorkeeper, Login
+from anabranch.web.login import Doorkeeper, Login, address
 from anabranch.web.pages import COUNTS, LIMITS, EventsAsked, Pages, Showing, environment, rendered
 
 log = logging.getLogger("anabranch.web")
@@ -321,9 +321,7 @@ def _bound(action: str, about: str, given: dict[str, str], made: Plan) -> str:
 
 def _who(request: Request) -> str:
     """The user and the address of a request's sender, and the address that a proxy names."""
-    peer = request.client.host if request.client else "?"
-    behind = request.headers.get("x-forwarded-for")
-    found = f"{peer} for {behind[:200]!r}" if behind else peer
+    found = address(request.client.host if request.client else "?", request.headers)
     user = _user(request)
     return f"{user!r} at {found}" if user else found
 

@@ -148,8 +148,56 @@ def test_passwords(site: Callable[..., Any], tmp_path: Path) -> None:
     file.write_text(f"{password_line('bob', 'other')}\n")
     assert answer(app, "/streams", basic("anna", "clé: 1"))[0] == 401
     assert answer(app, "/streams", basic("bob", "other"))[0] == 200
-    file.write_text("nonsense\n")  # half written
-    assert answer(app, "/streams", basic("bob", "other"))[0] == 200
+    for half in ("nonsense\n", "bob:scrypt$²$8$1$AA==$AA==\n", "bob:scrypt$14$8$1$é$AA==\n"):
+        file.write_text(half)
+        assert answer(app, "/streams", basic("bob", "other"))[0] == 200
+
+
+def test_without_users_in_the_password_file_none_gets_in(
+    site: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, kept = tmp_path / "users", tmp_path / "kept"
+    file.write_text(password_line("anna", "right"))
+    app = site(PasswordLogin(file))
+
+    def status() -> int:
+        return answer(app, "/streams", basic("anna", "right"))[0]
+
+    assert status() == 200
+    file.rename(kept)
+    assert (status(), status()) == (401, 401)
+    kept.rename(file)
+    assert status() == 200
+    text = file.read_text()
+    for none in ("", "# none\n"):
+        file.write_text(none)
+        assert status() == 401
+    file.write_text(text)
+    assert status() == 200
+    said = [each.getMessage() for each in caplog.records if "lets no user in" in each.getMessage()]
+    assert len(said) == 2
+    assert "No such file" in said[0]
+    assert "it has no user" in said[1]
+
+
+def test_a_wrong_password_is_in_the_log_at_most_once_a_second(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "users"
+    file.write_text(password_line("anna", "right"))
+    found = PasswordLogin(file)
+    assert found.user_of("10.0.0.9", Headers({})) == ""  # a browser that has not asked yet
+    assert found.user_of("10.0.0.9", Headers(basic("anna", "right"))) == "anna"
+    assert caplog.records == []
+    for _ in range(2):
+        proxied = basic("anna", "guess") | {"x-forwarded-for": "1.2.3.4\n"}
+        assert found.user_of("10.0.0.9", Headers(proxied)) == ""
+    monkeypatch.setattr(login, "_WARNED_S", 0.0)
+    found.user_of("10.0.0.9", Headers(basic(f"x\n{'y' * 200}", "guess")))
+    assert [record.getMessage() for record in caplog.records] == [
+        "a wrong login: 'anna' at 10.0.0.9 for '1.2.3.4\\n'",
+        f"a wrong login: 'x\\n{'y' * 98}' at 10.0.0.9",
+    ]
 
 
 def test_a_right_password_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +224,7 @@ def test_a_right_password_is_hashed_once(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "line",
     ["anna", "anna:", "anna:secret", "anna:scrypt$14$8$1$AA==$AA==", "anna:scrypt$99$8$1$AA==$AA==",
-     "anna:scrypt$14$8$1$!$!", ""],
+     "anna:scrypt$14$8$1$!$!", "anna:scrypt$²$8$1$AA==$AA==", "anna:scrypt$14$8$1$é$AA==", ""],
 )  # fmt: skip
 def test_password_files_that_are_refused(tmp_path: Path, line: str) -> None:
     file = tmp_path / "users"
