@@ -51,7 +51,9 @@ LIVE_S = (
 )
 BEAT_S = 15.0  # between comments in the stream of a live page that does not change
 MOST_FORM_BYTES = 4096
-PROXIED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host")  # headers of proxies
+# Headers of proxies, and their beginning.
+PROXIED = frozenset(("forwarded", "via", "x-real-ip", "x-client-ip", "cf-connecting-ip"))
+FORWARDED = "x-forwarded-"
 MOST_FIELD = 1000  # characters
 MOST_LOGGED = 300  # characters of a text in the log
 SHOWN = ("open", "finished", "prepared")  # kinds of transactions
@@ -148,7 +150,7 @@ class _Web:
             if view.kind in READING:
                 does = "follows" if follows else "looks at"
                 log.info("%s %s %s %s", _who(request), does, view.kind, _cut(view.about))
-                if self._site.login is None and any(each in request.headers for each in PROXIED):
+                if self._site.login is None and _is_proxied(request):
                     raise NotAuthorized(
                         "this comes by a proxy, and I find no users: start me with --user-header or --password-file"
                     )
@@ -329,6 +331,14 @@ def _who(request: Request) -> str:
 def _user(request: Request) -> str:
     """The user whom the login has found; empty without a login."""
     return str(getattr(request.state, "user", ""))
+
+
+def _is_proxied(request: Request) -> bool:
+    """Whether a request shows that a proxy sent it. Browsers don't speak HTTP/1.0; some proxies do."""
+    names = request.headers.keys()
+    return request.scope["http_version"] == "1.0" or any(
+        name in PROXIED or name.startswith(FORWARDED) for name in names
+    )
 
 
 def _cut(about: tuple[str, ...]) -> str:

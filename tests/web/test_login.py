@@ -118,9 +118,12 @@ def test_a_proxy_needs_a_login_for_values(site: Callable[..., Any]) -> None:
     app = site(None)
     path = f"/streams/{STREAM}/events"
     assert "apples" in answer(app, path)[2]
-    for header in ("x-forwarded-for", "via", "forwarded"):
+    for header in ("x-forwarded-for", "x-forwarded-proto", "x-forwarded-server", "via", "forwarded", "x-real-ip",
+                   "cf-connecting-ip", "x-client-ip"):  # fmt: skip
         status, _, text = answer(app, path, {header: "10.0.0.1"})
-        assert (status, "apples" in text, "--user-header" in text) == (403, False, True)
+        assert (status, "apples" in text, "--user-header" in text) == (403, False, True), header
+    status, _, text = answer(app, path, version="1.0")  # as nginx sends it
+    assert (status, "apples" in text) == (403, False)
     assert answer(app, "/streams", {"via": "10.0.0.1"})[0] == 200
     named = site(HeaderLogin("X-User", ["127.0.0.1"]))
     assert "apples" in answer(named, path, {"x-forwarded-for": "10.0.0.1", "x-user": "anna"})[2]
