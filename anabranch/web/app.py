@@ -164,9 +164,13 @@ class _Web:
         return page
 
     async def _health(self, request: Request) -> Response:
-        """For probes: 200 if the cluster answers, else 503."""
+        """For probes: 200 if the cluster answers, else 503. With a login, it does not say why."""
         seen = await self.hub.see(View("overview"))
-        return PlainTextResponse(f"{seen.trouble or 'ok'}\n", 503 if seen.error else 200)
+        if seen.error is not None:
+            return PlainTextResponse(
+                "not ready\n" if self._site.login else f"{seen.trouble}\n", 503
+            )
+        return PlainTextResponse("ok\n")
 
     def _html(
         self, request: Request, template: str, status: int = 200, **facts: Any
@@ -192,6 +196,8 @@ class _Web:
         else:
             status = _status_of(error)
             told = f"{type(error).__name__}: {error}"
+        if self._site.login is not None and not _user(request):  # on an open path
+            return PlainTextResponse("not ready\n" if status == 503 else f"{status}\n", status)
         return self._html(request, "failed.html", status, told=told)
 
     # -- actions --------------------------------------------------------------------------------------

@@ -27,7 +27,9 @@ from anabranch.errors import InvalidArgument
 
 log = logging.getLogger("anabranch.web")
 
-OPEN_PATHS = ("/health", "/static/")  # they show nothing of the cluster
+# These paths need no user, as they show nothing of the cluster.
+_OPEN_PATH = "/health"
+_OPEN_FOLDER = "/static/"
 _REMEMBERED_S = 300.0  # a right password is not hashed again for this long
 _MOST_REMEMBERED = 1000
 _WARNED_S = 1.0  # between two lines of the log about wrong passwords
@@ -79,6 +81,8 @@ class HeaderLogin:
             at = ipaddress.ip_address(peer)
         except ValueError:
             return ""
+        if isinstance(at, ipaddress.IPv6Address):
+            at = at.ipv4_mapped or at  # how a socket of both families names IPv4 addresses
         return found[0].strip() if any(at in each for each in self._proxies) else ""
 
 
@@ -134,7 +138,7 @@ class PasswordLogin:
             log.warning("a wrong login: %r at %s", user[:100], address(peer, headers))
 
     def _read(self) -> None:
-        """Read the file if it has changed. A file that is gone lets nobody in; a wrong line changes nothing."""
+        """Read the file if it has changed. Without the file there are no users; a wrong line changes no user."""
         try:
             stat = self._file.stat()
             stamp = stat.st_mtime_ns, stat.st_size
@@ -235,7 +239,9 @@ class Doorkeeper:
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="anabranch-web-login")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith(OPEN_PATHS):
+        path = scope.get("path", "")
+        is_open = path == _OPEN_PATH or path.startswith(_OPEN_FOLDER)
+        if scope["type"] != "http" or is_open:
             await self._app(scope, receive, send)
             return
         if self._waiting >= _MOST_WAITING:

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 
-from anabranch.errors import InvalidArgument
+from anabranch.errors import InvalidArgument, NotReady
 from anabranch.testing.memory.cluster import MemoryCluster
 from anabranch.web import app as web_app
-from anabranch.web import login
+from anabranch.web import hub, login
 from anabranch.web.app import Site, application
 from anabranch.web.guard import LOCAL
 from anabranch.web.login import HeaderLogin, Login, PasswordLogin, password_line
-from anabranch.web.pages import Showing
+from anabranch.web.pages import Pages, Showing
 
 STREAM = "shop/orders"
 
@@ -104,6 +104,8 @@ def test_a_header_counts_from_the_proxy_alone(site: Callable[..., Any]) -> None:
     ):
         status, _, text = answer(app, f"/streams/{STREAM}/events", headers, peer)
         assert (status, "apples" in text) == (401, False), (headers, peer)
+    assert answer(app, "/streams", {"x-user": "anna"}, "::ffff:127.0.0.1")[0] == 200
+    assert answer(app, "/streams", {"x-user": "anna"}, "::ffff:10.0.0.9")[0] == 401
     assert answer(app, "/health")[0] == 200
     assert answer(app, "/static/web.css")[0] == 200
     for wrong in ("X User", "", "X-User: "):
@@ -296,3 +298,24 @@ def test_an_open_page_is_checked_and_logged_again(
     file.write_text(password_line("bob", "right"))
     status, _, text = answer(app, path, live)
     assert (status, "apples" in text) == (401, False)
+
+
+def test_without_a_user_nothing_of_the_cluster_is_shown(
+    site: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = site(HeaderLogin("X-User", ["127.0.0.1"]))
+    assert answer(app, "/health")[::2] == (200, "ok\n")
+    for path in ("/healthXYZ", "/health/", "/static", "/staticXYZ"):
+        assert answer(app, path)[0] == 401, path
+    assert answer(app, "/static/none")[::2] == (404, "404\n")
+
+    def fails(*_: object) -> str:
+        raise NotReady("the secret broker")
+
+    monkeypatch.setattr(Pages, "body", fails)
+    app, bare = site(HeaderLogin("X-User", ["127.0.0.1"])), site(None)
+    assert answer(app, "/health")[::2] == (503, "not ready\n")
+    status, _, text = answer(bare, "/health")
+    assert (status, "the secret broker" in text) == (503, True)
+    monkeypatch.setattr(hub, "MOST_PAGES", 0)
+    assert answer(site(HeaderLogin("X-User", [])), "/health")[::2] == (503, "not ready\n")
