@@ -35,6 +35,7 @@ from anabranch.errors import (
     RetryError,
 )
 from anabranch.logs import escaped
+from anabranch.protocol.ids import parse_txn_text
 from anabranch.protocol.legal_names import split_stream
 from anabranch.web.actions import Plan, plan
 from anabranch.web.charts import Recorder
@@ -46,9 +47,7 @@ from anabranch.web.pages import COUNTS, LIMITS, EventsAsked, Pages, Showing, env
 log = logging.getLogger("anabranch.web")
 
 SEND_S = 10.0  # a browser that takes no data for this long is dropped
-LIVE_S = (
-    300.0  # then a live page ends, so that the browser connects, and is checked and logged, again
-)
+LIVE_S = 300.0  # then a live page ends: the browser connects, and is checked and logged, again
 BEAT_S = 15.0  # between comments in the stream of a live page that does not change
 MOST_FORM_BYTES = 4096
 # Headers of proxies, and their beginning.
@@ -117,7 +116,7 @@ class _Web:
         routes = [Route(path, self._page(view), methods=["GET"]) for path, view in pages]
         for path, about, actions in (
             (stream, _stream_of, ("scale", "delete")),
-            (txn, lambda r: r.path_params["txn"], ("abort", "force")),
+            (txn, _txn_of, ("abort", "force")),
         ):
             routes += [
                 Route(f"{path}/{action}", self._action(action, about), methods=["GET", "POST"])
@@ -223,7 +222,7 @@ class _Web:
     async def _do(self, request: Request, action: str, about: str, back: str) -> Response:
         given = await _form(request)
         secret = given.pop("secret", "")
-        said = f"{action} {_logged(about)} {given or ''}".strip()
+        said = f"{action} {about} {given or ''}".strip()
         try:
             made = None
             if self._confirmations.action_of(secret):
@@ -362,6 +361,11 @@ def _stream_of(request: Request) -> str:
     stream = f"{request.path_params['scope']}/{request.path_params['name']}"
     split_stream(stream)
     return stream
+
+
+def _txn_of(request: Request) -> str:
+    """The transaction of an address. Raises: InvalidArgument (it is not a transaction's id)."""
+    return parse_txn_text(request.path_params["txn"]).hex()
 
 
 def _query(request: Request, *names: str, **limits: tuple[int, ...]) -> dict[str, str]:
