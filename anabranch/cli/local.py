@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -293,7 +294,7 @@ def web(
 
     logs.start(log_format, logging.INFO)
     shown = f"[{host}]" if ":" in host else host
-    is_local = shown in LOCAL or host.startswith("127.")
+    is_local = _is_loopback(host)
     login = shows.login()
     values = shows.shows_values(local=is_local and not set(host_name or ()) - set(LOCAL))
     showing = Showing(allow_actions, values, shows.handle())
@@ -322,6 +323,14 @@ def web(
             print_result(document, *lines, as_json=options.json)
 
         serve(site, listening, ready)
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address to listen on. A name other than localhost may be any address."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def web_password(

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -33,20 +34,27 @@ from anabranch.errors import (
     NotAuthorized,
     RetryError,
 )
+from anabranch.logs import escaped
+from anabranch.protocol.ids import parse_txn_text
+from anabranch.protocol.legal_names import split_stream
 from anabranch.web.actions import Plan, plan
 from anabranch.web.charts import Recorder
 from anabranch.web.guard import Confirmations, Guard
 from anabranch.web.hub import READING, Hub, Page, View
-from anabranch.web.login import Doorkeeper, Login
+from anabranch.web.login import Doorkeeper, Login, address
 from anabranch.web.pages import COUNTS, LIMITS, EventsAsked, Pages, Showing, environment, rendered
 
 log = logging.getLogger("anabranch.web")
 
 SEND_S = 10.0  # a browser that takes no data for this long is dropped
+LIVE_S = 300.0  # then a live page ends: the browser connects, and is checked and logged, again
 BEAT_S = 15.0  # between comments in the stream of a live page that does not change
 MOST_FORM_BYTES = 4096
-PROXIED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host")  # headers of proxies
+# Headers of proxies, and their beginning.
+PROXIED = frozenset(("forwarded", "via", "x-real-ip", "x-client-ip", "cf-connecting-ip"))
+FORWARDED = "x-forwarded-"
 MOST_FIELD = 1000  # characters
+MOST_LOGGED = 300  # characters of a text in the log
 SHOWN = ("open", "finished", "prepared")  # kinds of transactions
 NAVIGATION = (
     ("/", "Overview"),
@@ -108,7 +116,7 @@ class _Web:
         routes = [Route(path, self._page(view), methods=["GET"]) for path, view in pages]
         for path, about, actions in (
             (stream, _stream_of, ("scale", "delete")),
-            (txn, lambda r: r.path_params["txn"], ("abort", "force")),
+            (txn, _txn_of, ("abort", "force")),
         ):
             routes += [
                 Route(f"{path}/{action}", self._action(action, about), methods=["GET", "POST"])
@@ -141,7 +149,7 @@ class _Web:
             if view.kind in READING:
                 does = "follows" if follows else "looks at"
                 log.info("%s %s %s %s", _who(request), does, view.kind, _cut(view.about))
-                if self._site.login is None and any(each in request.headers for each in PROXIED):
+                if self._site.login is None and _is_proxied(request):
                     raise NotAuthorized(
                         "this comes by a proxy, and I find no users: start me with --user-header or --password-file"
                     )
@@ -155,9 +163,13 @@ class _Web:
         return page
 
     async def _health(self, request: Request) -> Response:
-        """For probes: 200 if the cluster answers, else 503."""
+        """For probes: 200 if the cluster answers, else 503. With a login, it does not say why."""
         seen = await self.hub.see(View("overview"))
-        return PlainTextResponse(f"{seen.trouble or 'ok'}\n", 503 if seen.error else 200)
+        if seen.error is not None:
+            return PlainTextResponse(
+                "not ready\n" if self._site.login else f"{seen.trouble}\n", 503
+            )
+        return PlainTextResponse("ok\n")
 
     def _html(
         self, request: Request, template: str, status: int = 200, **facts: Any
@@ -183,6 +195,8 @@ class _Web:
         else:
             status = _status_of(error)
             told = f"{type(error).__name__}: {error}"
+        if self._site.login is not None and not _user(request):  # on an open path
+            return PlainTextResponse("not ready\n" if status == 503 else f"{status}\n", status)
         return self._html(request, "failed.html", status, told=told)
 
     # -- actions --------------------------------------------------------------------------------------
@@ -223,10 +237,10 @@ class _Web:
             self._confirmations.use(secret)
             done = await self._in_thread(made.act)
         except AnabranchError as error:
-            log.warning("%s: %s: %s: %s", _who(request), said, type(error).__name__, error)
             told = f"{type(error).__name__}: {error}"
+            log.warning("%s: %s: %s", _who(request), said, _logged(told))
             return self._html(request, "done.html", 409, told=told, back=back, failed=True)
-        log.info("%s: %s: done: %s", _who(request), said, done)
+        log.info("%s: %s: done: %s", _who(request), said, _logged(done))
         gone = action == "delete"
         back = "/streams" if gone else back
         return self._html(request, "done.html", told=done, back=back, failed=False)
@@ -252,16 +266,18 @@ class _Live:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             gone = asyncio.ensure_future(_gone(receive))
             said = None
+            until = time.monotonic() + LIVE_S
             try:
-                while not gone.done():
+                while not gone.done() and (left := until - time.monotonic()) > 0:
                     changed = asyncio.ensure_future(page.changed.wait())
                     news = _told(page)
                     await put(": alive\n\n" if news == said else f"data: {news}\n\n")
                     said = news
                     await asyncio.wait(
-                        {gone, changed}, timeout=BEAT_S, return_when="FIRST_COMPLETED"
+                        {gone, changed}, timeout=min(BEAT_S, left), return_when="FIRST_COMPLETED"
                     )
                     changed.cancel()
+                await asyncio.wait_for(send({"type": "http.response.body", "body": b""}), SEND_S)
             except TimeoutError:
                 log.warning("a browser took nothing for %g s: dropped", SEND_S)
             finally:
@@ -312,9 +328,7 @@ def _bound(action: str, about: str, given: dict[str, str], made: Plan) -> str:
 
 def _who(request: Request) -> str:
     """The user and the address of a request's sender, and the address that a proxy names."""
-    peer = request.client.host if request.client else "?"
-    behind = request.headers.get("x-forwarded-for")
-    found = f"{peer} for {behind[:200]!r}" if behind else peer
+    found = address(request.client.host if request.client else "?", request.headers)
     user = _user(request)
     return f"{user!r} at {found}" if user else found
 
@@ -324,13 +338,34 @@ def _user(request: Request) -> str:
     return str(getattr(request.state, "user", ""))
 
 
+def _is_proxied(request: Request) -> bool:
+    """Whether a request shows that a proxy sent it. Browsers don't speak HTTP/1.0; some proxies do."""
+    names = request.headers.keys()
+    return request.scope["http_version"] == "1.0" or any(
+        name in PROXIED or name.startswith(FORWARDED) for name in names
+    )
+
+
 def _cut(about: tuple[str, ...]) -> str:
     """The thing that a page shows, and what is asked about it, for the log."""
-    return " ".join([about[0], *(repr(each[:200]) for each in about[1:] if each)])
+    return " ".join([_logged(about[0]), *(repr(each[:200]) for each in about[1:] if each)])
+
+
+def _logged(text: str) -> str:
+    """A text of a browser for the log: it can't begin another line."""
+    return escaped(text[:MOST_LOGGED])
 
 
 def _stream_of(request: Request) -> str:
-    return f"{request.path_params['scope']}/{request.path_params['name']}"
+    """The stream of an address. Raises: InvalidArgument (it is not a stream's name)."""
+    stream = f"{request.path_params['scope']}/{request.path_params['name']}"
+    split_stream(stream)
+    return stream
+
+
+def _txn_of(request: Request) -> str:
+    """The transaction of an address. Raises: InvalidArgument (it is not a transaction's id)."""
+    return parse_txn_text(request.path_params["txn"]).hex()
 
 
 def _query(request: Request, *names: str, **limits: tuple[int, ...]) -> dict[str, str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import hmac
 import ipaddress
 import logging
+import math
 import os
 import re
 import secrets
@@ -27,9 +27,12 @@ from anabranch.errors import InvalidArgument
 
 log = logging.getLogger("anabranch.web")
 
-OPEN_PATHS = ("/health", "/static/")  # they show nothing of the cluster
+# These paths need no user, as they show nothing of the cluster.
+_OPEN_PATH = "/health"
+_OPEN_FOLDER = "/static/"
 _REMEMBERED_S = 300.0  # a right password is not hashed again for this long
 _MOST_REMEMBERED = 1000
+_WARNED_S = 1.0  # between two lines of the log about wrong passwords
 _MOST_WAITING = 64  # passwords that wait for their turn to be hashed
 _USER = re.compile(r"[^\x00-\x1f\x7f:]{1,100}")
 # The parameters of scrypt: a password takes 16 MiB and some 50 ms.
@@ -38,6 +41,12 @@ _BLOCK = 8
 _PARALLEL = 1
 _BYTES = 32
 _FORM = "USER:scrypt$N$R$P$SALT$HASH"
+
+
+def address(peer: str, headers: Headers) -> str:
+    """The address of a request's sender, and the address that a proxy names, for the log."""
+    behind = headers.get("x-forwarded-for")
+    return f"{peer} for {behind[:200]!r}" if behind else peer
 
 
 class Login(Protocol):
@@ -72,6 +81,8 @@ class HeaderLogin:
             at = ipaddress.ip_address(peer)
         except ValueError:
             return ""
+        if isinstance(at, ipaddress.IPv6Address):
+            at = at.ipv4_mapped or at  # how a socket of both families names IPv4 addresses
         return found[0].strip() if any(at in each for each in self._proxies) else ""
 
 
@@ -83,15 +94,22 @@ class PasswordLogin:
     def __init__(self, file: Path) -> None:
         """``file``: lines of `password_line`; it is read again when it changes. Raises: InvalidArgument."""
         self._file = file
-        self._lines: dict[str, str] = {}
         self._stamp: tuple[int, int] | None = None
+        self._warned = -math.inf
         self._key = secrets.token_bytes(32)
         self._known: dict[
             bytes, tuple[float, str]
         ] = {}  # digest of right credentials -> until, user
         self._lock = threading.Lock()  # one password is hashed at a time, so that guesses are slow
         self._nobody = password_line("nobody", secrets.token_hex(16)).partition(":")[2]
-        self._read()
+        try:
+            self._lines = _lines_of(file)
+        except (OSError, UnicodeDecodeError, InvalidArgument) as error:
+            raise InvalidArgument(f"--password-file {file}: {error}") from error
+        if not self._lines:
+            raise InvalidArgument(
+                f"{file} has no user: add a line of `anabranch web-password USER`"
+            )
 
     def user_of(self, peer: str, headers: Headers) -> str:
         user, password = _credentials(headers.get("authorization", ""))
@@ -102,27 +120,41 @@ class PasswordLogin:
             until, known = self._known.get(digest, (0.0, ""))
             if until > time.monotonic():
                 return known
-            if not _USER.fullmatch(user):
-                return ""
             # An unknown user takes as much time as a wrong password.
-            if not _is_right(line, password) or user not in self._lines:
+            is_right = _USER.fullmatch(user) and _is_right(line, password)
+            if not is_right or user not in self._lines:
+                self._warn(user, peer, headers)
                 return ""
             if len(self._known) >= _MOST_REMEMBERED:
                 self._known.clear()
             self._known[digest] = time.monotonic() + _REMEMBERED_S, user
             return user
 
+    def _warn(self, user: str, peer: str, headers: Headers) -> None:
+        now = time.monotonic()
+        # A browser's first request has no password.
+        if "authorization" in headers and now - self._warned >= _WARNED_S:
+            self._warned = now
+            log.warning("a wrong login: %r at %s", user[:100], address(peer, headers))
+
     def _read(self) -> None:
-        stamp = self._stamp
+        """Read the file if it has changed. Without the file there are no users; a wrong line changes no user."""
         try:
             stat = self._file.stat()
-            self._stamp = stat.st_mtime_ns, stat.st_size
-            if stamp != self._stamp:
-                self._lines = _lines_of(self._file)
-        except (OSError, UnicodeDecodeError, InvalidArgument) as error:
-            if stamp is None:
-                raise InvalidArgument(f"--password-file {self._file}: {error}") from error
+            stamp = stat.st_mtime_ns, stat.st_size
+            if stamp == self._stamp:
+                return
+            self._stamp = stamp
+            found, why = _lines_of(self._file), "it has no user"
+        except OSError as error:
+            self._stamp = None  # so that the same file is read again once it is back
+            found, why = {}, str(error)
+        except (UnicodeDecodeError, InvalidArgument) as error:
             log.warning("the password file is as it was before: %s", error)
+            return
+        if self._lines and not found:
+            log.warning("the password file %s lets no user in: %s", self._file, why)
+        self._lines = found
 
 
 def _lines_of(file: Path) -> dict[str, str]:
@@ -138,8 +170,6 @@ def _lines_of(file: Path) -> dict[str, str]:
                 "makes lines"
             )
         found[user] = rest
-    if not found:
-        raise InvalidArgument(f"{file} has no user: add a line of `anabranch web-password USER`")
     return found
 
 
@@ -170,10 +200,10 @@ def _parts(rest: str) -> tuple[int, int, int, bytes, bytes] | None:
     fields = rest.split("$")
     if len(fields) != 6 or fields[0] != "scrypt" or not all(each.isdigit() for each in fields[1:4]):
         return None
-    log_n, block, parallel = (int(each[:3]) for each in fields[1:4])
     try:
+        log_n, block, parallel = (int(each[:3]) for each in fields[1:4])
         salt, found = (base64.b64decode(each, validate=True) for each in fields[4:])
-    except binascii.Error:
+    except ValueError:  # digits such as "²", or no base64
         return None
     fits = 10 <= log_n <= 18 and 1 <= block <= 16 and 1 <= parallel <= 4 and len(found) == _BYTES
     return (log_n, block, parallel, salt, found) if fits else None
@@ -194,7 +224,7 @@ def _credentials(authorization: str) -> tuple[str, str]:
         return "", ""
     try:
         user, _, password = base64.b64decode(rest, validate=True).decode("utf-8").partition(":")
-    except (binascii.Error, ValueError):
+    except ValueError:
         return "", ""
     return user, password
 
@@ -209,7 +239,9 @@ class Doorkeeper:
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="anabranch-web-login")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith(OPEN_PATHS):
+        path = scope.get("path", "")
+        is_open = path == _OPEN_PATH or path.startswith(_OPEN_FOLDER)
+        if scope["type"] != "http" or is_open:
             await self._app(scope, receive, send)
             return
         if self._waiting >= _MOST_WAITING:

@@ -78,6 +78,20 @@ def test_events_by_key_and_transaction_and_live(
     assert page.locator("table.events > tbody > tr").count() == 1
 
 
+def test_an_open_page_loses_its_content_when_the_login_has_ended(page: Page, shop: str) -> None:
+    page.route(
+        f"**/streams/{shop}/orders/events",
+        lambda route: (
+            route.fulfill(status=401)
+            if route.request.resource_type == "eventsource"
+            else route.continue_()
+        ),
+    )
+    page.goto(f"streams/{shop}/orders/events")
+    page.wait_for_selector("#live.bad:has-text('reload the page')")
+    assert page.locator("#body > *").count() == 0
+
+
 def test_rows_and_versions(page: Page, client: anabranch.Client, shop: str) -> None:
     page.goto(f"streams/{shop}/stock")
     page.click("nav.parts >> text=Rows")

@@ -42,6 +42,14 @@
     trouble.hidden = !told.trouble;
     if (told.trouble) say("not fresh", "bad"); else say("live", "good");
   };
-  source.onerror = () => say("no connection, trying again", "bad");
+  source.onerror = () => {
+    if (source.readyState !== EventSource.CLOSED) {
+      say("no connection, trying again", "bad");
+      return;
+    }
+    // The server has refused: perhaps this person may not look any more.
+    body.replaceChildren();
+    say("ended: reload the page", "bad");
+  };
   addEventListener("pagehide", () => source.close());
 })();
