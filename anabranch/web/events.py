@@ -26,7 +26,7 @@ _WIDER = 16  # how much farther back a search looks if too few events were wante
 
 
 class Bounds(NamedTuple):
-    """The most that one read takes: events, bytes of keys and values, seconds."""
+    """The most that one read takes: events, bytes of them (`weight`), seconds."""
 
     events: int = 10_000
     bytes: int = 16 << 20
@@ -61,6 +61,12 @@ class Search:
     bounds: Bounds = BOUNDS
 
 
+def weight(event: Event) -> int:
+    """The bytes of an event's key, value and headers."""
+    headers = sum(len(name) + len(value or b"") for name, value in event.headers)
+    return len(event.key or b"") + len(event.value or b"") + headers
+
+
 class _Budget:
     """Counts what one read takes."""
 
@@ -80,7 +86,7 @@ class _Budget:
         """The events until a bound is reached; `ended` says which."""
         for event in events:
             self.events += 1
-            self._bytes += len(event.key or b"") + len(event.value or b"")
+            self._bytes += weight(event)
             yield event
             if self.events >= self._bounds.events:
                 self.ended = f"after {self._bounds.events:,} events"

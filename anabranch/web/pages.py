@@ -53,7 +53,7 @@ from anabranch.types import (
 )
 from anabranch.values import Stream
 from anabranch.web.charts import Recorder
-from anabranch.web.events import Part, Search, after, newest, of_commit
+from anabranch.web.events import Part, Search, after, newest, of_commit, weight
 from anabranch.web.hub import INTERVAL_S, View
 
 T = TypeVar("T")
@@ -64,6 +64,7 @@ LIMITS = (100, 1000, 10_000)
 COUNTS = (20, 50, 200)  # events or rows of a page
 _VALUE = 4_000  # characters of a value that a page shows
 _DECODED = 256 << 10  # bytes of the longest value that is decoded
+_MOST_LINKED = 1000  # bytes of a key that a link has; fields of addresses have no more characters
 _MOST_HEADERS = 20
 _MOST_RIVERS = 16  # pictures of streams that are kept up to date
 _MOST_TIMELINES = 64
@@ -138,7 +139,10 @@ class Showing:
 
 
 class Shown(NamedTuple):
-    """An event or row as a page shows it. ``trouble``: why it is not decoded."""
+    """An event or row as a page shows it.
+
+    ``trouble``: why it is not decoded. ``raw_key``: for links; None without a key, or if it is too long for a link.
+    """
 
     key: Laid | None
     value: Laid | None
@@ -486,7 +490,7 @@ class Pages:
     def _newest_of(self, search: Search, asked: EventsAsked) -> Part:
         """The newest events, which are read again only once something was committed."""
         part = newest(self._client, search, self._newest.pop(asked, None))
-        if sum(len(event.value or b"") for event in part.events) <= _MOST_READ_BYTES:
+        if sum(map(weight, part.events)) <= _MOST_READ_BYTES:
             self._newest[asked] = part
         while len(self._newest) > _MOST_READ:
             del self._newest[next(iter(self._newest))]
@@ -574,7 +578,8 @@ def shown(
         headers.append(
             (laid_out(raw, raw, 200).text, None if data is None else laid_out(data, data, 200))
         )
-    return Shown(found[0], found[1], headers, trouble, key, event)
+    raw_key = key if key is not None and len(key) <= _MOST_LINKED else None
+    return Shown(found[0], found[1], headers, trouble, raw_key, event)
 
 
 def _wanted(handle: Stream[Any, Any] | None, key: str, text: str) -> Callable[[Event], bool] | None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
 from typing import NamedTuple
 
 from anabranch.client.client import Client
@@ -21,7 +20,7 @@ MOST_EVENTS = 2_000_000  # of a table whose rows are shown
 _MOST_TABLES = 4
 _IDLE_S = 600.0  # a replica is closed once no page has shown it for this time
 _WAIT_S = 1.0  # for a replica that is loading
-_MOST_BYTES = 8 << 20  # of the rows of a page
+_MOST_BYTES = 8 << 20  # of the rows or versions of a page
 _MOST_VERSIONS = 200
 
 
@@ -91,9 +90,16 @@ class Tables:
     def versions(
         self, table: str, key: bytes, *, at: int | datetime | None, timeout: float
     ) -> list[VersionRow]:
-        """The newest versions of a row, the newest first. Raises: as `rows`."""
+        """The newest versions of a row, the newest first, of bounded number and bytes. Raises: as `rows`."""
         with self._view(table, at, timeout) as view:
-            return list(islice(version_rows(table, view.versions(table, key)), _MOST_VERSIONS))
+            found: list[VersionRow] = []
+            size = 0
+            for version in version_rows(table, view.versions(table, key)):
+                if len(found) == _MOST_VERSIONS or size > _MOST_BYTES:
+                    break
+                size += len(version.key) + len(version.value)
+                found.append(version)
+            return found
 
     def _view(self, table: str, at: int | datetime | None, timeout: float) -> TableSnapshot:
         self.close_idle()

@@ -17,7 +17,7 @@ from anabranch.presentation.rows import laid_out
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.testing.memory.cluster import MemoryCluster
 from anabranch.values import stream_of
-from anabranch.web import events
+from anabranch.web import events, pages
 from anabranch.web import tables as tables_module
 from anabranch.web.events import Bounds, Search, after, newest, of_commit
 from anabranch.web.hub import View
@@ -276,6 +276,35 @@ def test_values_are_decoded_by_the_codec_of_the_stream(client: anabranch.Client)
     assert values_of(events_page(made(client, handle=handle), key="clé")) == ['{"decoded":"ABC"}']
 
 
+def test_a_huge_key_is_shown_without_a_link(client: anabranch.Client) -> None:
+    write(client, STREAM, (b"k" * 1000, b"short"), (b"<" * 10_000_000, b"long"), (None, b"none"))
+    page = events_page(made(client))
+    assert len(page.encode()) < 40_000
+    assert f"key={'k' * 1000}" in page
+    assert f"<td><code>{'&lt;' * 120}…</code></td>" in page
+    assert page.count('<td><span class="soft">–</span></td>') == 1
+
+
+def test_keys_and_headers_have_weight(
+    client: anabranch.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(12):
+        with client.begin("shop") as txn:
+            txn.write(STREAM, b"%d" % n, headers={"h" * 50_000: b"h" * 50_000})
+            txn.commit()
+    part = newest(client, search(10, bytes=250_000))
+    assert numbers(part)[-1] == 11
+    assert 1 <= len(part.events) <= 4
+    assert events.weight(part.events[0]) >= 100_001
+    found = made(client)
+    events_page(found)
+    assert len(found._newest) == 1
+    monkeypatch.setattr(pages, "_MOST_READ_BYTES", 1_000_000)
+    write(client, STREAM, (b"k", b"12"))
+    events_page(found)
+    assert not found._newest
+
+
 # -- rights -----------------------------------------------------------------------------------------------
 
 
@@ -398,3 +427,20 @@ def test_idle_replicas_are_closed(client: anabranch.Client, stock: Pages) -> Non
         client.create_table(f"shop/t{n}")
         stock.body(View("rows", (f"shop/t{n}", "", "", "", "20")))
     assert len(kept_by(stock)) == tables_module._MOST_TABLES
+
+
+def test_versions_of_a_row_have_a_bound_of_bytes(
+    client: anabranch.Client, stock: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(5):
+        write(client, TABLE, (b"k", b"%d" % n * 100))
+    monkeypatch.setattr(tables_module, "_MOST_BYTES", 150)
+    versions = values_of(stock.body(View("versions", (TABLE, "k", ""))))
+    assert versions == ["4" * 100, "3" * 100]
+
+
+def test_a_row_with_a_long_key_has_no_link(client: anabranch.Client, stock: Pages) -> None:
+    write(client, TABLE, (b"k" * 1001, b"v"))
+    page = stock.body(View("rows", (TABLE, "", "", "", "20")))
+    assert "too long for a link" in page
+    assert "/versions?" not in page
