@@ -279,12 +279,11 @@ def value_fields(**data: Any) -> dict[str, Any]:
 
 
 def value_text(value: Any) -> str:
-    """A decoded key or value as one cell: a text as it is, others as JSON."""
-    return bytes_text(
-        value
-        if isinstance(value, bytes)
-        else (value if isinstance(value, str) else json_of(value)).encode()
-    )
+    """A decoded key or value as one cell: a text as it is, others as JSON. Raises: as `json_of`."""
+    if isinstance(value, bytes):
+        return bytes_text(value)
+    text = value if isinstance(value, str) else json_of(value)
+    return bytes_text(text.encode("utf-8", "surrogatepass"))  # JSON may have half a character
 
 
 class Laid(NamedTuple):
@@ -308,7 +307,7 @@ _JSON_PART = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
 def laid_out(data: bytes, decoded: Any, most: int) -> Laid:
     """A key or value, with JSON on several lines. ``decoded``: by the codec; the bytes themselves without one.
 
-    ``most``: characters of the text.
+    ``most``: characters of the text. Raises: as `json_of`, but for bytes nothing.
     """
     whole = True
     if isinstance(decoded, bytes):
@@ -352,7 +351,10 @@ def _indented(text: str) -> str:
 
 
 def json_of(value: Any) -> str:
-    """A decoded value as JSON; as a string if it has none."""
+    """A decoded value as JSON; as a string if it has none.
+
+    Raises: RecursionError, TypeError (a key of a dictionary is no text), and what a class raises.
+    """
 
     def plain(each: Any) -> Any:
         if hasattr(each, "model_dump"):

@@ -24,6 +24,7 @@ from anabranch.errors import (
     UndecodableValue,
 )
 from anabranch.extras import need
+from anabranch.logs import escaped
 from anabranch.presentation.history import Follower, draw
 from anabranch.presentation.rows import (
     Laid,
@@ -51,7 +52,7 @@ from anabranch.types import (
     StreamDescription,
     TransactionInfo,
 )
-from anabranch.values import Stream
+from anabranch.values import Stream, text_of
 from anabranch.web.charts import Recorder
 from anabranch.web.events import Part, Search, after, newest, of_commit, weight
 from anabranch.web.hub import INTERVAL_S, View
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 LIMITS = (100, 1000, 10_000)
 COUNTS = (20, 50, 200)  # events or rows of a page
 _VALUE = 4_000  # characters of a value that a page shows
+_TROUBLE = 500  # characters of a text that says why a value is not decoded
 _DECODED = 256 << 10  # bytes of the longest value that is decoded
 _MOST_LINKED = 1000  # bytes of a key that a link has; fields of addresses have no more characters
 _MOST_HEADERS = 20
@@ -563,15 +565,17 @@ def shown(
         if data is None:
             found.append(None)
             continue
-        decoded: Any = data
+        laid = None
         if handle is not None and len(data) <= _DECODED:
             try:
+                is_key = part == "key"
                 decoded = (
-                    handle.decode_key(data) if part == "key" else handle.decode_value(b"", data)
+                    handle.decode_key(data) if is_key else handle.decode_value(key or b"", data)
                 )
-            except (UndecodableValue, NotReady) as error:
-                trouble = trouble or str(error)
-        found.append(laid_out(data, decoded, _VALUE))
+                laid = laid_out(data, decoded, _VALUE)
+            except Exception as error:  # noqa: BLE001 - a codec and its values may do anything
+                trouble = trouble or _trouble(error)
+        found.append(laid or laid_out(data, data, _VALUE))
     headers: list[tuple[str, Laid | None]] = []
     for name, data in event.headers[:_MOST_HEADERS] if event is not None else ():
         raw = name.encode("utf-8", "surrogateescape")
@@ -580,6 +584,13 @@ def shown(
         )
     raw_key = key if key is not None and len(key) <= _MOST_LINKED else None
     return Shown(found[0], found[1], headers, trouble, raw_key, event)
+
+
+def _trouble(error: Exception) -> str:
+    """Why a value is not decoded, in one line. A codec's text may quote all of the value."""
+    known = isinstance(error, UndecodableValue | NotReady)
+    text = str(error) if known else f"the decoded value can't be shown ({text_of(error)})"
+    return escaped(text[:_TROUBLE]) + ("…" if len(text) > _TROUBLE else "")
 
 
 def _wanted(handle: Stream[Any, Any] | None, key: str, text: str) -> Callable[[Event], bool] | None:
@@ -595,7 +606,7 @@ def _wanted(handle: Stream[Any, Any] | None, key: str, text: str) -> Callable[[E
             return False
         try:
             return value_text(handle.decode_key(event.key)) == key
-        except (UndecodableValue, NotReady):
+        except Exception:  # noqa: BLE001 - as in `shown`; a key without a text equals none
             return False
 
     def is_wanted(event: Event) -> bool:
