@@ -317,7 +317,7 @@ def laid_out(data: bytes, decoded: Any, most: int) -> Laid:
         text = part.decode("utf-8", "surrogateescape")
     else:
         text = decoded if isinstance(decoded, str) else json_of(decoded)
-    lines = _indented(text) if len(data) <= _LAID_OUT else text
+    lines = _indented(text, most) if len(data) <= _LAID_OUT else text
     line = _printable(text[:_LINE].replace("\n", " ")) + ("…" if len(text) > _LINE else "")
     return Laid(_printable(lines[:most]), line, len(data), not whole or len(lines) > most)
 
@@ -327,8 +327,11 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)
 
 
-def _indented(text: str) -> str:
-    """A JSON object or list on several lines, with its numbers and names as they are; other text unchanged."""
+def _indented(text: str, most: int) -> str:
+    """A JSON object or list on several lines, with its numbers and names as they are; other text unchanged.
+
+    It ends soon after ``most`` characters.
+    """
     if text[:1] not in ("{", "["):
         return text
     try:
@@ -336,8 +339,10 @@ def _indented(text: str) -> str:
     except (ValueError, RecursionError):
         return text
     made: list[str] = []
-    depth, last = 0, ""
-    for part in _JSON_PART.findall(text):
+    depth, last, size = 0, "", 0
+    for each in _JSON_PART.finditer(text):
+        part = each[0]
+        before = len(made)
         if part in "]}":
             depth -= 1
             if last not in "[{":
@@ -347,6 +352,9 @@ def _indented(text: str) -> str:
         made.append(": " if part == ":" else part)
         depth += part in ("[", "{")
         last = part
+        size += sum(map(len, made[before:]))
+        if size > most:
+            break
     return "".join(made)
 
 

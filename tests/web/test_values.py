@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from html import unescape
 from typing import Any
@@ -257,6 +258,20 @@ def test_json_is_laid_out_as_it_was_written() -> None:
     short = laid_out(data, data, 10)
     assert (len(short.text), short.cut) == (10, True)
     assert laid_out(b"{no", b"{no", 100).text == "{no"
+
+
+def test_no_more_json_is_laid_out_than_is_shown() -> None:
+    data = b"[" + b"1," * 120_000 + b"1]"
+    tracemalloc.start()
+    try:
+        laid = laid_out(data, data, 4000)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (len(laid.text), laid.cut) == (4000, True)
+    assert most < 4_000_000  # all of its parts take 11 MB
+    assert laid_out(b"[1,2]", b"[1,2]", 12).cut is False
+    assert laid_out(b"[1,2]", b"[1,2]", 11).text == "[\n  1,\n  2\n"
 
 
 def test_values_are_decoded_by_the_codec_of_the_stream(client: anabranch.Client) -> None:
