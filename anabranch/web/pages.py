@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
@@ -74,6 +74,8 @@ _MOST_SEARCHED = 50  # streams whose histories are searched for a one-shot
 _MOST_WRITTEN = 1000  # one-shots whose streams are kept
 _MOST_READ = 16  # lists of events that are kept until something is committed
 _MOST_READ_BYTES = 4 << 20  # of such a list
+_WITHOUT_KEYS = ("COMMITTED", "FINALIZE_IN_PROGRESS")  # states whose reason is a stream's name
+_HIDDEN = "hidden: see --show-values"
 # State of a transaction -> what it waits for.
 WAITS = {
     "OPEN": "its programs: they write, and one of them commits. It is aborted if none of them says it is alive",
@@ -303,9 +305,10 @@ class Pages:
                 ),
             ).each(transaction_row)
         states = {each["state"] for each in found}
+        shown = [each | {"reason": self._reason(each["state"], each["reason"])} for each in found]
         rows = [
             each
-            for each in found
+            for each in shown
             if state in ("", each["state"])
             and text.lower()
             in " ".join((each["txn_id"], each["name"] or "", each["owner"], each["reason"])).lower()
@@ -326,11 +329,16 @@ class Pages:
             ),
         }
 
+    def _reason(self, state: str, reason: str) -> str:
+        """The reason of a transaction, if this process may show it: of an abort, it may name keys of rows."""
+        is_hidden = reason and state not in _WITHOUT_KEYS and not self._showing.values
+        return _HIDDEN if is_hidden else reason
+
     def _transaction(self, txn: str) -> dict[str, Any]:
         found = self._client.open_transaction(parse_txn_text(txn), timeout=self._timeout)
         unfinished = sum(1 for one in found.writers if not one.finished)
         return {
-            "txn": found.info,
+            "txn": replace(found.info, reason=self._reason(found.info.state, found.info.reason)),
             "now": found,
             "unfinished": unfinished,
             "streams": self._streams_of(found.info),
@@ -345,6 +353,9 @@ class Pages:
         if known is None or known[0] != now:
             try:
                 made = timeline_row(self._client.timeline(txn_id, timeout=self._timeout))
+                for step in made["steps"]:
+                    if step["step"] == "aborted":
+                        step["about"] = self._reason("ABORTED", step["about"])
                 known = now, made | {"trouble": ""}
             except AnabranchError as error:
                 return {"trouble": f"{type(error).__name__}: {error}"}

@@ -407,6 +407,33 @@ def test_without_values_no_page_shows_them(client: anabranch.Client) -> None:
     assert "/events" not in hidden.body(View("stream", (STREAM,)))
 
 
+def test_without_values_no_reason_names_a_key(
+    cluster: MemoryCluster, client: anabranch.Client
+) -> None:
+    with client.begin("shop") as txn:
+        txn.write(STREAM, b"x")
+        txn.token()
+        assert txn.txn_id is not None
+        with cluster.connect(lane=ADMIN_LANE, timeout=5) as admin:
+            admin.abort(txn.txn_id, "row b'the-key' was read")
+        name = txn.txn_id.hex()
+        for shows in (False, True):
+            found = Pages(client, environment(), 5.0, Showing(values=shows))
+            bodies = [
+                found.body(View("transactions", ("finished", "", "", "", "100"))),
+                found.body(View("transaction", (name,))),
+            ]
+            for body in bodies:
+                assert ("the-key" in body, "hidden: see --show-values" in body) == (
+                    shows,
+                    not shows,
+                )
+            timeline = bodies[1].partition("Timeline</h2>")[2]
+            assert ("the-key" in timeline) == shows
+            searched = found.body(View("transactions", ("finished", "", "", "the-key", "100")))
+            assert (f'href="/transactions/{name}"' in searched) == shows
+
+
 # -- tables -----------------------------------------------------------------------------------------------
 
 
