@@ -133,6 +133,43 @@ def test_huge_events_end_a_read_at_the_newest_ones(client: anabranch.Client) -> 
     assert part.ended
 
 
+def test_all_reads_of_a_search_have_one_deadline(
+    client: anabranch.Client, cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(60):
+        write(client, STREAM, (b"k", b"%d" % n + b" " * (10_000 if n < 40 else 100_000)))
+    reads = slow(anabranch.Snapshot, "read", cluster, monkeypatch)
+    part = newest(client, search(60, bytes=250_000))
+    assert (len(reads), part.ended) == (2, "after 1.5 s")
+
+
+def test_a_search_does_not_look_farther_back_when_it_is_late(
+    client: anabranch.Client, cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(40):
+        write(client, STREAM, (b"k", b"%d" % n))
+    slow(events, "before_newest", cluster, monkeypatch)
+    reads = slow(anabranch.Snapshot, "read", cluster, monkeypatch, 0.0)
+    part = newest(client, search(1, lambda event: False))
+    assert (len(reads), part.ended) == (1, "after 1.5 s")
+
+
+def slow(
+    where: Any, name: str, cluster: MemoryCluster, patch: pytest.MonkeyPatch, seconds: float = 1.0
+) -> list[None]:
+    """Let each call of this name take this time; a list with an item for each."""
+    found: list[None] = []
+    call = getattr(where, name)
+
+    def slowly(*given: Any, **named: Any) -> Any:
+        found.append(None)
+        cluster.clock.now += seconds
+        return call(*given, **named)
+
+    patch.setattr(where, name, slowly)
+    return found
+
+
 def test_events_after_a_time_page_by_page(client: anabranch.Client) -> None:
     stamps = [
         write(client, STREAM, *((b"k", b"%d" % (10 * n + i)) for i in range(3))) for n in range(9)
