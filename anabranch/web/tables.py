@@ -108,6 +108,9 @@ class Tables:
             kept = self._kept[table] = _Kept(self._open(table, timeout), 0.0)
         kept.used = time.monotonic()
         try:
+            if at is not None:
+                # Only for a snapshot of now is the controller asked for the right.
+                kept.replica.snapshot(timeout=_WAIT_S).close()
             return kept.replica.snapshot(at, timeout=_WAIT_S)
         except NotReady as error:
             behind = kept.replica.lag()[table].records

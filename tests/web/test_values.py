@@ -573,3 +573,17 @@ def test_a_row_with_a_long_key_has_no_link(client: anabranch.Client, stock: Page
     page = stock.body(View("rows", (TABLE, "", "", "", "20")))
     assert "too long for a link" in page
     assert "/versions?" not in page
+
+
+def test_rows_of_a_past_moment_need_the_right_of_today(
+    cluster: MemoryCluster, client: anabranch.Client, stock: Pages
+) -> None:
+    at = write(client, TABLE, (b"k", b"v"))
+    assert rows(stock.body(View("rows", (TABLE, "", "", str(at), "20")))) == [("k", "v")]
+    with cluster.connect(lane=ADMIN_LANE, timeout=5) as admin:
+        admin.revoke("open", "*", ["safe-time"])
+        for moment in ("", str(at)):
+            with pytest.raises(NotAuthorized):
+                stock.body(View("rows", (TABLE, "", "", moment, "20")))
+            with pytest.raises(NotAuthorized):
+                stock.body(View("versions", (TABLE, "k", moment)))
