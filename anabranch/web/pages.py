@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -207,6 +208,8 @@ class Pages:
         self._written: dict[bytes, tuple[str, ...]] = {}  # streams of one-shots
         self._newest: dict[EventsAsked, Part] = {}
         self._tables: Tables | None = None
+        self._lock = threading.Lock()  # guards `_tables` and `_closed`
+        self._closed = False
         self._memory = _Memory()
 
     def body(self, view: View) -> str:
@@ -226,6 +229,8 @@ class Pages:
             self._tables.close_idle()
 
     def close(self) -> None:
+        with self._lock:
+            self._closed = True
         for river in self._rivers.values():
             river.close()
         if self._tables is not None:
@@ -559,7 +564,10 @@ class Pages:
             need("rocksdict", extra="tables")
             from anabranch.web.tables import Tables
 
-            self._tables = Tables(self._client)
+            with self._lock:
+                if self._closed:
+                    raise NotReady("the process ends")
+                self._tables = Tables(self._client)
         return self._tables
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -13,9 +14,11 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.errors import IllegalState, InvalidArgument, NotAuthorized, NotReady
+from anabranch.errors import AnabranchError, IllegalState, InvalidArgument, NotAuthorized, NotReady
+from anabranch.ports import TableError
 from anabranch.presentation.rows import laid_out
 from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.tables.snapshot import TableSnapshot
 from anabranch.testing.memory.cluster import MemoryCluster
 from anabranch.values import stream_of
 from anabranch.web import events, pages
@@ -587,3 +590,47 @@ def test_rows_of_a_past_moment_need_the_right_of_today(
                 stock.body(View("rows", (TABLE, "", "", moment, "20")))
             with pytest.raises(NotAuthorized):
                 stock.body(View("versions", (TABLE, "k", moment)))
+
+
+def test_a_replica_that_is_opened_while_all_are_closed_is_closed(
+    client: anabranch.Client, stock: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = client.replica
+    opened: list[Any] = []
+
+    def meanwhile(*tables: str, **how: Any) -> Any:
+        opened.append(replica(*tables, **how))
+        thread = threading.Thread(target=stock.close)
+        thread.start()
+        thread.join()
+        return opened[0]
+
+    monkeypatch.setattr(client, "replica", meanwhile)
+    with pytest.raises(NotReady, match="ends"):
+        stock._replicas().rows(TABLE, prefix=None, first=None, at=None, limit=1, timeout=5.0)
+    with pytest.raises(AnabranchError, match="the replica is closed"):
+        opened[0].snapshot()
+    assert kept_by(stock) == {}
+
+
+def test_pages_that_are_closed_open_no_replica(client: anabranch.Client, stock: Pages) -> None:
+    stock.close()
+    assert "the process ends" in stock.body(View("rows", (TABLE, "", "", "", "20")))
+
+
+@pytest.mark.parametrize("when", ["opened", "read"])
+def test_a_full_disk_is_said(
+    client: anabranch.Client, stock: Pages, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def full(*_: object, **__: object) -> Any:
+        raise TableError("No space left on device")
+
+    write(client, TABLE, (b"k", b"v"))
+    view = View("rows", (TABLE, "", "", "", "20"))
+    if when == "opened":
+        monkeypatch.setattr(client, "replica", full)
+    else:
+        stock.body(view)
+        monkeypatch.setattr(TableSnapshot, "scan", full)
+    assert "No space left on device" in stock.body(view)
+    assert kept_by(stock) == {}
