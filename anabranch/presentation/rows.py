@@ -330,7 +330,7 @@ def _printable(text: str) -> str:
 def _indented(text: str, most: int) -> str:
     """A JSON object or list on several lines, with its numbers and names as they are; other text unchanged.
 
-    It ends soon after ``most`` characters.
+    ``most``: characters, after which the text ends with the next part of the JSON.
     """
     if text[:1] not in ("{", "["):
         return text

@@ -62,7 +62,7 @@ class Search:
 
 
 def weight(event: Event) -> int:
-    """The bytes of an event's key, value and headers."""
+    """The bytes of an event's key, value and headers; of the names of headers, the characters."""
     headers = sum(len(name) + len(value or b"") for name, value in event.headers)
     return len(event.key or b"") + len(event.value or b"") + headers
 
@@ -83,7 +83,7 @@ class _Budget:
 
     @property
     def late(self) -> str:
-        """What to say of a search that ended because it was late."""
+        """When a late search ended, for `Part.ended`."""
         return f"after {self._bounds.seconds:g} s"
 
     def read_again(self) -> None:
