@@ -65,6 +65,7 @@ WIDE = {
     "anabranch/spark/jobs.py": (1, "the rows may be committed whatever the job says"),
     "anabranch/values.py": (7, "a codec may raise any error, which names it"),
     "anabranch/web/hub.py": (1, "a page of the web process shows it"),
+    "anabranch/web/pages.py": (2, "a codec's values may be anything"),
 }  # fmt: skip
 # Ports, each with several implementations: none of them may ignore what a caller asks for.
 PORTS = "anabranch/ports.py", "anabranch/client/ports.py", "anabranch/reading/committed_log.py"

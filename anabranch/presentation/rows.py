@@ -279,12 +279,11 @@ def value_fields(**data: Any) -> dict[str, Any]:
 
 
 def value_text(value: Any) -> str:
-    """A decoded key or value as one cell: a text as it is, others as JSON."""
-    return bytes_text(
-        value
-        if isinstance(value, bytes)
-        else (value if isinstance(value, str) else json_of(value)).encode()
-    )
+    """A decoded key or value as one cell: a text as it is, others as JSON. Raises: as `json_of`."""
+    if isinstance(value, bytes):
+        return bytes_text(value)
+    text = value if isinstance(value, str) else json_of(value)
+    return bytes_text(text.encode("utf-8", "surrogatepass"))  # JSON may have half a character
 
 
 class Laid(NamedTuple):
@@ -308,7 +307,7 @@ _JSON_PART = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
 def laid_out(data: bytes, decoded: Any, most: int) -> Laid:
     """A key or value, with JSON on several lines. ``decoded``: by the codec; the bytes themselves without one.
 
-    ``most``: characters of the text.
+    ``most``: characters of the text. Raises: as `json_of`, but for bytes nothing.
     """
     whole = True
     if isinstance(decoded, bytes):
@@ -318,7 +317,7 @@ def laid_out(data: bytes, decoded: Any, most: int) -> Laid:
         text = part.decode("utf-8", "surrogateescape")
     else:
         text = decoded if isinstance(decoded, str) else json_of(decoded)
-    lines = _indented(text) if len(data) <= _LAID_OUT else text
+    lines = _indented(text, most) if len(data) <= _LAID_OUT else text
     line = _printable(text[:_LINE].replace("\n", " ")) + ("…" if len(text) > _LINE else "")
     return Laid(_printable(lines[:most]), line, len(data), not whole or len(lines) > most)
 
@@ -328,8 +327,11 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)
 
 
-def _indented(text: str) -> str:
-    """A JSON object or list on several lines, with its numbers and names as they are; other text unchanged."""
+def _indented(text: str, most: int) -> str:
+    """A JSON object or list on several lines, with its numbers and names as they are; other text unchanged.
+
+    ``most``: characters, after which the text ends with the next part of the JSON.
+    """
     if text[:1] not in ("{", "["):
         return text
     try:
@@ -337,8 +339,10 @@ def _indented(text: str) -> str:
     except (ValueError, RecursionError):
         return text
     made: list[str] = []
-    depth, last = 0, ""
-    for part in _JSON_PART.findall(text):
+    depth, last, size = 0, "", 0
+    for each in _JSON_PART.finditer(text):
+        part = each[0]
+        before = len(made)
         if part in "]}":
             depth -= 1
             if last not in "[{":
@@ -348,11 +352,17 @@ def _indented(text: str) -> str:
         made.append(": " if part == ":" else part)
         depth += part in ("[", "{")
         last = part
+        size += sum(map(len, made[before:]))
+        if size > most:
+            break
     return "".join(made)
 
 
 def json_of(value: Any) -> str:
-    """A decoded value as JSON; as a string if it has none."""
+    """A decoded value as JSON; as a string if it has none.
+
+    Raises: RecursionError, TypeError (a key of a dictionary is no text), and what a class raises.
+    """
 
     def plain(each: Any) -> Any:
         if hasattr(each, "model_dump"):

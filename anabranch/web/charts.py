@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from anabranch.client.client import Client
-from anabranch.errors import AnabranchError
+from anabranch.errors import AnabranchError, NotAuthorized
 from anabranch.presentation.rows import span_text
 from anabranch.types import LeaderInfo
 
@@ -74,6 +74,8 @@ class Recorder:
             self._asked = now
         except AnabranchError as error:
             self.missing = f"{type(error).__name__}: {error}"
+            if isinstance(error, NotAuthorized):
+                self._forget(commits=None, journal_bytes=None, takeovers=None)
             now = self.clock()
         if now >= self._lag_due:
             self._ask_lag()
@@ -107,10 +109,16 @@ class Recorder:
             )
             known = (one for one in positions if one.stream in seen and not one.trouble)
             self._behind = max((one.lag.events for one in known), default=0)
-        except AnabranchError:
+        except AnabranchError as error:
             self._behind = None
+            if isinstance(error, NotAuthorized):
+                self._forget(behind=None)
         ended = self.clock()
         self._lag_due = ended + max(_LAG_S, _LAG_SHARE * (ended - began))
+
+    def _forget(self, **unknown: Any) -> None:
+        """Take these numbers out of all samples: the lane may not see them any more."""
+        self.samples = deque(each._replace(**unknown) for each in self.samples)
 
     def charts(self) -> list[Chart]:
         """The charts as of the last sample; none before the second sample."""

@@ -26,7 +26,7 @@ _WIDER = 16  # how much farther back a search looks if too few events were wante
 
 
 class Bounds(NamedTuple):
-    """The most that one read takes: events, bytes of keys and values, seconds."""
+    """The most that one read takes: events, bytes of them (`weight`), seconds."""
 
     events: int = 10_000
     bytes: int = 16 << 20
@@ -61,13 +61,33 @@ class Search:
     bounds: Bounds = BOUNDS
 
 
+def weight(event: Event) -> int:
+    """The bytes of an event's key, value and headers; of the names of headers, the characters."""
+    headers = sum(len(name) + len(value or b"") for name, value in event.headers)
+    return len(event.key or b"") + len(event.value or b"") + headers
+
+
 class _Budget:
-    """Counts what one read takes."""
+    """Counts what one read takes. All steps of a search have one deadline."""
 
     def __init__(self, bounds: Bounds, now: Callable[[], float]) -> None:
         self._bounds = bounds
         self._now = now
         self._until = now() + bounds.seconds
+        self._bytes = self.events = 0
+        self.ended = ""
+
+    @property
+    def is_late(self) -> bool:
+        return self._now() >= self._until
+
+    @property
+    def late(self) -> str:
+        """When a late search ended, for `Part.ended`."""
+        return f"after {self._bounds.seconds:g} s"
+
+    def read_again(self) -> None:
+        """Count from 0, up to the same deadline."""
         self._bytes = self.events = 0
         self.ended = ""
 
@@ -80,14 +100,14 @@ class _Budget:
         """The events until a bound is reached; `ended` says which."""
         for event in events:
             self.events += 1
-            self._bytes += len(event.key or b"") + len(event.value or b"")
+            self._bytes += weight(event)
             yield event
             if self.events >= self._bounds.events:
                 self.ended = f"after {self._bounds.events:,} events"
             elif self.is_heavy:
                 self.ended = f"after {self._bounds.bytes >> 20} MiB"
-            elif self._now() >= self._until:
-                self.ended = f"after {self._bounds.seconds:g} s"
+            elif self.is_late:
+                self.ended = self.late
             if self.ended:
                 return
 
@@ -107,6 +127,8 @@ def newest(client: Client, search: Search, known: Part | None = None) -> Part:
     window, part = search.count, Part([], until, ids=ids)
     while True:
         since = before_newest(commits, until, window)
+        if window > search.count and budget.is_late:
+            return part._replace(ended=budget.late)
         found = _last(client, search, _latest(client, search, until, since), budget)
         # A wider read may have ended before it came to what the last one found.
         both = {_place(event): event for event in (*part.events, *found.events)}
@@ -176,11 +198,11 @@ def _last(client: Client, search: Search, plan: SnapshotPlan, budget: _Budget) -
             wanted = filter(search.is_wanted or _any, budget.taken(iter(reader)))
             found = nlargest(search.count, wanted, key=_place)
         read = budget.events - before
-        if not budget.is_heavy or keep == 1:
+        if not budget.is_heavy or keep == 1 or budget.is_late:
             break
         # Events have this size, so half the number of the newest ones takes less.
         keep = max(1, read // partitions // 2)
-        budget = _Budget(search.bounds, client.reader_ports().clock.monotonic)
+        budget.read_again()
     # A partition's share of the newest events is at its end.
     has_all = len(found) == search.count <= keep
     is_short = starts != dict(cut.start_offsets) and not has_all

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from anabranch.errors import AnabranchError, NotAuthorized, NotReady
+from anabranch.errors import AnabranchError, NotAuthorized, NotReady, UnknownStream
 
 log = logging.getLogger("anabranch.web")
 T = TypeVar("T")
@@ -164,8 +164,10 @@ class Hub:
         html, page.error = await self._called(thread, partial(self._make, page.view))
         if page.error is None:
             page.html, page.at = html, time.monotonic()
-        elif isinstance(page.error, NotAuthorized):
-            page.html = None  # the lane may not see it any more
+        elif isinstance(page.error, NotAuthorized | UnknownStream):
+            page.html = (
+                None  # it is gone (also UnknownTransaction), or the lane may not see it any more
+            )
         page.polled, page.poll = time.monotonic(), None
         page.changed.set()
         page.changed = asyncio.Event()

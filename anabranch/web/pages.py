@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
@@ -24,6 +25,7 @@ from anabranch.errors import (
     UndecodableValue,
 )
 from anabranch.extras import need
+from anabranch.logs import escaped
 from anabranch.presentation.history import Follower, draw
 from anabranch.presentation.rows import (
     Laid,
@@ -51,9 +53,9 @@ from anabranch.types import (
     StreamDescription,
     TransactionInfo,
 )
-from anabranch.values import Stream
+from anabranch.values import Stream, text_of
 from anabranch.web.charts import Recorder
-from anabranch.web.events import Part, Search, after, newest, of_commit
+from anabranch.web.events import Part, Search, after, newest, of_commit, weight
 from anabranch.web.hub import INTERVAL_S, View
 
 T = TypeVar("T")
@@ -63,7 +65,9 @@ if TYPE_CHECKING:
 LIMITS = (100, 1000, 10_000)
 COUNTS = (20, 50, 200)  # events or rows of a page
 _VALUE = 4_000  # characters of a value that a page shows
+_TROUBLE = 500  # characters of a text that says why a value is not decoded
 _DECODED = 256 << 10  # bytes of the longest value that is decoded
+_MOST_LINKED = 1000  # bytes of a key that a link has; fields of addresses have no more characters
 _MOST_HEADERS = 20
 _MOST_RIVERS = 16  # pictures of streams that are kept up to date
 _MOST_TIMELINES = 64
@@ -71,6 +75,8 @@ _MOST_SEARCHED = 50  # streams whose histories are searched for a one-shot
 _MOST_WRITTEN = 1000  # one-shots whose streams are kept
 _MOST_READ = 16  # lists of events that are kept until something is committed
 _MOST_READ_BYTES = 4 << 20  # of such a list
+_WITHOUT_KEYS = ("COMMITTED", "FINALIZE_IN_PROGRESS")  # states whose reason is a stream's name
+_HIDDEN = "hidden: see --show-values"
 # State of a transaction -> what it waits for.
 WAITS = {
     "OPEN": "its programs: they write, and one of them commits. It is aborted if none of them says it is alive",
@@ -138,7 +144,10 @@ class Showing:
 
 
 class Shown(NamedTuple):
-    """An event or row as a page shows it. ``trouble``: why it is not decoded."""
+    """An event or row as a page shows it.
+
+    ``trouble``: why it is not decoded. ``raw_key``: for links; None without a key, or if it is too long for a link.
+    """
 
     key: Laid | None
     value: Laid | None
@@ -199,6 +208,8 @@ class Pages:
         self._written: dict[bytes, tuple[str, ...]] = {}  # streams of one-shots
         self._newest: dict[EventsAsked, Part] = {}
         self._tables: Tables | None = None
+        self._lock = threading.Lock()  # guards `_tables` and `_closed`
+        self._closed = False
         self._memory = _Memory()
 
     def body(self, view: View) -> str:
@@ -218,6 +229,8 @@ class Pages:
             self._tables.close_idle()
 
     def close(self) -> None:
+        with self._lock:
+            self._closed = True
         for river in self._rivers.values():
             river.close()
         if self._tables is not None:
@@ -297,9 +310,10 @@ class Pages:
                 ),
             ).each(transaction_row)
         states = {each["state"] for each in found}
+        shown = [each | {"reason": self._reason(each["state"], each["reason"])} for each in found]
         rows = [
             each
-            for each in found
+            for each in shown
             if state in ("", each["state"])
             and text.lower()
             in " ".join((each["txn_id"], each["name"] or "", each["owner"], each["reason"])).lower()
@@ -320,11 +334,16 @@ class Pages:
             ),
         }
 
+    def _reason(self, state: str, reason: str) -> str:
+        """The reason of a transaction, if this process may show it: of an abort, it may name keys of rows."""
+        is_hidden = reason and state not in _WITHOUT_KEYS and not self._showing.values
+        return _HIDDEN if is_hidden else reason
+
     def _transaction(self, txn: str) -> dict[str, Any]:
         found = self._client.open_transaction(parse_txn_text(txn), timeout=self._timeout)
         unfinished = sum(1 for one in found.writers if not one.finished)
         return {
-            "txn": found.info,
+            "txn": replace(found.info, reason=self._reason(found.info.state, found.info.reason)),
             "now": found,
             "unfinished": unfinished,
             "streams": self._streams_of(found.info),
@@ -339,6 +358,9 @@ class Pages:
         if known is None or known[0] != now:
             try:
                 made = timeline_row(self._client.timeline(txn_id, timeout=self._timeout))
+                for step in made["steps"]:
+                    if step["step"] == "aborted":
+                        step["about"] = self._reason("ABORTED", step["about"])
                 known = now, made | {"trouble": ""}
             except AnabranchError as error:
                 return {"trouble": f"{type(error).__name__}: {error}"}
@@ -486,7 +508,7 @@ class Pages:
     def _newest_of(self, search: Search, asked: EventsAsked) -> Part:
         """The newest events, which are read again only once something was committed."""
         part = newest(self._client, search, self._newest.pop(asked, None))
-        if sum(len(event.value or b"") for event in part.events) <= _MOST_READ_BYTES:
+        if sum(map(weight, part.events)) <= _MOST_READ_BYTES:
             self._newest[asked] = part
         while len(self._newest) > _MOST_READ:
             del self._newest[next(iter(self._newest))]
@@ -542,7 +564,10 @@ class Pages:
             need("rocksdict", extra="tables")
             from anabranch.web.tables import Tables
 
-            self._tables = Tables(self._client)
+            with self._lock:
+                if self._closed:
+                    raise NotReady("the process ends")
+                self._tables = Tables(self._client)
         return self._tables
 
 
@@ -559,22 +584,32 @@ def shown(
         if data is None:
             found.append(None)
             continue
-        decoded: Any = data
+        laid = None
         if handle is not None and len(data) <= _DECODED:
             try:
+                is_key = part == "key"
                 decoded = (
-                    handle.decode_key(data) if part == "key" else handle.decode_value(b"", data)
+                    handle.decode_key(data) if is_key else handle.decode_value(key or b"", data)
                 )
-            except (UndecodableValue, NotReady) as error:
-                trouble = trouble or str(error)
-        found.append(laid_out(data, decoded, _VALUE))
+                laid = laid_out(data, decoded, _VALUE)
+            except Exception as error:  # noqa: BLE001 - a codec and its values may do anything
+                trouble = trouble or _trouble(error)
+        found.append(laid or laid_out(data, data, _VALUE))
     headers: list[tuple[str, Laid | None]] = []
     for name, data in event.headers[:_MOST_HEADERS] if event is not None else ():
         raw = name.encode("utf-8", "surrogateescape")
         headers.append(
             (laid_out(raw, raw, 200).text, None if data is None else laid_out(data, data, 200))
         )
-    return Shown(found[0], found[1], headers, trouble, key, event)
+    raw_key = key if key is not None and len(key) <= _MOST_LINKED else None
+    return Shown(found[0], found[1], headers, trouble, raw_key, event)
+
+
+def _trouble(error: Exception) -> str:
+    """Why a value is not decoded, in one line. A codec's text may quote all of the value."""
+    known = isinstance(error, UndecodableValue | NotReady)
+    text = str(error) if known else f"the decoded value can't be shown ({text_of(error)})"
+    return escaped(text[:_TROUBLE]) + ("…" if len(text) > _TROUBLE else "")
 
 
 def _wanted(handle: Stream[Any, Any] | None, key: str, text: str) -> Callable[[Event], bool] | None:
@@ -590,7 +625,7 @@ def _wanted(handle: Stream[Any, Any] | None, key: str, text: str) -> Callable[[E
             return False
         try:
             return value_text(handle.decode_key(event.key)) == key
-        except (UndecodableValue, NotReady):
+        except Exception:  # noqa: BLE001 - as in `shown`; a key without a text equals none
             return False
 
     def is_wanted(event: Event) -> bool:

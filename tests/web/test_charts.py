@@ -24,6 +24,7 @@ class Leaders:
         self.parts = [[7, 100, 5], [3, 0, 0]]
         self.missing: dict[int, AnabranchError] = {}
         self.error: AnabranchError | None = None
+        self.groups_error: AnabranchError | None = None
         self.asked_groups = 0
 
     def leaders(self, *, timeout: float) -> Listed[LeaderInfo]:
@@ -40,6 +41,8 @@ class Leaders:
 
     def groups(self, *, timeout: float) -> list[Any]:
         self.asked_groups += 1
+        if self.groups_error is not None:
+            raise self.groups_error
         return [
             ConsumerGroup("a", "Stable", (), (GroupPosition("shop/seen", {}, Lag(7, 0)),)),
             ConsumerGroup("b", "Stable", (), (GroupPosition("hr/hidden", {}, Lag(900, 0)),)),
@@ -102,6 +105,23 @@ def test_what_is_not_known_is_no_zero(leaders: Leaders, recorder: Recorder) -> N
     leaders.missing = {}
     step(leaders, recorder)
     assert recorder.missing == ""
+
+
+def test_what_the_lane_may_not_see_any_more_is_forgotten(
+    leaders: Leaders, recorder: Recorder
+) -> None:
+    for _ in range(3):
+        step(leaders, recorder)
+    leaders.error = NotReady("away")
+    step(leaders, recorder)
+    assert recorder.samples[1].commits == 0.0
+    leaders.error = NotAuthorized("operate on *")
+    step(leaders, recorder)
+    assert {s[1:] for s in recorder.samples} == {(None, 7, None, None)}
+    leaders.groups_error = NotAuthorized("describe")
+    step(leaders, recorder, 60.0)
+    assert {s[1:] for s in recorder.samples} == {(None, None, None, None)}
+    assert "line" not in "".join(chart.svg for chart in recorder.charts())
 
 
 def test_it_keeps_an_hour(leaders: Leaders, recorder: Recorder) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.errors import NotAuthorized, NotReady, UnknownStream
+from anabranch.errors import NotAuthorized, NotReady, UnknownStream, UnknownTransaction
 from anabranch.web import app, hub
 from anabranch.web.hub import Hub, View
 
@@ -96,16 +96,39 @@ def test_a_poll_that_fails_shows_its_age_and_error_and_the_page_comes_back() -> 
         with polled.watched(STREAMS) as page:
             await changes(page, 1)
             assert (page.html, page.trouble) == ("body", "")
-            fails.append(UnknownStream("gone"))
+            fails.append(NotReady("away"))
             await changes(page, 2)
             assert page.html == "body"
-            assert re.fullmatch(r"UnknownStream: gone. This is \d s old.", page.trouble)
+            assert re.fullmatch(r"NotReady: away. This is \d s old.", page.trouble)
             fails[:] = [ZeroDivisionError("oh")]
             await changes(page, 2)
             assert "defect" in page.trouble
             fails.clear()
             await changes(page, 2)
             assert page.trouble == ""
+
+    def look(_view: View) -> str:
+        if fails:
+            raise fails[0]
+        return "body"
+
+    run(play, look)
+
+
+@pytest.mark.parametrize(
+    "error", [NotAuthorized("no"), UnknownStream("gone"), UnknownTransaction("gone")], ids=str
+)
+def test_a_page_that_may_not_be_seen_any_more_is_dropped(error: Exception) -> None:
+    fails: list[Exception] = []
+
+    async def play(polled: Hub) -> None:
+        with polled.watched(STREAMS) as page:
+            await changes(page, 1)
+            assert page.html == "body"
+            fails.append(error)
+            await changes(page, 2)
+            assert page.trouble == f"{type(error).__name__}: {error}."
+            assert not page.html
 
     def look(_view: View) -> str:
         if fails:

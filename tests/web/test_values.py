@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from html import unescape
 from typing import Any
@@ -12,12 +14,14 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.errors import IllegalState, InvalidArgument, NotAuthorized, NotReady
+from anabranch.errors import AnabranchError, IllegalState, InvalidArgument, NotAuthorized, NotReady
+from anabranch.ports import TableError
 from anabranch.presentation.rows import laid_out
 from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.tables.snapshot import TableSnapshot
 from anabranch.testing.memory.cluster import MemoryCluster
 from anabranch.values import stream_of
-from anabranch.web import events
+from anabranch.web import events, pages
 from anabranch.web import tables as tables_module
 from anabranch.web.events import Bounds, Search, after, newest, of_commit
 from anabranch.web.hub import View
@@ -130,6 +134,43 @@ def test_huge_events_end_a_read_at_the_newest_ones(client: anabranch.Client) -> 
     assert numbers(part)[-1] == 11
     assert 1 <= len(part.events) <= 4
     assert part.ended
+
+
+def test_all_reads_of_a_search_have_one_deadline(
+    client: anabranch.Client, cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(60):
+        write(client, STREAM, (b"k", b"%d" % n + b" " * (10_000 if n < 40 else 100_000)))
+    reads = slow(anabranch.Snapshot, "read", cluster, monkeypatch)
+    part = newest(client, search(60, bytes=250_000))
+    assert (len(reads), part.ended) == (2, "after 1.5 s")
+
+
+def test_a_search_does_not_look_farther_back_when_it_is_late(
+    client: anabranch.Client, cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(40):
+        write(client, STREAM, (b"k", b"%d" % n))
+    slow(events, "before_newest", cluster, monkeypatch)
+    reads = slow(anabranch.Snapshot, "read", cluster, monkeypatch, 0.0)
+    part = newest(client, search(1, lambda event: False))
+    assert (len(reads), part.ended) == (1, "after 1.5 s")
+
+
+def slow(
+    where: Any, name: str, cluster: MemoryCluster, patch: pytest.MonkeyPatch, seconds: float = 1.0
+) -> list[None]:
+    """Let each call of this name take this time; a list with an item for each."""
+    found: list[None] = []
+    call = getattr(where, name)
+
+    def slowly(*given: Any, **named: Any) -> Any:
+        found.append(None)
+        cluster.clock.now += seconds
+        return call(*given, **named)
+
+    patch.setattr(where, name, slowly)
+    return found
 
 
 def test_events_after_a_time_page_by_page(client: anabranch.Client) -> None:
@@ -259,6 +300,20 @@ def test_json_is_laid_out_as_it_was_written() -> None:
     assert laid_out(b"{no", b"{no", 100).text == "{no"
 
 
+def test_no_more_json_is_laid_out_than_is_shown() -> None:
+    data = b"[" + b"1," * 120_000 + b"1]"
+    tracemalloc.start()
+    try:
+        laid = laid_out(data, data, 4000)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (len(laid.text), laid.cut) == (4000, True)
+    assert most < 4_000_000  # all of its parts take 11 MB
+    assert laid_out(b"[1,2]", b"[1,2]", 12).cut is False
+    assert laid_out(b"[1,2]", b"[1,2]", 11).text == "[\n  1,\n  2\n"
+
+
 def test_values_are_decoded_by_the_codec_of_the_stream(client: anabranch.Client) -> None:
     def decode(data: bytes) -> Any:
         if data == b"bad":
@@ -274,6 +329,85 @@ def test_values_are_decoded_by_the_codec_of_the_stream(client: anabranch.Client)
     assert "bad" in values_of(page)
     assert "ZeroDivisionError: oh &lt;b&gt;no" in page
     assert values_of(events_page(made(client, handle=handle), key="clé")) == ['{"decoded":"ABC"}']
+
+
+def test_a_huge_key_is_shown_without_a_link(client: anabranch.Client) -> None:
+    write(client, STREAM, (b"k" * 1000, b"short"), (b"<" * 10_000_000, b"long"), (None, b"none"))
+    page = events_page(made(client))
+    assert len(page.encode()) < 40_000
+    assert f"key={'k' * 1000}" in page
+    assert f"<td><code>{'&lt;' * 120}…</code></td>" in page
+    assert len(re.findall('<td><span class="soft">[^<]</span></td>', page)) == 1
+
+
+def test_keys_and_headers_have_weight(
+    client: anabranch.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(12):
+        with client.begin("shop") as txn:
+            txn.write(STREAM, b"%d" % n, headers={"h" * 50_000: b"h" * 50_000})
+            txn.commit()
+    part = newest(client, search(10, bytes=250_000))
+    assert numbers(part)[-1] == 11
+    assert 1 <= len(part.events) <= 4
+    assert events.weight(part.events[0]) >= 100_001
+    found = made(client)
+    events_page(found)
+    assert len(found._newest) == 1
+    monkeypatch.setattr(pages, "_MOST_READ_BYTES", 1_000_000)
+    write(client, STREAM, (b"k", b"12"))
+    events_page(found)
+    assert not found._newest
+
+
+def nested(data: bytes) -> Any:
+    made: Any = []
+    for _ in range(100_000):
+        made = [made]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("decode", "names"),
+    [(nested, "RecursionError"), (lambda data: {data: 1}, "TypeError")],
+    ids=["deep", "a dictionary of bytes"],
+)
+def test_a_value_that_can_t_be_laid_out_is_shown_as_bytes(
+    client: anabranch.Client, decode: Callable[[bytes], Any], names: str
+) -> None:
+    def handle(name: str) -> Any:
+        return stream_of(name, (str, decode), (str, decode), "raise")
+
+    write(client, STREAM, (b"k", b"abc"))
+    page = events_page(made(client, handle=handle))
+    assert values_of(page) == ["abc"]
+    assert f"can&#39;t be shown ({names}: " in page
+    assert values_of(events_page(made(client, handle=handle), key="other")) == []
+
+
+def test_a_key_with_half_a_character_is_searched(client: anabranch.Client) -> None:
+    def handle(name: str) -> Any:
+        return stream_of(name, json, str, "raise")
+
+    write(client, STREAM, (b'"\\ud800"', b"half"), (b'"k"', b"whole"))
+    found = made(client, handle=handle)
+    assert sorted(values_of(events_page(found))) == ["half", "whole"]
+    assert values_of(events_page(found, key="k")) == ["whole"]
+    assert values_of(events_page(found, key='"\\ud800"')) == ["half"]
+
+
+def test_what_a_codec_says_is_short_and_names_the_key(client: anabranch.Client) -> None:
+    def decode(data: bytes) -> Any:
+        raise ValueError("\u202e\x1b" + "x" * 1_000_000)
+
+    write(client, STREAM, (b"the-key", b"abc"))
+    page = events_page(
+        made(client, handle=lambda name: stream_of(name, str, (str, decode), "raise"))
+    )
+    said = unescape(re.findall('<p class="alarm">(.*?)</p>', page)[0])
+    assert "key b'the-key'" in said
+    assert "\\u202e\\x1bxxx" in said
+    assert len(said) < 600
 
 
 # -- rights -----------------------------------------------------------------------------------------------
@@ -311,6 +445,33 @@ def test_without_values_no_page_shows_them(client: anabranch.Client) -> None:
         with pytest.raises(NotAuthorized, match="--show-values"):
             hidden.body(about)
     assert "/events" not in hidden.body(View("stream", (STREAM,)))
+
+
+def test_without_values_no_reason_names_a_key(
+    cluster: MemoryCluster, client: anabranch.Client
+) -> None:
+    with client.begin("shop") as txn:
+        txn.write(STREAM, b"x")
+        txn.token()
+        assert txn.txn_id is not None
+        with cluster.connect(lane=ADMIN_LANE, timeout=5) as admin:
+            admin.abort(txn.txn_id, "row b'the-key' was read")
+        name = txn.txn_id.hex()
+        for shows in (False, True):
+            found = Pages(client, environment(), 5.0, Showing(values=shows))
+            bodies = [
+                found.body(View("transactions", ("finished", "", "", "", "100"))),
+                found.body(View("transaction", (name,))),
+            ]
+            for body in bodies:
+                assert ("the-key" in body, "hidden: see --show-values" in body) == (
+                    shows,
+                    not shows,
+                )
+            timeline = bodies[1].partition("Timeline</h2>")[2]
+            assert ("the-key" in timeline) == shows
+            searched = found.body(View("transactions", ("finished", "", "", "the-key", "100")))
+            assert (f'href="/transactions/{name}"' in searched) == shows
 
 
 # -- tables -----------------------------------------------------------------------------------------------
@@ -398,3 +559,78 @@ def test_idle_replicas_are_closed(client: anabranch.Client, stock: Pages) -> Non
         client.create_table(f"shop/t{n}")
         stock.body(View("rows", (f"shop/t{n}", "", "", "", "20")))
     assert len(kept_by(stock)) == tables_module._MOST_TABLES
+
+
+def test_versions_of_a_row_have_a_bound_of_bytes(
+    client: anabranch.Client, stock: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(5):
+        write(client, TABLE, (b"k", b"%d" % n * 100))
+    monkeypatch.setattr(tables_module, "_MOST_BYTES", 150)
+    versions = values_of(stock.body(View("versions", (TABLE, "k", ""))))
+    assert versions == ["4" * 100, "3" * 100]
+
+
+def test_a_row_with_a_long_key_has_no_link(client: anabranch.Client, stock: Pages) -> None:
+    write(client, TABLE, (b"k" * 1001, b"v"))
+    page = stock.body(View("rows", (TABLE, "", "", "", "20")))
+    assert "too long for a link" in page
+    assert "/versions?" not in page
+
+
+def test_rows_of_a_past_moment_need_the_right_of_today(
+    cluster: MemoryCluster, client: anabranch.Client, stock: Pages
+) -> None:
+    at = write(client, TABLE, (b"k", b"v"))
+    assert rows(stock.body(View("rows", (TABLE, "", "", str(at), "20")))) == [("k", "v")]
+    with cluster.connect(lane=ADMIN_LANE, timeout=5) as admin:
+        admin.revoke("open", "*", ["safe-time"])
+        for moment in ("", str(at)):
+            with pytest.raises(NotAuthorized):
+                stock.body(View("rows", (TABLE, "", "", moment, "20")))
+            with pytest.raises(NotAuthorized):
+                stock.body(View("versions", (TABLE, "k", moment)))
+
+
+def test_a_replica_that_is_opened_while_all_are_closed_is_closed(
+    client: anabranch.Client, stock: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = client.replica
+    opened: list[Any] = []
+
+    def meanwhile(*tables: str, **how: Any) -> Any:
+        opened.append(replica(*tables, **how))
+        thread = threading.Thread(target=stock.close)
+        thread.start()
+        thread.join()
+        return opened[0]
+
+    monkeypatch.setattr(client, "replica", meanwhile)
+    with pytest.raises(NotReady, match="ends"):
+        stock._replicas().rows(TABLE, prefix=None, first=None, at=None, limit=1, timeout=5.0)
+    with pytest.raises(AnabranchError, match="the replica is closed"):
+        opened[0].snapshot()
+    assert kept_by(stock) == {}
+
+
+def test_pages_that_are_closed_open_no_replica(client: anabranch.Client, stock: Pages) -> None:
+    stock.close()
+    assert "the process ends" in stock.body(View("rows", (TABLE, "", "", "", "20")))
+
+
+@pytest.mark.parametrize("when", ["opened", "read"])
+def test_a_full_disk_is_said(
+    client: anabranch.Client, stock: Pages, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def full(*_: object, **__: object) -> Any:
+        raise TableError("No space left on device")
+
+    write(client, TABLE, (b"k", b"v"))
+    view = View("rows", (TABLE, "", "", "", "20"))
+    if when == "opened":
+        monkeypatch.setattr(client, "replica", full)
+    else:
+        stock.body(view)
+        monkeypatch.setattr(TableSnapshot, "scan", full)
+    assert "No space left on device" in stock.body(view)
+    assert kept_by(stock) == {}
