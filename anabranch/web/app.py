@@ -33,6 +33,7 @@ from anabranch.errors import (
     InvalidArgument,
     NotAuthorized,
     RetryError,
+    UnknownStream,
 )
 from anabranch.logs import escaped
 from anabranch.protocol.ids import parse_txn_text
@@ -291,7 +292,7 @@ async def _gone(receive: Receive) -> None:
 
 def _told(page: Page) -> str:
     # The page loses its content once the lane may not see it any more.
-    html = "" if isinstance(page.error, NotAuthorized) else page.html
+    html = "" if isinstance(page.error, NotAuthorized | UnknownStream) else page.html
     return json.dumps({"html": html, "trouble": page.trouble})
 
 
