@@ -33,7 +33,6 @@ from anabranch.errors import (
     InvalidArgument,
     NotAuthorized,
     RetryError,
-    UnknownStream,
 )
 from anabranch.logs import escaped
 from anabranch.protocol.ids import parse_txn_text
@@ -291,9 +290,7 @@ async def _gone(receive: Receive) -> None:
 
 
 def _told(page: Page) -> str:
-    # The page loses its content once the lane may not see it any more.
-    html = "" if isinstance(page.error, NotAuthorized | UnknownStream) else page.html
-    return json.dumps({"html": html, "trouble": page.trouble})
+    return json.dumps({"html": "" if page.is_gone else page.html, "trouble": page.trouble})
 
 
 async def _form(request: Request) -> dict[str, str]:
@@ -323,7 +320,7 @@ def _status_of(error: Exception) -> int:
 
 def _bound(action: str, about: str, given: dict[str, str], made: Plan) -> str:
     """The digest of an action and all that it will do: a confirmation is valid for this digest."""
-    told = repr((action, about, sorted(given.items()), made.title, made.told))
+    told = repr((action, about, sorted(given.items()), made.title, made.effects))
     return hashlib.sha256(told.encode(errors="backslashreplace")).hexdigest()
 
 

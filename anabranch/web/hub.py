@@ -53,6 +53,14 @@ class Page:
     poll: asyncio.Task[None] | None = None
 
     @property
+    def is_gone(self) -> bool:
+        """Whether what it showed does not exist any more, or the lane may not see it.
+
+        UnknownTransaction is a NotAuthorized.
+        """
+        return isinstance(self.error, NotAuthorized | UnknownStream)
+
+    @property
     def trouble(self) -> str:
         """Why the page is not current; empty if it is."""
         if self.error is None:
@@ -164,10 +172,8 @@ class Hub:
         html, page.error = await self._called(thread, partial(self._make, page.view))
         if page.error is None:
             page.html, page.at = html, time.monotonic()
-        elif isinstance(page.error, NotAuthorized | UnknownStream):
-            page.html = (
-                None  # it is gone (also UnknownTransaction), or the lane may not see it any more
-            )
+        elif page.is_gone:
+            page.html = None
         page.polled, page.poll = time.monotonic(), None
         page.changed.set()
         page.changed = asyncio.Event()

@@ -129,6 +129,7 @@ def test_a_page_that_may_not_be_seen_any_more_is_dropped(error: Exception) -> No
             await changes(page, 2)
             assert page.trouble == f"{type(error).__name__}: {error}."
             assert not page.html
+            assert json.loads(app._told(page))["html"] == "", "open browsers lose it, too"
 
     def look(_view: View) -> str:
         if fails:
