@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from operator import or_
+from operator import attrgetter, or_
+from typing import Any, TypeVar
 
 from anabranch.client.shared import Shared
 from anabranch.core.authorize import ADD, changed
@@ -39,6 +40,9 @@ from anabranch.types import (
     Listed,
     right_words,
 )
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 
 class Administration:
@@ -137,27 +141,31 @@ class Administration:
         return [each for _, each in self._session.ask_each(command, r.FeatureLevel, deadline)]
 
     def commands(self, deadline: float) -> Listed[CommandsInfo]:
-        def ask(n: int, until: float) -> list[CommandsInfo]:
-            got = self._session.ask(n, r.ListCommands(), r.CommandList, until)
-            info = CommandsInfo(
+        def info(n: int, got: r.CommandList) -> CommandsInfo:
+            return CommandsInfo(
                 n, got.position, got.end, got.quarantined, got.open_transactions, got.outcomes
             )
-            return [info]
 
-        found = self._session.of_each(None, ask, deadline)
-        found.sort(key=lambda info: info.control_partition)
-        return found
+        return self._each_leader(r.ListCommands(), r.CommandList, info, deadline)
 
     def leaders(self, deadline: float) -> Listed[LeaderInfo]:
-        def ask(n: int, until: float) -> list[LeaderInfo]:
-            got = self._session.ask(n, r.DescribeLeader(), r.LeaderInfo, until)
-            info = LeaderInfo(
+        def info(n: int, got: r.LeaderInfo) -> LeaderInfo:
+            return LeaderInfo(
                 n, got.term, got.leader, got.since_ms, got.committed, got.uncommitted_bytes
             )
-            return [info]
+
+        return self._each_leader(r.DescribeLeader(), r.LeaderInfo, info, deadline)
+
+    def _each_leader(
+        self, command: Any, expected: type[A], info: Callable[[int, A], T], deadline: float
+    ) -> Listed[T]:
+        """The leaders' answers, in the order of their control partitions."""
+
+        def ask(n: int, until: float) -> list[T]:
+            return [info(n, self._session.ask(n, command, expected, until))]
 
         found = self._session.of_each(None, ask, deadline)
-        found.sort(key=lambda info: info.control_partition)
+        found.sort(key=attrgetter("control_partition"))
         return found
 
     def acls(self, deadline: float) -> list[Acl]:
