@@ -156,7 +156,7 @@ def tokens(play: Play) -> None:
 
 @scenario("R12.3")
 def time_of_a_token(play: Play) -> None:
-    """A token made by a client that has received a later time than the one that joins."""
+    """The client joins by the token of another client, which has seen a later time."""
     client, python = play.client(), play.python()
     client.one_shot(play.scope, first := play.events(play.one, 1))
     with python.begin(play.scope) as ahead:
@@ -409,8 +409,7 @@ def outcomes_of_others(play: Play) -> None:
     txn = client.begin(play.scope)
     txn.write(events := play.events(play.one))
     play.committed("R3.6", txn.commit(), txn.txn_id, len(events))
-    play.committed("R3.6", client.one_shot(play.scope, more := play.events(play.two)), None, 3)
-    play.expect(events + more)
+    play.expect(events + _one_shot(play, "R3.6", client, play.two))
 
 
 @scenario("R2.2")
@@ -429,8 +428,7 @@ def broken_answers(play: Play) -> None:
             play.check("R2.2", error.name in _REFUSED, f"a reply {fault} led to {error}")
             play.maybe.append(events)
         client.wire.script = lambda _: PASS
-    play.committed("R2.2", client.one_shot(play.scope, more := play.events(play.one)), None, 3)
-    play.expect(more)
+    play.expect(_one_shot(play, "R2.2", client, play.one))
 
 
 @scenario("R11.2")
@@ -472,8 +470,7 @@ def refusal_of_a_copy(play: Play) -> None:
 
     client.wire.script = script
     play.committed("R11.3", txn.commit(), txn.txn_id, len(events))
-    play.committed("R11.3", client.one_shot(play.scope, more := play.events(play.two)), None, 3)
-    play.expect(events + more)
+    play.expect(events + _one_shot(play, "R11.3", client, play.two))
 
 
 @scenario("R11.4", "R11.2")
@@ -495,8 +492,7 @@ def lost_one_shot(play: Play) -> None:
         client.wire.release()
     else:
         play.check("R11.2", False, "no Resolve was sent")
-    play.committed("R11.4", client.one_shot(play.scope, more := play.events(stream)), None, 3)
-    play.expect(more)
+    play.expect(_one_shot(play, "R11.4", client, stream))
 
 
 @scenario("R11.5")
@@ -533,8 +529,7 @@ def not_ready(play: Play) -> None:
     txn = client.begin(play.scope)
     txn.write(events := play.events(play.one))
     play.committed("R11.6", txn.commit(), txn.txn_id, len(events))
-    play.committed("R11.6", client.one_shot(play.scope, more := play.events(play.two)), None, 3)
-    play.expect(events + more)
+    play.expect(events + _one_shot(play, "R11.6", client, play.two))
     for kind, cids in asked.items():
         play.check("R3.7", len(set(cids)) == len(cids), f"{kind} was sent again under its old id")
 
@@ -732,6 +727,12 @@ def _refused(sent: Sent, code: str) -> Treatment:
     """Not passed on, and answered by a refusal."""
     refusal = r.Refusal(code, "nothing was changed: made up by the kit")
     return Treatment(forward=False, false=[(sent.cid, answer_to(sent, refusal))])
+
+
+def _one_shot(play: Play, rule: str, client: Tested, stream: str) -> list[Written]:
+    """Commit events by one more one-shot, to show that the client continues. Returns them."""
+    play.committed(rule, client.one_shot(play.scope, events := play.events(stream)), None, 3)
+    return events
 
 
 def _check_resolved(play: Play, client: Tested, kind: str) -> None:
