@@ -304,7 +304,7 @@ def _plain(value: Any) -> Any:
 
 
 def _unread(loaded: Loaded) -> dict[str, str]:
-    """Variables that nothing reads, and that look like the name of one that is read."""
+    """Unknown variable -> the known variable that it may be a misspelling of."""
     known = {CONFIG_VARIABLE, *_OTHERS, *loaded.settings}
     known |= {name + _FILE.upper() for name, each in loaded.settings.items() if each.is_secret}
     unknown = {name for name in os.environ if name.startswith("ANABRANCH_")} - known

@@ -225,7 +225,7 @@ class ClusterOptions(ConnectionOptions):
         return losses_of(self.target())
 
     def topic_sizes(self, topics: Collection[str]) -> dict[str, int]:
-        """The bytes of topics; without those that brokers don't show to this client."""
+        """As `topic_sizes_of`."""
         return topic_sizes_of(self.target(), topics)
 
 
@@ -525,7 +525,7 @@ def _similar_named(client: Client) -> Iterator[None]:
 
 
 def topic_sizes_of(target: Target, topics: Collection[str]) -> dict[str, int]:
-    """The bytes of topics; without those that brokers don't show to this client."""
+    """Topic -> its bytes on disk. Topics that brokers do not show to this client are left out."""
     from anabranch.kafka.cluster import Cluster
     from anabranch.kafka.needs import sizes_of
     from anabranch.ports import LogError

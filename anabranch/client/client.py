@@ -526,8 +526,8 @@ class Client:
 
         ``segments``: 1 to 10,000 key ranges, each a partition (default: 1). ``settings``: of the stream's topic,
         under Kafka's names; a span of time may be a text such as ``"7d"``, or a `timedelta`. ``exist_ok``: a stream
-        that exists may have other settings, and another number of segments, than those that you do not give: it is
-        returned unchanged. ``adopt``: the topic may exist and have records, which readers get unchanged (this needs
+        that exists is returned unchanged. Only the settings and the number of segments that you give have to
+        match. ``adopt``: the topic may exist and have records, which readers get unchanged (this needs
         the right operate on ``*``). ``near``: a new scope gets the control partition of this one, so that
         transactions can write to both. None: the control partition with the fewest scopes. ``description``: text
         for people, up to 1,024 characters; it needs feature level 2.

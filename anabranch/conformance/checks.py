@@ -38,7 +38,7 @@ _REPEAT_S = (1.0, 12.0)  # of the first repetition
 
 
 class Written(NamedTuple):
-    """An event without its place. ``headers``: without those that begin with ``ab.``. ``timestamp``: None: any."""
+    """An event without its place. ``headers``: the user's, without ``ab.…``. ``timestamp``: None fits any."""
 
     stream: str
     key: bytes | None
@@ -103,7 +103,7 @@ def _written(stream: str, record: Record) -> Written:
 
 
 def difference(expected: Iterable[Written], found: Iterable[Written]) -> str:
-    """The missing events and those that are too much, as text, or an empty text. A time of None fits any."""
+    """Which events are missing, and which are there too often, as text; empty if none. A time of None fits any."""
     expected = list(expected)
     timed = {w._replace(timestamp=None) for w in expected if w.timestamp is not None}
     known = [
@@ -251,7 +251,7 @@ def _check_begins(report: Report, wire: Wire) -> None:
 
 
 def _check_tokens(report: Report, wire: Wire, joined: Sequence[bytes]) -> None:
-    """Tokens in commands: of transactions that the client began, or exactly those that it joined."""
+    """Check the tokens in commands: the client made the transaction, or it sends the token that it was given."""
     secrets = {s.command.txn_id: s.command.secret for s in wire.of(r.Begin)}
     for sent in wire.first_copies():
         tokens = getattr(sent.command, "tokens", None) or [getattr(sent.command, "token", None)]

@@ -107,7 +107,7 @@ class Operations:
             return outcome(txn.commit(name=name))
 
     def plain(self, stream: str, events: list[dict[str, Any]]) -> dict[str, Any]:
-        """Any Kafka producer does: here the one that writes batches to journals."""
+        """Write plain records to a journal. Any Kafka producer can do this; here it is the one of `write_batch`."""
         deadline = time.monotonic() + self._timeout_s
         with closing(Cluster(parse_settings(self._bootstrap, {}))) as cluster:
             producer = JournalProducer(cluster, deadline)

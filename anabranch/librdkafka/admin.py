@@ -283,9 +283,8 @@ class KafkaAdmin:
     def _refresh(self, client: AdminClient, deadline: float) -> str:
         """Refresh the metadata after a request without an answer.
 
-        librdkafka otherwise continues to send requests to the brokers that it knew first, also to those that were
-        killed. If a call has no time left for this, the next call begins with it. So clients with short timeouts
-        find other brokers, too.
+        Otherwise librdkafka continues to send requests to a broker that was killed. If a call has no time left for
+        this, the next call begins with it. So clients with short timeouts find other brokers, too.
 
         A client without an answer is replaced: it may have lost all brokers for good (decision 0010). Returns why
         there was none.

@@ -94,7 +94,7 @@ class ConfigFile:
     def check_known(
         self, table: tuple[str, ...], keys: Iterable[str], known: Collection[str]
     ) -> None:
-        """Raise `InvalidArgument` for the first key that is not known; it names the nearest one that is."""
+        """Raise `InvalidArgument` for the first unknown key. The error names the known key that is most like it."""
         for key in keys:
             if key not in known:
                 near = get_close_matches(key, known, 1)
@@ -156,7 +156,7 @@ class ConfigFile:
 
 
 def config_file(path: str | Path | None = None) -> ConfigFile | None:
-    """The file at ``path``, by default the one that $ANABRANCH_CONFIG names, if there is one.
+    """The file at ``path``, or that $ANABRANCH_CONFIG names; None without either.
 
     Raises: InvalidArgument.
     """

@@ -21,13 +21,13 @@ _FINAL = "This can't be undone."
 class Plan:
     """An action on a transaction or stream. ``title``: the action as a question. ``now``: the current state.
 
-    ``told``: what will happen, in sentences that people confirm. ``act``: makes the call, and returns a sentence
+    ``effects``: what will happen, in sentences that people confirm. ``act``: makes the call, and returns a sentence
     about it; raises as the client.
     """
 
     title: str
     now: str
-    told: tuple[str, ...]
+    effects: tuple[str, ...]
     verb: str
     act: Callable[[], str]
 
@@ -49,11 +49,11 @@ def _abort(client: Client, about: str, _given: Mapping[str, str]) -> Plan:
         client.abort(txn_id, reason=f"aborted {_REASON}")
         return f"transaction {about} is aborted"
 
-    told = (
+    effects = (
         "None of its events will ever be read. Programs that write to it get TransactionAborted.",
         _FINAL,
     )
-    return Plan(f"Abort transaction {about}?", _state_text(info), told, "Abort it", act)
+    return Plan(f"Abort transaction {about}?", _state_text(info), effects, "Abort it", act)
 
 
 def _force(client: Client, about: str, given: Mapping[str, str]) -> Plan:
@@ -70,17 +70,17 @@ def _force(client: Client, about: str, given: Mapping[str, str]) -> Plan:
         client.force(txn_id, reason=f"forced {_REASON}", outcome=outcome)
         return f"transaction {about} is forced"
 
-    told = (
+    effects = (
         "It will be aborted in all its streams. This is allowed only while its merge can't continue.",
         "Plain consumers keep seeing those of its events that are in the topics.",
     )
     if prepared:
-        told = (
+        effects = (
             f"It will end by {how}, whatever its coordinator decided.",
             "If a database decided otherwise, its rows and the events will differ.",
         )
     title = f"Force transaction {about}?"
-    return Plan(title, _state_text(info), (*told, _FINAL), "Force it", act)
+    return Plan(title, _state_text(info), (*effects, _FINAL), "Force it", act)
 
 
 def _state_text(info: TransactionInfo) -> str:
@@ -108,12 +108,14 @@ def _scale(client: Client, about: str, given: Mapping[str, str]) -> Plan:
         return f"{about} has {count_of(len(now.segments), 'segment')}, in stream epoch {now.stream_epoch}"
 
     names = ", ".join(map(segment_name, sealed[:20])) + (" and others" if len(sealed) > 20 else "")
-    told = (
+    effects = (
         f"{count_of(len(sealed), 'segment')} will be sealed ({names}), and {len(opened):,} opened over their keys.",
         "Open transactions continue. Partitions are added if needed, and never removed.",
     )
     now = f"It has {count_of(len(found.segments), 'segment')}."
-    return Plan(f"Scale {about} to {count_of(int(text), 'segment')}?", now, told, "Scale it", act)
+    return Plan(
+        f"Scale {about} to {count_of(int(text), 'segment')}?", now, effects, "Scale it", act
+    )
 
 
 def _delete(client: Client, about: str, _given: Mapping[str, str]) -> Plan:
@@ -124,7 +126,7 @@ def _delete(client: Client, about: str, _given: Mapping[str, str]) -> Plan:
         client.delete_stream(about)
         return f"{about} is deleted"
 
-    told = (
+    effects = (
         f"Its topics (id {topic_id}) with all its events, and the positions of its groups, are deleted for good.",
         "Readers get UnknownStream. This is refused while open transactions write to it or a processor reads it.",
         _FINAL,
@@ -135,7 +137,7 @@ def _delete(client: Client, about: str, _given: Mapping[str, str]) -> Plan:
     )
     events = events_of(lambda: client.count_events(about))
     now = f"It has {segments} on {partitions}, and {events}."
-    return Plan(f"Delete stream {about}?", now, told, "Delete it", act)
+    return Plan(f"Delete stream {about}?", now, effects, "Delete it", act)
 
 
 PLANS: dict[str, Callable[[Client, str, Mapping[str, str]], Plan]] = {

@@ -593,7 +593,7 @@ def test_stream_delete_is_of_the_stream_that_was_shown(
     refused = run("stream", "delete", "nyc/flights")
     assert refused.exit_code == ExitCode.USAGE
     assert "was deleted and made again meanwhile" in refused.stderr
-    first, second, third = (plan(fake, "delete", "nyc/flights", {}).told for _ in range(3))  # type: ignore[arg-type]
+    first, second, third = (plan(fake, "delete", "nyc/flights", {}).effects for _ in range(3))  # type: ignore[arg-type]
     assert first != second
     assert second == third
     assert "delete_stream" not in [call for call, _ in fake.calls]
