@@ -235,9 +235,13 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays: the collector need not walk through thousands of tests again and again."""
+    """What is loaded by now stays: the collector need not walk through thousands of tests again and again.
+
+    Its usual threshold of 700 objects costs a tenth of the time of tests in memory.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)
     gc.enable()
 
 
