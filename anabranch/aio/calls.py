@@ -7,6 +7,7 @@ The file is long because it has every call.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -247,6 +248,11 @@ class AsyncWriter(Handle):
         return self._blocking.txn_id
 
     @property
+    def is_over(self) -> bool:
+        """As `Writer.is_over`."""
+        return self._blocking.is_over
+
+    @property
     def number(self) -> int:
         """As `Writer.number`."""
         return self._blocking.number
@@ -354,6 +360,11 @@ class AsyncTransaction(Handle):
     def txn_id(self) -> bytes | None:
         """As `Transaction.txn_id`."""
         return self._blocking.txn_id
+
+    @property
+    def is_over(self) -> bool:
+        """As `Transaction.is_over`."""
+        return self._blocking.is_over
 
     @property
     def result(self) -> Result | None:
@@ -1108,6 +1119,10 @@ class AsyncClient(Handle):
     def open_snapshot(self, plan: SnapshotPlan | str) -> AsyncSnapshot:
         """As `Client.open_snapshot`."""
         return AsyncSnapshot(self._waits, self._blocking.open_snapshot(plan))
+
+    def outside(self) -> AbstractContextManager[None]:
+        """As `Client.outside`."""
+        return self._blocking.outside()
 
     @overload
     def stream(

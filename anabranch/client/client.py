@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -291,6 +291,15 @@ class Client:
         """
         self._shared.check()
         return join(self._shared, transaction, heartbeat=heartbeat, label=label)
+
+    def outside(self) -> AbstractContextManager[None]:
+        """A ``with`` block in which this thread, or asyncio task, is in none of this client's transactions.
+
+        Inside the ``with`` block of an open transaction, calls that take effect at once, and commits of other
+        transactions, raise `NonTransactional`. In this block they are made, and stay, also if the open transaction
+        is aborted.
+        """
+        return self._shared.outside()
 
     # -- transactions by token, id or reservation ---------------------------------------------------
 
@@ -962,6 +971,7 @@ class Client:
         Raises: IllegalState (the group has members; nothing was changed), UnknownStream, InvalidArgument, NotReady,
         NotAuthorized (Read on the group), SnapshotExpired (retention has passed that time).
         """
+        self._shared.deadline_outside("reset_group", timeout)
         readers = self._reading.readers()
         seconds = self._shared.seconds(timeout)
         return move_group(readers.ports, readers.groups, name, stream, start, seconds)
@@ -1286,7 +1296,7 @@ class Client:
         DeadlineExceeded (repeat it, then with ``adopt_topics``).
         """
         acls = lane_acls(self._shared.ports.prefix, name, principals)
-        deadline = self._shared.checked_deadline(timeout)
+        deadline = self._shared.deadline_outside("add_lane", timeout)
         return self._admin.add_lane(name, acls, quotas, deadline, apply=apply, adopt=adopt_topics)
 
     def block_lane(self, name: str, *, timeout: float | None = None) -> Lane:
@@ -1294,14 +1304,15 @@ class Client:
 
         Raises: UnknownLane, NotAuthorized, NotReady, DeadlineExceeded (repeating is safe).
         """
-        return self._admin.block(name, True, self._shared.checked_deadline(timeout))
+        return self._admin.block(name, True, self._shared.deadline_outside("block_lane", timeout))
 
     def unblock_lane(self, name: str, *, timeout: float | None = None) -> Lane:
         """Read a lane's commands again, from the topic's end: commands sent meanwhile are never carried out.
 
         Raises: as `block_lane`.
         """
-        return self._admin.block(name, False, self._shared.checked_deadline(timeout))
+        deadline = self._shared.deadline_outside("unblock_lane", timeout)
+        return self._admin.block(name, False, deadline)
 
     def grants(self, *, timeout: float | None = None) -> list[Grant]:
         """All grants, by lane and pattern. Raises: NotAuthorized, NotReady, DeadlineExceeded."""
@@ -1315,7 +1326,7 @@ class Client:
         Patterns are ``scope/stream``, ``scope/*`` and ``*``. Returns the lane's rights on exactly this pattern.
         Raises: InvalidArgument, UnknownLane, NotAuthorized, NotReady, DeadlineExceeded (repeating is safe).
         """
-        deadline = self._shared.checked_deadline(timeout)
+        deadline = self._shared.deadline_outside("grant", timeout)
         return self._admin.set_grant(lane, pattern, ADD | right_bits(rights), deadline)
 
     def revoke(
@@ -1328,7 +1339,7 @@ class Client:
     ) -> Grant:
         """Remove rights (None: all) on exactly this pattern; returns the remaining rights. Raises: as `grant`."""
         taken = int(ALL) if rights is None else right_bits(rights)
-        deadline = self._shared.checked_deadline(timeout)
+        deadline = self._shared.deadline_outside("revoke", timeout)
         return self._admin.set_grant(lane, pattern, TAKE | taken, deadline)
 
     def feature_level(

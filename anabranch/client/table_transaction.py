@@ -21,6 +21,7 @@ from anabranch.client.shared import Shared, entered
 from anabranch.client.table_locks import Locks, RegisteredLocks, broken
 from anabranch.client.transaction import Transaction, fields_of, pairs_of, place_null_keys
 from anabranch.client.writer import Writer
+from anabranch.core.transaction_states import USABLE
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -663,7 +664,7 @@ class TableTransaction(TableWork):
 
         Raises:
             LocksBroken, TransactionAborted: it is over without effect; begin again.
-            DeadlineExceeded, NotReady, EventTooLarge, SnapshotExpired: nothing was written.
+            DeadlineExceeded, NotReady, EventTooLarge, SnapshotExpired, NonTransactional: nothing was written.
             OutcomeUnknown: commit again, or ask ``client.state`` later.
             WritersUnfinished, ReceiptMismatch and others: as `Transaction.commit`.
         """
@@ -672,6 +673,7 @@ class TableTransaction(TableWork):
         late = self._over == _IN_DOUBT
         if not late:
             super()._check()
+            self._check_outside("commit", writes=bool(receipts or name))
         if self._opened is not None:
             try:
                 self._result = self._commit_open(receipts, name, timeout)
@@ -691,6 +693,12 @@ class TableTransaction(TableWork):
             self._result = result_of(self._commit(name, self._shared.deadline(timeout)))
         self._end("it is committed")
         return self._result
+
+    def _check_outside(self, call: str, *, writes: bool = False) -> None:
+        """As `Shared.check_outside`, unless a commit was sent, or there is nothing to commit."""
+        usable = not self._sent if self._opened is None else self._opened.state in USABLE
+        if usable and (writes or self._wrote or self._opened is not None):
+            self._shared.check_outside(call, self)
 
     def _found_out(self, deadline: float) -> r.Outcome:
         """Resolve the outcome of a short transaction whose commit was not answered."""

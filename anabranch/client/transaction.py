@@ -21,7 +21,7 @@ from anabranch.client.receipts import (
 )
 from anabranch.client.reservation import WRITER, Reservation, RightNames, abort_reserved, narrow_at
 from anabranch.client.session import no_replica, unknown
-from anabranch.client.shared import Shared
+from anabranch.client.shared import Shared, entered
 from anabranch.client.writer import AllOrNothing, Writer, again, chunks_of, end_of, left_early
 from anabranch.core.transaction_states import HANDLES, IN_DOUBT, USABLE, HandleOp, HandleState
 from anabranch.errors import (
@@ -141,6 +141,7 @@ class Transaction:
         self._shot: r.PrepareEvents | None = None  # the prepare that was sent as one command
         self._outcome: r.Outcome | None = None  # of the prepare or commit
         self._result: Result | None = None
+        self._is_left = False  # its `with` block
         shared.handles.add(self)
 
     def read_by(self, reads: Reads) -> None:
@@ -148,9 +149,12 @@ class Transaction:
         self._reads = reads
 
     def __enter__(self) -> Self:
+        self._is_left = False
+        entered(self._shared, self)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        self._is_left = True
         if self._result is not None or self._shared.forked:
             return
         if self.state in ("doubted", "prepared"):  # it may be committed, or others may commit it
@@ -185,6 +189,11 @@ class Transaction:
     def txn_id(self) -> bytes | None:
         """The id of the transaction, 16 bytes; None before anything was sent."""
         return self._txn_id
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended as far as is known here, or its ``with`` block was left."""
+        return self._is_left or self._result is not None or self._over is not None
 
     @property
     def result(self) -> Result | None:
@@ -592,6 +601,7 @@ class Transaction:
                 committed; the positions of the tasks show which: take them again.
             AlreadyCommitted: the series has a higher number, or the number's outcome is forgotten; this transaction
                 is aborted.
+            NonTransactional: the caller is in the ``with`` block of another open transaction, around this one's.
             WritersUnfinished, ReceiptMismatch, ReceiptsNotCovered, UnknownStream, InvalidArgument, StreamLost,
                 NotAuthorized, ReservedByPrepared, EventTooLarge, IllegalState: nothing is changed; correct it and
                 commit again, or abort.
@@ -612,6 +622,7 @@ class Transaction:
             deadline = self._shared.deadline(timeout)
             if not self._scope and name is None:
                 return self._commit_nothing()
+            self._check_outside("commit")
             if self._token is None and self.state != "open" and not receipts and number is None:
                 return self._commit_one_shot(name, deadline, consumed)
             if self._token is None and receipts:
@@ -653,6 +664,7 @@ class Transaction:
             if self._outcome is None:
                 self._check_not_over()
                 check_number(name, number)
+                self._check_outside("prepare")
                 if self._ownership is not None:
                     raise InvalidArgument("a transaction that moves positions can't be prepared")
                 deadline = self._shared.deadline(timeout)
@@ -893,6 +905,11 @@ class Transaction:
         if self.state not in USABLE:
             self._check_not_over()
             self._move("write")  # raises the reason
+
+    def _check_outside(self, call: str) -> None:
+        """As `Shared.check_outside`. A `TableTransaction` checks it before it calls its handle."""
+        if self.state in USABLE and not self._snapshot:
+            self._shared.check_outside(call, self)
 
     def _check_not_over(self) -> None:
         if self._over is not None:

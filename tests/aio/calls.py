@@ -34,6 +34,7 @@ The file is long because it has every call.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -98,7 +99,7 @@ KINDS = (
         ((writer, "Writer"),),
         "open write write_many write_batch flush finish discard",
         {},
-        "txn_id number written written_to has_touched",
+        "txn_id is_over number written written_to has_touched",
         asked="cluster identity",
     ),
     Kind(
@@ -106,7 +107,7 @@ KINDS = (
         ((transaction, "Transaction"),),
         "write write_many write_batch flush token assign_id commit prepare abort",
         {},
-        "txn_id result prepared written_to",
+        "txn_id is_over result prepared written_to",
         {"state": "HandleState", "keepalive_ms": "int"},
         "cluster",
     ),
@@ -160,7 +161,7 @@ KINDS = (
             "replica": "Replica",
             "changes": "Changes",
         },
-        "lane last_timestamp observe open_snapshot stream",
+        "lane last_timestamp observe open_snapshot outside stream",
         asked="cluster",
     ),
 )

@@ -75,6 +75,42 @@ def test_written_committed_and_read(run: Callable[[Scenario], None]) -> None:
     run(scenario)
 
 
+def test_tasks_are_inside_the_transaction_in_whose_block_they_begin(
+    run: Callable[[Scenario], None],
+) -> None:
+    async def scenario(client: AsyncClient, scope: str, stream: str) -> None:
+        async def write(txn: AsyncTransaction) -> None:
+            await txn.write(stream, b"alone", key=b"k")
+
+        begun, go = asyncio.Event(), asyncio.Event()
+
+        async def elsewhere() -> None:
+            begun.set()
+            await go.wait()
+            await client.transact(write)
+
+        before = asyncio.create_task(elsewhere())
+        await begun.wait()
+        async with client.begin(scope) as txn:
+            for call in (
+                client.transact(write),
+                client.scale(stream, 3),
+                asyncio.create_task(client.transact(write)),
+            ):
+                with pytest.raises(errors.NonTransactional):
+                    await call
+            with client.outside():
+                await client.transact(write)
+            go.set()
+            await before
+            await txn.write(stream, b"inside", key=b"k")
+            await txn.commit()
+            await client.transact(write)
+        assert sorted(await values(client, stream)) == [b"alone"] * 3 + [b"inside"]
+
+    run(scenario)
+
+
 @pytest.mark.long
 def test_members_of_a_group(run: Callable[[Scenario], None]) -> None:
     async def scenario(client: AsyncClient, scope: str, stream: str) -> None:
