@@ -659,6 +659,21 @@ class AsyncTableTransaction(Handle):
         """As `TableTransaction.delete`."""
         await self._waits.call(self._blocking.delete, table, key)
 
+    async def delete_range(
+        self,
+        table: str | Stream[Any, Any],
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+    ) -> int:
+        """As `TableTransaction.delete_range`."""
+        return await self._waits.call(self._blocking.delete_range, table, low, high, prefix=prefix)
+
+    async def truncate(self, table: str | Stream[Any, Any]) -> int:
+        """As `TableTransaction.truncate`."""
+        return await self._waits.call(self._blocking.truncate, table)
+
     @overload
     async def insert(self, table: str, key: bytes, value: bytes) -> None: ...
 
@@ -858,6 +873,21 @@ class AsyncJoinedTransaction(Handle):
     async def delete(self, table: Any, key: Any) -> None:
         """As `JoinedTransaction.delete`."""
         await self._waits.call(self._blocking.delete, table, key)
+
+    async def delete_range(
+        self,
+        table: str | Stream[Any, Any],
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+    ) -> int:
+        """As `JoinedTransaction.delete_range`."""
+        return await self._waits.call(self._blocking.delete_range, table, low, high, prefix=prefix)
+
+    async def truncate(self, table: str | Stream[Any, Any]) -> int:
+        """As `JoinedTransaction.truncate`."""
+        return await self._waits.call(self._blocking.truncate, table)
 
     @overload
     async def insert(self, table: str, key: bytes, value: bytes) -> None: ...

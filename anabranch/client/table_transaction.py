@@ -20,7 +20,7 @@ from anabranch.client.reservation import keepalive_ms_of
 from anabranch.client.shared import Shared, entered
 from anabranch.client.table_locks import Locks, RegisteredLocks, broken
 from anabranch.client.transaction import Transaction, fields_of, pairs_of, place_null_keys
-from anabranch.client.writer import Writer
+from anabranch.client.writer import AllOrNothing, Writer
 from anabranch.core.transaction_states import USABLE
 from anabranch.errors import (
     AlreadyCommitted,
@@ -344,9 +344,59 @@ class TableWork:
         check_row_key(key)
         if not self._reads_lock:
             self._locks.point(table, key)
+        self._change(table, key, value)
+
+    def _change(self, table: str, key: bytes, value: bytes | None) -> None:
         self._wrote = True
         self._write(r.Event(table, -1, key, value, (), -1))
         self._own.put(table, key, value)
+
+    def delete_range(
+        self,
+        table: str | Stream[Any, Any],
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+    ) -> int:
+        """Delete the rows from ``low`` up to ``high`` (not included), or with a prefix; returns how many.
+
+        Each row there, of the snapshot and of own writes, is deleted as by `delete`. The range is locked, with
+        either isolation: the commit fails if another transaction writes a key of it meanwhile, also one without a
+        row. Bounds and prefixes are bytes, also with the handle of a table.
+
+        All or nothing: if the call fails after its first row, the transaction is over. Raises: as `get` and `put`;
+        InvalidArgument (no bound).
+        """
+        begin, end = bounds(low, high, prefix)
+        if not begin and end is None:
+            raise InvalidArgument("give low, high or prefix; `truncate` deletes all rows")
+        return self._delete_rows("delete_range", table, begin, end)
+
+    def truncate(self, table: str | Stream[Any, Any]) -> int:
+        """Delete all rows of a table, as by `delete_range`; returns how many."""
+        return self._delete_rows("truncate", table, b"", None)
+
+    @alone
+    def _delete_rows(
+        self, call: str, table: str | Stream[Any, Any], low: bytes, high: bytes | None
+    ) -> int:
+        name = table if isinstance(table, str) else table.name
+        self._check_table(name)
+        self._check_writable()
+        self._was_read = True
+        rows = merged(
+            self._seen(name, low, high, False, True), self._own.scan(name, low, high), False
+        )
+        count = 0
+        with AllOrNothing(call, self._end_in_between) as whole:
+            for key, row in rows:
+                self._note(row.by)
+                if row.value is not None:
+                    whole.begun = True
+                    self._change(name, key, None)
+                    count += 1
+        return count
 
     @overload
     def write(
@@ -415,6 +465,13 @@ class TableWork:
             self._own.close()
         if self._over in ("", _IN_DOUBT):
             self._over = why
+
+    def _end_in_between(self, error: BaseException, call: str) -> None:
+        """End the transaction after a call that wrote only a part of its rows."""
+        if not self._over:
+            with suppress(AnabranchError):
+                self._give_up()
+            self._end(f"because {call} was left by {type(error).__name__}")
 
     def _break(self, error: LocksBroken) -> None:
         """Note that a lock is broken. A transaction that wrote ends; without writes it may continue to read."""
