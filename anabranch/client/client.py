@@ -35,7 +35,7 @@ from anabranch.client.reservation import (
 from anabranch.client.session import Session
 from anabranch.client.shared import Handle, Heart, Shared
 from anabranch.client.streams import Streams, given
-from anabranch.client.transact import transact
+from anabranch.client.transact import ownership_of, transact
 from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer, join
 from anabranch.core.authorize import ADD, ALL, TAKE
@@ -233,6 +233,7 @@ class Client:
         *,
         scope: str | None = None,
         name: str | None = None,
+        consume: TaskReader | None = None,
         keepalive: float = defaults.KEEPALIVE_S,
         timeout: float | None = None,
     ) -> Transacted[T]:
@@ -244,17 +245,32 @@ class Client:
         `Transaction.commit` and `begin`; also if the name is committed, the function runs, and its writes are
         dropped. For rows and events together: `Replica.transact`.
 
-        Raises: as `Transaction.commit`; TransactionAborted, WriteFailed (after the timeout).
+        ``consume``: a reader of `read` with an ``ownership``, whose positions move with the commit, past all events
+        that it has returned; the function must not read from it. If the call fails without effect, the reader's
+        next commit moves past these events. If the name is committed, the positions move alone. The transaction is
+        of the processor's scope.
+
+        Raises: as `Transaction.commit`; TransactionAborted, WriteFailed (after the timeout). OwnershipLost,
+        OutcomeUnknown: take the tasks again; later calls with this reader raise IllegalState.
         """
         self._shared.check()
         keepalive_ms = keepalive_ms_of(keepalive)
         chosen = "" if scope is None else check_scope(scope)
+        ownership = None
+        if consume is not None:
+            ownership = ownership_of(consume)
+            if chosen not in ("", ownership.scope):
+                raise InvalidArgument(
+                    f"a transaction that moves positions of {ownership.processor} is of its scope"
+                )
+            chosen = ownership.scope
         return transact(
             self._shared,
-            lambda _: Transaction(self._shared, chosen, None, keepalive_ms),
+            lambda _: Transaction(self._shared, chosen, None, keepalive_ms, ownership),
             function,
             name,
             self._shared.deadline(timeout),
+            consume,
         )
 
     def reserve(

@@ -9,9 +9,15 @@ import pytest
 
 from anabranch.client.table_transaction import TableTransaction
 from anabranch.errors import IllegalState, InvalidArgument, LocksBroken, WriteFailed
-from tests.tables.test_isolation import put
+from tests.tables import test_isolation
 from tests.tables.test_transactions import A, B, Bank
 from tests.tables.test_transactions import bank as bank
+
+
+def put(bank: Bank, **rows: int | None) -> None:
+    """Blind writes to table A, which the replica has read."""
+    test_isolation.put(bank, **rows)
+    bank.rows.snapshot().close()
 
 
 def rows(bank: Bank, table: str = A) -> list[str]:
