@@ -354,6 +354,7 @@ class Client:
         name: str | None = None,
         number: int | None = None,
         *,
+        consumed: r.Consumed | None = None,
         by: bytes = b"",
         attempt: bytes = b"",
         timeout: float | None = None,
@@ -364,7 +365,7 @@ class Client:
         """
         check_number(name, number)
         records = receipt_records(receipts, id_of(transaction))
-        command = r.Commit(b"", (), records, name, 0, number, None, r.Prepare(by, attempt))
+        command = r.Commit(b"", (), records, name, 0, number, consumed, r.Prepare(by, attempt))
         deadline = self._shared.checked_deadline(timeout)
         with self._shared.span("prepare", transaction):
             return info_of(commit_by(self._session, transaction, command, deadline))

@@ -627,9 +627,12 @@ class Session:
         """
         return self._until_known(command.txn_id, command, None, deadline)
 
-    def prepare_events(self, command: r.PrepareEvents, deadline: float) -> r.Outcome:
-        """Send a whole transaction to prepare until it is PREPARED, or another of its name is COMMITTED."""
-        return _outcome(self._until_known(command.txn_id, command, None, deadline))
+    def prepare_events(self, command: r.PrepareEvents, deadline: float) -> r.Outcome | r.Revalidate:
+        """Send a whole transaction to prepare until it is PREPARED, or another of its name is COMMITTED.
+
+        Returns `Revalidate`, as `locked_shot`.
+        """
+        return self._until_known(command.txn_id, command, None, deadline)
 
     def _until_known(
         self, txn_id: bytes, command: Any, token: bytes | None, deadline: float

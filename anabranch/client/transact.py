@@ -9,7 +9,9 @@ from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from anabranch.backoff import Backoff
+from anabranch.client.reservation import keepalive_ms_of
 from anabranch.client.shared import Shared
+from anabranch.client.transaction import Transaction
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -22,7 +24,7 @@ from anabranch.errors import (
     WriteFailed,
 )
 from anabranch.protocol import defaults
-from anabranch.protocol.legal_names import check_name
+from anabranch.protocol.legal_names import check_name, split_stream
 from anabranch.protocol.schemas.records import Consumed
 from anabranch.types import Result, TaskOwnership, Transacted
 
@@ -63,8 +65,8 @@ def transact(
     """
     check_name(name)
     if reader is None:
-        return _transact(shared, begin, function, _Commit(name), deadline)
-    commit = _Commit(name, reader.consumed())
+        return _transact(shared, begin, function, _Commit(name, shared), deadline)
+    commit = _Commit(name, shared, reader.consumed())
     try:
         return _transact(shared, begin, function, commit, deadline)
     except BaseException as error:
@@ -124,8 +126,9 @@ class _Commit:
     commit: a worker that fails between the two repeats its events, whose commit by name again has no effect.
     """
 
-    def __init__(self, name: str | None, consumed: Consumed | None = None) -> None:
+    def __init__(self, name: str | None, shared: Shared, consumed: Consumed | None = None) -> None:
         self.name, self.consumed = name, consumed
+        self._shared = shared
         self.earlier: Result | None = None  # of the name
         self.in_doubt = False  # whether the positions may have moved
 
@@ -139,15 +142,24 @@ class _Commit:
             result = txn.commit(name=name, consumed=self.consumed, timeout=timeout)
         except (OutcomeUnknown, OwnershipLost):
             raise
-        except AlreadyCommitted as error:
-            if name is None or error.result is None:
+        except AlreadyCommitted:
+            self.in_doubt = False
+            if name is None:
                 raise
-            self.in_doubt, self.earlier = False, error.result
+            self.earlier = self._named(name, timeout)
             return None
         except AnabranchError:
             self.in_doubt = False
             raise
         return self.earlier or result
+
+    def _named(self, name: str, timeout: float) -> Result:
+        """The result of the commit of this name: another commit by the name, without events, has it."""
+        scope = "" if self.consumed is None else split_stream(self.consumed.processor)[0]
+        keepalive_ms = keepalive_ms_of(defaults.KEEPALIVE_S)
+        with self._shared.outside():
+            asking = Transaction(self._shared, scope, None, keepalive_ms)
+            return asking.commit(name=name, timeout=timeout)
 
 
 def _check_called(returned: object) -> None:

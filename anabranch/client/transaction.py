@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("anabranch.client")
 
 QUIET_S = 5.0  # limit of an abort while an exception leaves the with block
+_GRACE_S = 5.0  # extra time to resolve an outcome
 _EVENT_OVERHEAD = 48  # upper bound of what an event adds to a command besides its bytes
 # Refusals of one copy of a command only: when an earlier copy arrived, the lane may have had the right, and the id
 # may not have been too old or too new.
@@ -81,14 +82,17 @@ _OF_ONE_COPY = (NotAuthorized, Expired, ClockSkew)
 
 
 class Reads(Protocol):
-    """An open transaction's reads of tables, with what its commit needs of them."""
+    """A transaction's reads of tables, with what its commit needs of them."""
 
     @property
     def validated(self) -> tuple[r.Validated, ...]:
-        """The sets of locks that were revalidated."""
+        """The registered sets of locks that were revalidated."""
+
+    def locks(self) -> tuple[r.TableLocks, ...]:
+        """The locks to send with a single command, validated. Raises: LocksBroken, SnapshotExpired."""
 
     def revalidate(self, answer: r.Revalidate, deadline: float) -> None:
-        """Revalidate the locks that the controller names. Raises: LocksBroken, NotReady (the replica lags)."""
+        """Make ready to name the locks again. Raises: LocksBroken, NotReady (the replica lags)."""
 
 
 class Transaction:
@@ -593,8 +597,8 @@ class Transaction:
         the name to commit under; if it is committed already, its outcome is the result, and this transaction has
         no effect. ``number``, 0 or more: commit as this number of the series ``name``; it must be above all numbers
         committed in the series before. ``consumed``: from a `TaskReader`; its positions are committed with the
-        events, in a transaction that was begun with its ``ownership``, without a name. ``secret``: the secret that
-        the transaction was prepared with (see `prepare`). ``timeout`` in seconds.
+        events, in a transaction that was begun with its ``ownership``. ``secret``: the secret that the transaction
+        was prepared with (see `prepare`). ``timeout`` in seconds.
 
         Raises:
             OwnershipLost: another worker has taken tasks of ``consumed``. This transaction is aborted, or already
@@ -618,7 +622,8 @@ class Transaction:
             self._shared.check()
             self._check_not_over()
             check_number(name, number)
-            check_consumed(self._ownership, consumed)
+            if self.state != "prepared" or consumed is not None:
+                check_consumed(self._ownership, consumed)
             deadline = self._shared.deadline(timeout)
             if not self._scope and name is None:
                 return self._commit_nothing()
@@ -644,14 +649,16 @@ class Transaction:
         *,
         name: str | None = None,
         number: int | None = None,
+        consumed: r.Consumed | None = None,
         by: bytes = b"",
         attempt: bytes = b"",
         timeout: float | None = None,
     ) -> TransactionInfo:
         """Make sure that the transaction can commit. `commit` or `abort` ends it, even days later.
 
-        A prepared transaction needs no heartbeats, and takes no more writes. No reader, other commit or scaling
-        waits for it. ``by``: the SHA-256 (32 bytes) of a secret; then only a holder of the secret can end it, from
+        A prepared transaction needs no heartbeats, and takes no more writes. Without locks and positions, no
+        reader, other commit or scaling waits for it. ``consumed``: as of `commit`; the tasks make no other commit
+        until it ends. ``by``: the SHA-256 (32 bytes) of a secret; then only a holder of the secret can end it, from
         any process. ``attempt``: up to 64 bytes; repeating the call with the same one is harmless. The state of the
         result is PREPARED, or COMMITTED if the name or number was committed before: then this transaction has no
         effect.
@@ -664,21 +671,25 @@ class Transaction:
             if self._outcome is None:
                 self._check_not_over()
                 check_number(name, number)
+                check_consumed(self._ownership, consumed)
                 self._check_outside("prepare")
-                if self._ownership is not None:
-                    raise InvalidArgument("a transaction that moves positions can't be prepared")
                 deadline = self._shared.deadline(timeout)
                 prepare = r.Prepare(by, attempt)
                 try:
                     if (
                         receipts
                         or number is not None
-                        or not self._prepare_events(name, prepare, deadline)
+                        or not self._prepare_events(name, consumed, prepare, deadline)
                     ):
                         self._open(deadline)
                         if self._outcome is None:
                             self._commit_open(
-                                receipts, name, deadline, number=number, prepare=prepare
+                                receipts,
+                                name,
+                                deadline,
+                                number=number,
+                                consumed=consumed,
+                                prepare=prepare,
                             )
                 finally:
                     if self.state == "sent":
@@ -687,8 +698,13 @@ class Transaction:
                 raise IllegalState("the transaction is not prepared")
             return info_of(self._outcome)
 
-    def _prepare_events(self, name: str | None, prepare: r.Prepare, deadline: float) -> bool:
-        """Prepare with one command. Returns False if the writes are too big for it, or in journals already."""
+    def _prepare_events(
+        self, name: str | None, consumed: r.Consumed | None, prepare: r.Prepare, deadline: float
+    ) -> bool:
+        """Prepare with one command. Returns False if the writes are too big for it, or in journals already.
+
+        With reads of tables, raises EventTooLarge if the writes are too big.
+        """
         if self._shot is None and (self._token is not None or self.state == "open"):
             return False
         txn_id = self._make_id(deadline)
@@ -702,17 +718,21 @@ class Transaction:
                 with_trace(self._buffer, self.trace),
                 self._secret,
                 prepare,
+                consumed,
+                () if self._reads is None else self._reads.locks(),
             )
         if self._token is None:
             begin = r.Begin(txn_id, self._scope, name, self.keepalive_ms, self._secret)
             self._token = self._session.token_of(begin)
         self._move("send")
         try:
-            outcome = self._session.prepare_events(self._shot, deadline)
+            outcome = self._send_shot(self._shot, deadline)
         except AnabranchError as error:
             if self.state == "sent" and isinstance(error, EventTooLarge):
                 self._shot = self._token = None
                 self._move("refuse_shot")
+                if self._reads is not None:
+                    raise
                 return False
             self._failed_to_commit(error, "refuse_shot")
             if self.state not in IN_DOUBT:  # RESOLVE may have aborted the id
@@ -720,6 +740,27 @@ class Transaction:
             raise
         self._take_outcome(outcome)
         return True
+
+    def _send_shot(self, shot: r.PrepareEvents, deadline: float) -> r.Outcome:
+        """Send a prepare, and again after each revalidation of its locks, until it has an outcome."""
+        while isinstance(answer := self._session.prepare_events(shot, deadline), r.Revalidate):
+            if self._reads is None:
+                raise no_replica()
+            try:
+                self._reads.revalidate(answer, deadline)
+                self._shot = shot = replace(shot, locks=self._reads.locks())
+            except AnabranchError as error:
+                # A copy may still be on its way, and no process would end what it prepares: RESOLVE aborts it.
+                try:
+                    found = self._session.resolve(
+                        shot.txn_id, shot.scope, None, self._shared.deadline(_GRACE_S)
+                    )
+                except AnabranchError as trouble:
+                    raise unknown(f"is not known: {trouble}", shot.txn_id, None) from error
+                if found.state in ("PREPARED", "COMMITTED"):
+                    return found
+                raise
+        return answer
 
     def _commit_nothing(self) -> Result:
         """Commit without a command: nothing was written, and so no scope is known."""
@@ -731,7 +772,8 @@ class Transaction:
     def _commit_one_shot(
         self, name: str | None, deadline: float, consumed: r.Consumed | None
     ) -> Result:
-        txn_id = self._make_id(deadline, marked=consumed is not None)
+        marked = consumed is not None and name is None
+        txn_id = self._make_id(deadline, marked=marked)
         place_null_keys(self._shared, self._buffer, deadline)
         # From here on an interruption leaves the outcome in doubt.
         self._move("send")
@@ -742,7 +784,7 @@ class Transaction:
         except EventTooLarge:
             self._move("refuse_shot")
             # A marked id is for one-shots only.
-            self._txn_id = None if consumed is not None else txn_id
+            self._txn_id = None if marked else txn_id
             self._open(deadline)
             self._commit_open(None, name, deadline, consumed=consumed)
             return self._done()
