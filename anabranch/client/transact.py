@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar, cast
 
 from anabranch.backoff import Backoff
 from anabranch.client.reservation import keepalive_ms_of
@@ -92,7 +92,7 @@ def _transact(
         # So that conflicting clients do not retry together.
         jitter=lambda: shared.session.random64() % 1024 / 1024,
     )
-    lost = None
+    lost, value = None, cast("V", None)
     while True:
         left = max(_LEAST_S, deadline - clock.monotonic())
         try:

@@ -117,10 +117,12 @@ class Transaction:
         ownership: TaskOwnership | None = None,
         *,
         snapshot: int = 0,
+        txn_id: bytes | None = None,
     ) -> None:
         """``scope``: "" for that of the first stream written to.
 
-        ``snapshot``: the hybrid time of its reads of tables; 0 if it reads none.
+        ``snapshot``: the hybrid time of its reads of tables; 0 if it reads none. ``txn_id``: None: made when it is
+        needed.
         """
         self._shared = shared
         self._session = shared.session
@@ -136,7 +138,7 @@ class Transaction:
         self.beating = False
         self._buffer: list[r.Event] = []
         self._buffered_bytes = 0
-        self._txn_id: bytes | None = None
+        self._txn_id = txn_id
         self._secret: bytes | None = None
         self._token: bytes | None = None
         self._writer: Writer | None = None  # for the events of this handle, once it is open
@@ -151,6 +153,10 @@ class Transaction:
     def read_by(self, reads: Reads) -> None:
         """Set the reads that the commit has to revalidate."""
         self._reads = reads
+
+    def keep(self, events: Iterable[r.Event]) -> None:
+        """Add events that were checked, and fit into one command."""
+        self._buffer += events
 
     def __enter__(self) -> Self:
         self._is_left = False
@@ -456,18 +462,10 @@ class Transaction:
         All or nothing, as `write_many`. Raises: InvalidArgument (no task ownership, not one of its tasks, not
         bytes), UnknownStream (the processor has no stores), and as `write`.
         """
-        ownership = self._ownership
-        if ownership is None or task not in ownership.tasks:
-            raise InvalidArgument(
-                f"task {task!r}: begin the transaction with a task ownership, and name one of its tasks"
-            )
-        given: list[tuple[Any, Any]] = list(rows)  # callers without a type checker pass anything
+        ownership = check_task(self._ownership, task)
+        given = checked_rows(rows)
         stream = ownership.state
-        size = len(given) * (len(stream) + _EVENT_OVERHEAD)
-        for key, value in given:
-            if type(key) is not bytes or not (value is None or type(value) is bytes):
-                raise InvalidArgument("a row of state is a key, bytes, and a value, bytes or None")
-            size += len(key) + len(value or b"")
+        size = state_size(stream, given)
         with self._lock:
             self._check_usable()
             if self._token is None and self._fits(len(given), size):
@@ -1012,6 +1010,30 @@ def check_consumed(ownership: TaskOwnership | None, consumed: r.Consumed | None)
         raise InvalidArgument(
             "begin with a task ownership, and commit with what its reader gives as `consumed`: both, or neither"
         )
+
+
+def check_task(ownership: TaskOwnership | None, task: int) -> TaskOwnership:
+    """The ownership. Raises `InvalidArgument` unless it has the task."""
+    if ownership is None or task not in ownership.tasks:
+        raise InvalidArgument(
+            f"task {task!r}: begin the transaction with a task ownership, and name one of its tasks"
+        )
+    return ownership
+
+
+def checked_rows(rows: Iterable[StateRow]) -> list[StateRow]:
+    """The rows of a state. Raises `InvalidArgument` if one is no row."""
+    given: list[tuple[Any, Any]] = list(rows)  # callers without a type checker pass anything
+    for key, value in given:
+        if type(key) is not bytes or not (value is None or type(value) is bytes):
+            raise InvalidArgument("a row of state is a key, bytes, and a value, bytes or None")
+    return given
+
+
+def state_size(stream: str, rows: Sequence[StateRow]) -> int:
+    """The bytes of rows of a state in a command, about."""
+    sizes = (len(key) + len(value or b"") for key, value in rows)
+    return sum(sizes) + len(rows) * (len(stream) + _EVENT_OVERHEAD)
 
 
 def place_null_keys(shared: Shared, events: MutableSequence[r.Event], deadline: float) -> None:
