@@ -699,6 +699,14 @@ class AsyncTableTransaction(Handle):
         """As `TableTransaction.write`."""
         await self._waits.call(self._blocking.write, stream, value, key, headers, timestamp)
 
+    async def write_many(self, stream: str, events: Iterable[EventFields]) -> int:
+        """As `TableTransaction.write_many`."""
+        return await self._waits.call(self._blocking.write_many, stream, events)
+
+    async def write_batch(self, stream: str, batch: pa.RecordBatch | pa.Table) -> int:
+        """As `TableTransaction.write_batch`."""
+        return await self._waits.call(self._blocking.write_batch, stream, batch)
+
     async def token(
         self,
         rights: str | Iterable[str] = ("write", "heartbeat"),

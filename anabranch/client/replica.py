@@ -16,7 +16,7 @@ from anabranch.errors import InvalidArgument
 from anabranch.protocol.schemas import records as r
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.tables.replica import ReadReplica, ReplicaSettings
-from anabranch.types import Transacted
+from anabranch.types import TaskOwnership, Transacted
 
 T = TypeVar("T")
 _ISOLATIONS = get_args(Isolation)
@@ -69,6 +69,7 @@ class Replica(ReadReplica):
         isolation: Isolation = "serializable",
         keepalive: float | None = None,
         writers: Writers = "own",
+        ownership: TaskOwnership | None = None,
         timeout: float | None = None,
     ) -> TableTransaction:
         """Begin a transaction that reads all tables at the newest moment here, including all that this client saw.
@@ -76,13 +77,30 @@ class Replica(ReadReplica):
         ``isolation``: 'snapshot' locks written keys instead of read keys (the first committer wins). ``keepalive``,
         for a long transaction: it is aborted after this many seconds without the heartbeats that the handle sends.
         ``writers``: 'all' also reads what the transaction's other processes wrote, once they have finished
-        (`TableTransaction.refresh`); they can't read the writes of this handle, which never finishes. ``timeout``:
-        seconds to catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`.
+        (`TableTransaction.refresh`); they can't read the writes of this handle, which never finishes.
+        ``ownership``: the ownership of the tasks whose positions the commit will move. ``timeout``: seconds to
+        catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`; CrossScope (the tasks are on another
+        control partition).
         """
         _check(isolation, writers)
         least = max(1, self._controller.last_timestamp, self.broken_at)
-        view = self._open_snapshot(least, None, self.deadline(timeout))
-        return TableTransaction(self._shared, self, view, isolation, keepalive, writers)
+        deadline = self.deadline(timeout)
+        if ownership is not None:
+            session = self._shared.session
+            session.check_together(self.tables, deadline, also=ownership.scope)
+        view = self._open_snapshot(least, None, deadline)
+        return TableTransaction(
+            self._shared, self, view, isolation, keepalive, writers, ownership=ownership
+        )
+
+    def begin_tasks(self, ownership: TaskOwnership, least: int) -> TableTransaction:
+        """As `begin` with an ownership, but for a worker, which knows what it has to see.
+
+        It reads at the newest moment here, which is the hybrid time ``least`` or later.
+        """
+        wanted = max(1, least, self.broken_at)
+        view = self._open_snapshot(wanted, None, self.deadline(None))
+        return TableTransaction(self._shared, self, view, "serializable", ownership=ownership)
 
     def join(
         self,

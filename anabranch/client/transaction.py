@@ -443,18 +443,10 @@ class Transaction:
         All or nothing, as `write_many`. Raises: InvalidArgument (no task ownership, not one of its tasks, not
         bytes), UnknownStream (the processor has no stores), and as `write`.
         """
-        ownership = self._ownership
-        if ownership is None or task not in ownership.tasks:
-            raise InvalidArgument(
-                f"task {task!r}: begin the transaction with a task ownership, and name one of its tasks"
-            )
-        given: list[tuple[Any, Any]] = list(rows)  # callers without a type checker pass anything
+        ownership = check_task(self._ownership, task)
+        given = checked_rows(rows)
         stream = ownership.state
-        size = len(given) * (len(stream) + _EVENT_OVERHEAD)
-        for key, value in given:
-            if type(key) is not bytes or not (value is None or type(value) is bytes):
-                raise InvalidArgument("a row of state is a key, bytes, and a value, bytes or None")
-            size += len(key) + len(value or b"")
+        size = state_size(stream, given)
         with self._lock:
             self._check_usable()
             if self._token is None and self._fits(len(given), size):
@@ -953,6 +945,30 @@ def check_consumed(ownership: TaskOwnership | None, consumed: r.Consumed | None)
         raise InvalidArgument(
             "begin with a task ownership, and commit with what its reader gives as `consumed`: both, or neither"
         )
+
+
+def check_task(ownership: TaskOwnership | None, task: int) -> TaskOwnership:
+    """The ownership. Raises `InvalidArgument` unless it has the task."""
+    if ownership is None or task not in ownership.tasks:
+        raise InvalidArgument(
+            f"task {task!r}: begin the transaction with a task ownership, and name one of its tasks"
+        )
+    return ownership
+
+
+def checked_rows(rows: Iterable[StateRow]) -> list[StateRow]:
+    """The rows of a state. Raises `InvalidArgument` if one is no row."""
+    given: list[tuple[Any, Any]] = list(rows)  # callers without a type checker pass anything
+    for key, value in given:
+        if type(key) is not bytes or not (value is None or type(value) is bytes):
+            raise InvalidArgument("a row of state is a key, bytes, and a value, bytes or None")
+    return given
+
+
+def state_size(stream: str, rows: Sequence[StateRow]) -> int:
+    """The bytes of rows of a state in a command, about."""
+    sizes = (len(key) + len(value or b"") for key, value in rows)
+    return sum(sizes) + len(rows) * (len(stream) + _EVENT_OVERHEAD)
 
 
 def place_null_keys(shared: Shared, events: MutableSequence[r.Event], deadline: float) -> None:

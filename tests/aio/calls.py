@@ -122,7 +122,7 @@ KINDS = (
     Kind(
         "TableTransaction",
         ((table_transaction, "TableTransaction"), (table_transaction, "TableWork")),
-        "get lock refresh put delete insert replace write token flush commit abort",
+        "get lock refresh put delete insert replace write write_many write_batch token flush commit abort",
         {},
         "timestamp is_over txn_id result",
         rows=("scan",),
