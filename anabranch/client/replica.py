@@ -96,6 +96,15 @@ class Replica(ReadReplica):
             self._shared, self, view, isolation, keepalive, writers, ownership=ownership
         )
 
+    def begin_tasks(self, ownership: TaskOwnership, least: int) -> TableTransaction:
+        """As `begin` with an ownership, but for a worker, which knows what it has to see.
+
+        It reads at the newest moment here, which is the hybrid time ``least`` or later.
+        """
+        wanted = max(1, least, self.broken_at)
+        view = self._open_snapshot(wanted, None, self.deadline(None))
+        return TableTransaction(self._shared, self, view, "serializable", ownership=ownership)
+
     def join(
         self,
         token: bytes,

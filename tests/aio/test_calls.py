@@ -20,7 +20,7 @@ NOT_HERE = {
         "acknowledged", "after_fork", "client_closes", "gone", "live_token", "opened", "put", "put_many", "receipt",
         "store", "touch",
     },
-    "Replica": {"deadline", "marks", "report_due", "step"},
+    "Replica": {"begin_tasks", "deadline", "marks", "report_due", "step"},
     "TableTransaction": {"write_state"},
     "JoinedTransaction": set(),
     "TableSnapshot": {"check_open", "get_version", "in_place_of", "is_forked", "stamped", "walk"},
