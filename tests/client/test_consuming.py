@@ -115,7 +115,7 @@ def test_an_event_that_is_given_up_is_passed_by_the_next_commit(world: Copying) 
     with world.reader() as reader:
         given_up = next(reader)
         with pytest.raises(InvalidArgument):
-            world.client.transact(lambda txn: txn.write(OUT, 1), consume=reader)  # type: ignore[arg-type, call-overload]
+            world.client.transact(lambda txn: txn.write(OUT, 1), consume=reader)  # type: ignore[call-overload]
         world.client.transact(copies(next(reader)), consume=reader)
     left = world.rest()
     assert (len(left), given_up.value in left) == (1, False)

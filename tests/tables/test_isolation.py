@@ -410,14 +410,15 @@ def test_a_transaction_inside_another_one_is_not_committed(bank: Bank) -> None:
 
     client.create_stream("bank/events")
     long = rows.begin(keepalive=60)
+    commits: tuple[Callable[[], object], ...] = (
+        lambda: client.transact(write),
+        lambda: client.transact(write, name="n"),
+        lambda: rows.transact(write),
+        lambda: rows.transact(lambda txn: txn.delete(A, b"1")),
+        lambda: long.commit(name="n"),
+    )
     with client.begin("bank") as outer:
-        for inner in (
-            lambda: client.transact(write),
-            lambda: client.transact(write, name="n"),
-            lambda: rows.transact(write),
-            lambda: rows.transact(lambda txn: txn.delete(A, b"1")),
-            lambda: long.commit(name="n"),
-        ):
+        for inner in commits:
             with pytest.raises(NonTransactional, match=r"^commit inside the open transaction <Tra"):
                 inner()
         other = client.begin("bank")
