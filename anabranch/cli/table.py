@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from itertools import islice
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from anabranch.cli.errors import NotFound, failure_of
 from anabranch.cli.options import (
@@ -68,7 +68,9 @@ if TYPE_CHECKING:
     from anabranch.client.replica import Replica
     from anabranch.client.table_transaction import TableTransaction
     from anabranch.tables.snapshot import TableSnapshot
-    from anabranch.types import Result, StreamDescription
+    from anabranch.types import Result, StreamDescription, Transacted
+
+T = TypeVar("T")
 
 _LOOK_S = 0.2
 app = App(no_args_is_help=True, help="Create tables, and read and write their rows.")
@@ -258,7 +260,7 @@ def put(
         _check_table(client, table)
         if insert or replace:
             work = methodcaller("insert" if insert else "replace", table, raw, row)
-            result = _transact(options, client, table, folder, work)
+            result: Result = _transact(options, client, table, folder, work)
         else:
             with client.begin(split_stream(table)[0]) as txn:
                 txn.write(table, row, key=raw)
@@ -301,7 +303,7 @@ def delete(
     if key is not None:
         _print_written(options, table, key, result, "deleted")
         return
-    deleted = result.counts.committed
+    deleted = result.value
     document = {"table": table, "deleted": deleted, **_committed(result)}
     wrote = f": transaction {document['txn_id']}" if deleted else ""
     line = f"{count_of(deleted, 'row')} of {table} {'is' if deleted == 1 else 'are'} deleted{wrote}"
@@ -463,8 +465,8 @@ def _transact(
     client: Client,
     table: str,
     folder: Path | None,
-    work: Callable[[TableTransaction], object],
-) -> Result:
+    work: Callable[[TableTransaction], T],
+) -> Transacted[T]:
     with client.replica(table, folder=folder) as replica:
         _brought_up(options, replica, table, None).close()
         return replica.transact(work)
