@@ -956,7 +956,7 @@ class TableTransaction(TableWork):
         self._shared.check()
         scope, marked = self._scope(), consumed is not None and name is None
         txn_id = self._txn_id
-        if txn_id is None or is_marked(txn_id) != marked:
+        if txn_id is None or (is_marked(txn_id) != marked and not self._sent):
             txn_id = self._session.new_txn_id(scope, deadline, marked=marked)
             self._txn_id = txn_id
         place_null_keys(self._shared, self._events, deadline)
