@@ -601,8 +601,9 @@ class Transaction:
         Raises:
             OwnershipLost: another worker has taken tasks of ``consumed``. This transaction is aborted, or already
                 committed; the positions of the tasks show which: take them again.
-            AlreadyCommitted: the series has a higher number, or the number's outcome is forgotten; this transaction
-                is aborted.
+            AlreadyCommitted: the series has a higher number, or the number's outcome is forgotten; or, with
+                ``consumed``, the name or number is committed. This transaction is aborted, and no position moved:
+                commit the positions alone, as `Client.transact` does.
             NonTransactional: the caller is in the ``with`` block of another open transaction, around this one's.
             WritersUnfinished, ReceiptMismatch, ReceiptsNotCovered, UnknownStream, InvalidArgument, StreamLost,
                 NotAuthorized, ReservedByPrepared, EventTooLarge, IllegalState: nothing is changed; correct it and
