@@ -89,7 +89,7 @@ def test_an_exception_frees_the_locks(world: Teller, ledger: Ledger, place: Plac
     steps = withdraw(world, ledger, place, "a")
     next(steps)
     with pytest.raises(ZeroDivisionError):
-        steps.throw(ZeroDivisionError())  # type: ignore[attr-defined]
+        steps.throw(ZeroDivisionError())
     world.put(b"total", b"20")
     assert (world.total(), place.orders()) == (20, [])
 

@@ -24,7 +24,7 @@ FORMS = {"one command": None, "journals": 60.0}
 Form = float | None
 
 
-@pytest.fixture(params=FORMS.values(), ids=FORMS.keys())
+@pytest.fixture(params=list(FORMS.values()), ids=list(FORMS))
 def form(request: pytest.FixtureRequest) -> Form:
     """The keepalive of a transaction, or None for a short one."""
     found: Form = request.param
