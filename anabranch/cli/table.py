@@ -281,7 +281,7 @@ def delete(
     everything: Annotated[bool, option("--all", "All rows of the table.")] = False,
     folder: Folder = None,
 ) -> None:
-    """Delete a row, or all rows of a range, in one commit. If there are none, nothing is written."""
+    """Delete a row, or all rows of a range, in one commit. Without such a row nothing is written."""
     given = {"low": low, "high": high, "prefix": starts}
     bounds = {name: os.fsencode(end) for name, end in given.items() if end is not None}
     if (key is not None) + bool(bounds) + everything != 1:

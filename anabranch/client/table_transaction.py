@@ -555,7 +555,7 @@ class TableWork:
 
 
 class _Claim(NamedTuple):
-    """What a commit or prepare does besides its writes, as arguments of the calls of `Transaction`."""
+    """The arguments of a commit or prepare that say what else it does besides its writes."""
 
     name: str | None
     number: int | None

@@ -141,8 +141,7 @@ class Ledger:
         don't answer, ``txn.result`` is None, and `recover` commits the events.
 
         Raises:
-            LocksBroken: another commit has changed a row that a `TableTransaction` has read. Both are rolled back:
-                begin again.
+            LocksBroken: another commit has changed what it read; both are rolled back: begin again.
             InvalidArgument, UnsupportedSetting: the connection, or its database, can't be used; nothing was begun.
             NoLedger, LedgerMoved: the database is not that of the ledger.
             IllegalState: the transaction is in a ledger already; the connection has begun a transaction; or the
@@ -154,6 +153,7 @@ class Ledger:
         """
         with self._open(connection) as book:
             attempt, secret = token_bytes(ATTEMPT_SIZE), None
+            claim: dict[str, Any] = {"name": name, "number": number, "consumed": consumed}
             txn_id, meta = _enter(book, txn, attempt)
             try:
                 with closing(book.connection.cursor()) as cursor:
@@ -161,15 +161,7 @@ class Ledger:
                 book.check_same()
                 secret = meta.secret
                 by = sha256(secret).digest()
-                info = txn.prepare(
-                    receipts,
-                    name=name,
-                    number=number,
-                    consumed=consumed,
-                    by=by,
-                    attempt=attempt,
-                    timeout=timeout,
-                )
+                info = txn.prepare(receipts, **claim, by=by, attempt=attempt, timeout=timeout)
                 if info.state == "COMMITTED":
                     book.rollback()
                     if book.is_early(txn_id):

@@ -194,7 +194,7 @@ def place_of(position: TaskPosition, order: dict[int, int]) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What `consumed` returned, and the state before: for `TaskReader.put_back`."""
+    """The last positions of `consumed`, and the reader's state before, for `TaskReader.put_back`."""
 
     consumed: Consumed
     touched: set[int]
