@@ -105,7 +105,7 @@ def rows_go_too_early(
 
 def given_way_is_committed() -> Planted:
     """A commit with positions that gives way to an earlier one is answered with that one's outcome."""
-    return patch.object(claims, "earlier", lambda turn, row, _: turn.outcome(row))
+    return patch.object(claims, "earlier", lambda turn, row, **_: turn.outcome(row))
 
 
 @wrapping(one_shot, "_answered_before")
