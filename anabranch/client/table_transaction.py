@@ -898,6 +898,8 @@ class TableTransaction(TableWork):
             return self._result
         check_consumed(self._ownership, consumed)
         check_number(name, number)
+        if number is not None and self._sent:
+            raise IllegalState("its commit was sent without a number: repeat that one")
         late = self._over == _IN_DOUBT
         if not late:
             super()._check()
