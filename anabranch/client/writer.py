@@ -21,7 +21,7 @@ from anabranch.client.receipts import (
     check_layout,
 )
 from anabranch.client.reservation import Reservation, token_to_write
-from anabranch.client.shared import Shared
+from anabranch.client.shared import Shared, entered
 from anabranch.core.stream_states import ACTIVE, FORGOTTEN, WAITING
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (
@@ -87,6 +87,7 @@ class Writer:
         self._token: bytes | None = None
         self._finished: Receipt | None = None
         self._over: AnabranchError | None = None
+        self._is_left = False  # its `with` block
         self.keepalive_ms = keepalive_ms
         self.beating = False
         while shared.dropped:  # first free the journal writers of collected handles
@@ -98,9 +99,12 @@ class Writer:
         shared.handles.add(self)
 
     def __enter__(self) -> Self:
+        self._is_left = False
+        entered(self._shared, self)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        self._is_left = True
         if self._shared.forked:
             return
         if error is None:
@@ -115,6 +119,11 @@ class Writer:
     def txn_id(self) -> bytes:
         """The id of the transaction, 16 bytes."""
         return self._account.txn_id
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this writer has ended, or its ``with`` block was left."""
+        return self._is_left or self._finished is not None or self._over is not None
 
     @property
     def number(self) -> int:
