@@ -96,7 +96,7 @@ class Replica(ReadReplica):
     def begin_tasks(self, ownership: TaskOwnership, least: int) -> TableTransaction:
         """As `begin` with an ownership, but for a worker, which knows what it has to see.
 
-        It reads at the newest moment here, which is the hybrid time ``least`` or later.
+        Its snapshot is the newest complete one of this replica, at the hybrid time ``least`` or later.
         """
         wanted = max(1, least, self.broken_at)
         view = self._open_snapshot(wanted, None, self.deadline(None))

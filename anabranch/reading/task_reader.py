@@ -244,6 +244,7 @@ class TaskReader(Iteration[Event]):
             self._source.close()
             raise
         self._closed = False
+        self._before: tuple[dict[int, int], set[int], float, list[dict[int, tuple[int, int, int]]]]
 
     def _open(self, number: int, stream: str, timeout: float) -> Input:
         begin = self._ownership.inputs[number]
@@ -528,15 +529,24 @@ class TaskReader(Iteration[Event]):
             return bool(self._touched)
         return any(next(each.moved(task), None) for each in self._inputs for task in each.starts)
 
+    def take_back(self) -> None:
+        """Undo the last `consumed`, which is not committed, and never will be: a later one has its events, too."""
+        self._sequences, touched, self._all_due, reported = self._before
+        self._touched |= touched
+        for one, known in zip(self._inputs, reported, strict=True):
+            one.reported = known
+
     def consumed(self, also: Iterable[int] = (), left: Sequence[Piece] = ()) -> Consumed:
         """The positions after all events returned since the last call: plain data, to be committed once and in
         order.
 
         Any process may commit these positions: pass them on pickled, or as bytes. ``also``: tasks to include though
         they had no event. ``left``: the last pieces, which belong to the next call. If their commit fails for good,
-        this reader can't be used any more: take the tasks again.
+        `take_back`, or take the tasks again.
         """
         now = self._clock.monotonic()
+        reported = [each.reported.copy() for each in self._inputs]
+        self._before = self._sequences.copy(), self._touched, self._all_due, reported
         tasks = self._touched | set(also)
         if now >= self._all_due or not tasks:
             tasks, self._all_due = set(self._sequences), now + _ALL_S
