@@ -206,8 +206,13 @@ def test_a_replica_that_lags_changes_nothing(bank: Tasks, monkeypatch: pytest.Mo
     bank.put(bank.blind, z="3")
     bank.stop_controller()
     bank.start_controller()  # it does not know which rows were written
+
+    def lags(_: float) -> bool:
+        bank.clock.sleep(0.1)
+        return False
+
     with monkeypatch.context() as patched:
-        patched.setattr(bank.rows._follower, "step", lambda _: bool(bank.clock.sleep(0.1)))
+        patched.setattr(bank.rows._follower, "step", lags)
         with pytest.raises(NotReady):
             txn.commit(consumed=bank.consumed(), timeout=2.0)
     assert bank.sequences() == [0, 0]
