@@ -385,7 +385,7 @@ class BatchTables:
             self.reads.abort()
 
     def _written(self, at: HandlerContext, table: str, key: bytes) -> Mapping[bytes, bytes | None]:
-        """What the batch wrote to a table. Concurrent handlers see only what they wrote to their own key."""
+        """Rows that the batch wrote to a table. Concurrent handlers see only the row of their own key."""
         self.check()
         return self.rows.get(table, {}) if not at.own_key or key == at.key else {}
 
@@ -396,7 +396,7 @@ class BatchTables:
         return self.reads
 
     def _failed(self, at: HandlerContext, error: Exception) -> NoReturn:
-        """Raise an error of a read. It ends the batch, unless the event that is handled is its cause."""
+        """Raise an error of a read, which ends the batch, unless the event that is handled is the cause."""
         if isinstance(error, TooManyLocks):
             if at.batch.commits == 0:
                 raise error

@@ -98,7 +98,7 @@ class MemorySnapshot:
 
 
 class MemoryTables:
-    """Tables with all their versions: `anabranch.processing.tables.Source`, and a program's replicas."""
+    """Tables with all their versions: `anabranch.processing.batch.Source`, and a program's replicas."""
 
     def __init__(self, names: Iterable[str], near: Collection[str]) -> None:
         self.near = near
