@@ -18,7 +18,7 @@ from zlib import crc32
 import numpy as np
 
 from anabranch.batches.columns_read import Longs
-from anabranch.errors import InvalidArgument, RetryError, SnapshotExpired
+from anabranch.errors import IllegalState, InvalidArgument, RetryError, SnapshotExpired
 from anabranch.ports import TopicPartition
 from anabranch.protocol.partitioner import SPACE
 from anabranch.protocol.schemas.records import (
@@ -192,6 +192,10 @@ def place_of(position: TaskPosition, order: dict[int, int]) -> Place:
     return Place(position.record, order.get(position.segment, -1), position.offset)
 
 
+# Sequences, tasks that had events, when all positions move, and the places that were reported, by input.
+_Consumed = tuple[dict[int, int], set[int], float, list[dict[int, tuple[int, int, int]]]]
+
+
 class TaskReader(Iteration[Event]):
     """Events of an ownership's tasks, each key in commit order.
 
@@ -244,7 +248,7 @@ class TaskReader(Iteration[Event]):
             self._source.close()
             raise
         self._closed = False
-        self._before: tuple[dict[int, int], set[int], float, list[dict[int, tuple[int, int, int]]]]
+        self._before: _Consumed | None = None  # as it was before the last `consumed`
 
     def _open(self, number: int, stream: str, timeout: float) -> Input:
         begin = self._ownership.inputs[number]
@@ -530,8 +534,13 @@ class TaskReader(Iteration[Event]):
         return any(next(each.moved(task), None) for each in self._inputs for task in each.starts)
 
     def take_back(self) -> None:
-        """Undo the last `consumed`, which is not committed, and never will be: a later one has its events, too."""
-        self._sequences, touched, self._all_due, reported = self._before
+        """Undo the last `consumed`, which is not committed, and never will be: the next one has its events, too.
+
+        Raises: IllegalState (there is none).
+        """
+        if self._before is None:
+            raise IllegalState("there is nothing to take back: `consumed` was not called since")
+        (self._sequences, touched, self._all_due, reported), self._before = self._before, None
         self._touched |= touched
         for one, known in zip(self._inputs, reported, strict=True):
             one.reported = known
