@@ -536,7 +536,7 @@ class TaskReader(Iteration[Event]):
     def take_back(self) -> None:
         """Undo the last `consumed`, which is not committed, and never will be: the next one has its events, too.
 
-        Raises: IllegalState (there is none).
+        Raises: IllegalState (`consumed` was not called since).
         """
         if self._before is None:
             raise IllegalState("there is nothing to take back: `consumed` was not called since")
