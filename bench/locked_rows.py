@@ -17,10 +17,13 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka import Consumer, TopicPartition
+
 import anabranch
 from anabranch.processing.app import Processor
 from anabranch.processing.worker import AllTasks, Worker
 from anabranch.protocol.schemas.codec import LEVEL
+from anabranch.topics.names import stream_topic
 from bench.setting import Place, percentile
 
 PROCESSORS, TASKS = 8, 8
@@ -120,14 +123,22 @@ def _rate(place: Place, kind: str, seconds: float) -> dict[str, float]:
 
 def _alone(place: Place, kind: str, events: int) -> dict[str, float]:
     taken: list[float] = []
-    with (
-        closing(_Works(place, kind, 1)) as works,
-        works.client.read(works.target, timeout=60) as reader,
-    ):
+    consumer = Consumer(
+        {
+            "bootstrap.servers": place.bootstrap, "group.id": "bench", "isolation.level": "read_committed",
+            "fetch.wait.max.ms": 100,
+        }
+    )  # fmt: skip
+    with closing(_Works(place, kind, 1)) as works, closing(consumer):
+        topic = stream_topic(works.target)
+        partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, each, 0) for each in partitions])
         for number in range(events):
             _write(works.client, works.source, number)
             began = time.monotonic()
-            next(reader)
+            while (message := consumer.poll(0.1)) is None or message.error():
+                if time.monotonic() > began + 60:
+                    raise RuntimeError("no output came")
             taken.append(time.monotonic() - began)
             time.sleep(0.02)
     warm = sorted(taken[events // 5 :])
