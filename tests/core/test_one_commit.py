@@ -190,10 +190,9 @@ def test_locks_that_come_after_the_prepare_was_asked_for_need_the_level_too() ->
     bank.finish("J", "J")
     command = replace(bank.committing("J"), prepare=PREPARE)
     assert bank.ask("end", command) == ""
-    bank.reads("J", b"k")
-    bank.held = False
-    bank.wait(60)
-    assert bank.refusal_of("end") == "FeatureNotEnabled"
+    locks = (r.TableLocks(A, 0, 0, (fingerprint(b"k"),), ()),)
+    bank.ask("lock", r.LockReads(bank.token("J"), bank.writer("J"), 1, locks))
+    assert (bank.refusal_of("lock"), bank.refusal_of("end")) == ("ReadsLocked", "FeatureNotEnabled")
 
 
 # -- positions and a claim -------------------------------------------------------------------------
@@ -227,6 +226,14 @@ def test_what_gives_way_moves_no_position_and_is_never_called_committed() -> Non
     assert bank.prepared("P", wrote=(b"x",), name="n", who="a") == "AlreadyCommitted"
     assert bank.prepared("P", wrote=(b"x",), name="n", who="a") == "AlreadyCommitted"
     assert bank.shot("Z", (A, b"k")) == "COMMITTED", "the positions move alone"
+
+
+def test_a_late_copy_of_what_was_resolved_is_not_called_committed_either() -> None:
+    bank = Both()
+    bank.one_shot("E", name="n")
+    assert bank.resolve("X").startswith("X ABORTED")
+    assert bank.shot("X", (A, b"k"), name="n") == "AlreadyCommitted"
+    assert bank.task() == "1 a 0:-"
 
 
 def test_a_former_owner_learns_that_first() -> None:

@@ -306,7 +306,7 @@ def _earlier_answer(turn: Turn, row: r.TxnRow, command: r.Commit) -> r.Outcome |
     # Another lane's outcome is not shown: the answer is then that this transaction is aborted.
     with suppress(errors.NotAuthorized):
         named = earlier_outcome(turn, row.scope, command.name, row.owner)
-    return None if named is None else claims.earlier(turn, named, row)
+    return None if named is None else claims.earlier(turn, named, moves=row.consumes is not None)
 
 
 def _check_replaced(

@@ -71,7 +71,7 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
         committed=len(command.events),
         owner=turn.lane,
     )
-    ending = shot.ending(row, command, at_once=True)
+    ending = shot.ending(row, at_once=True)
     if not parts.check(turn, ending):
         _instead(turn, command, ending, to)
         return
@@ -124,7 +124,7 @@ def _gave_way_to(turn: Turn, row: r.TxnRow, command: r.OneShot | r.PrepareEvents
     with suppress(errors.NotAuthorized):
         before = earlier_outcome(turn, command.scope, command.name, row.owner)
         if before is not None:
-            return claims.earlier(turn, before, row)
+            return claims.earlier(turn, before, moves=command.consumed is not None)
     raise errors.TransactionAborted(f"the transaction is aborted ({row.reason}): begin a new one")
 
 
@@ -153,7 +153,7 @@ def _instead(
     )
     turn.put(k.txn_key(command.txn_id), never)
     try:
-        turn.reply(to, claims.earlier(turn, before, never))
+        turn.reply(to, claims.earlier(turn, before, moves=consumed is not None))
     except errors.AlreadyCommitted as error:
         turn.reply(to, refuse(error))
 
@@ -165,9 +165,8 @@ class _Shot:
         self._turn, self._command = turn, command
         self.placed: _Placed = {}
 
-    def ending(
-        self, row: r.TxnRow, command: r.OneShot | r.PrepareEvents, **given: Any
-    ) -> parts.Ending:
+    def ending(self, row: r.TxnRow, **given: Any) -> parts.Ending:
+        command = self._command
         return parts.Ending(
             row=row,
             name=command.name,
@@ -222,7 +221,7 @@ def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> 
     )
     shot = _Shot(turn, command)
     pending = moves if command.consumed is not None else None
-    ending = shot.ending(row, command, pending=pending, events=command.events)
+    ending = shot.ending(row, pending=pending, events=command.events)
     if not parts.check(turn, ending):
         _instead(turn, command, ending, to)
         return
