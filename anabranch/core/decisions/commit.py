@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from anabranch import errors
+from anabranch.core import parts, work
 from anabranch.core import rows as k
-from anabranch.core import work
 from anabranch.core.authorize import check_writes
-from anabranch.core.decisions import claims, one_shot, parts, positions, prepared
+from anabranch.core.decisions import claims, one_shot, positions, prepared
 from anabranch.core.decisions.merge import merge_decided
 from anabranch.core.decisions.transactions import (
     abort_txn,
