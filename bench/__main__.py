@@ -27,6 +27,7 @@ from bench import (
     lanes,
     leading,
     ledger,
+    locked_rows,
     locking,
     lookups,
     many,
@@ -156,6 +157,10 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         _on_cluster(ledger),
     ),
     "tasks": ("commits that move positions of tasks", _on_cluster(tasks)),
+    "locked_rows": (
+        "processors with a locked row of a table for each event, against a store",
+        _on_cluster(locked_rows),
+    ),
     "processing": (
         "map and count by peers: rates, latency, restore, failover",
         _on_cluster(processing),

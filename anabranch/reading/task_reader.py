@@ -550,8 +550,8 @@ class TaskReader(Iteration[Event]):
         order.
 
         Any process may commit these positions: pass them on pickled, or as bytes. ``also``: tasks to include though
-        they had no event. ``left``: the last pieces, which belong to the next call. If their commit fails for good,
-        this reader can't be used any more: take the tasks again. Raises: IllegalState (that was so before).
+        they had no event. ``left``: the last pieces, which belong to the next call. If their commit has failed
+        without an effect, `put_back`; else take the tasks again. Raises: IllegalState (that was so before).
         """
         if self._ended:
             raise IllegalState(

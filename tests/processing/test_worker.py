@@ -1171,3 +1171,31 @@ def test_what_came_during_a_rest_is_in_the_next_commit(
         while len(place.commits("nyc/out")) == 1:
             worker.step()
     assert [sum(part.count for part in one.segments) for one in place.commits("nyc/out")] == [1, 5]
+
+
+def test_positions_that_are_not_committed_are_put_back(place: Place) -> None:
+    place.client.create_processor("nyc/p", "nyc/in", tasks=4)
+    owned = place.client.take_tasks("nyc/p")
+    with place.client.read("nyc/in", ownership=owned, timeout=1.0) as reader:
+        place.write(b"a", b"b", b"c", b"d")
+        assert len(list(reader)) == 4
+        first = reader.consumed()
+        reader.put_back(first)
+        with pytest.raises(IllegalState, match="only the last positions"):
+            reader.put_back(first)
+        again = reader.consumed()
+        assert again == first
+        reader.put_back(again)
+        place.write(b"a", b"e")
+        assert len(list(reader)) == 2
+        later = reader.consumed()
+        with place.client.begin("nyc", ownership=owned) as txn:
+            txn.commit(consumed=later)
+    rows = place.client.processor("nyc/p").tasks
+    touched = {task for step in later.steps for task in step.tasks}
+    assert {row.task for row in rows if row.sequence == 1} == touched
+    assert touched >= {task for step in first.steps for task in step.tasks}
+    with place.client.read(
+        "nyc/in", ownership=place.client.take_tasks("nyc/p"), timeout=1.0
+    ) as reader:
+        assert not list(reader)
