@@ -56,11 +56,12 @@ from anabranch.types import (
 from anabranch.values import Stream, text_of
 from anabranch.web.charts import Recorder
 from anabranch.web.events import Part, Search, after, newest, of_commit, weight
+from anabranch.web.folders import remove_left
 from anabranch.web.hub import INTERVAL_S, View
 
 T = TypeVar("T")
 if TYPE_CHECKING:
-    from anabranch.web.tables import Tables
+    from anabranch.web.tables import Row, Tables
 
 LIMITS = (100, 1000, 10_000)
 COUNTS = (20, 50, 200)  # events or rows of a page
@@ -68,6 +69,9 @@ _VALUE = 4_000  # characters of a value that a page shows
 _TROUBLE = 500  # characters of a text that says why a value is not decoded
 _DECODED = 256 << 10  # bytes of the longest value that is decoded
 _MOST_LINKED = 1000  # bytes of a key that a link has; fields of addresses have no more characters
+_MOST_SKIPPED = (
+    1_000_000  # rows before a page's first one, of those whose keys begin with the link's key
+)
 _MOST_HEADERS = 20
 _MOST_RIVERS = 16  # pictures of streams that are kept up to date
 _MOST_TIMELINES = 64
@@ -169,6 +173,21 @@ class EventsAsked(NamedTuple):
     limit: str
 
 
+class Start(NamedTuple):
+    """Where a page of rows begins: ``skipped`` rows after the first key from ``key`` on."""
+
+    key: bytes
+    skipped: int
+
+    def after(self, rows: Sequence[Row], next_key: bytes | None, prefix: bytes) -> Start | None:
+        """The start of the next page, whose first key is ``next_key``; of a long key it has the beginning."""
+        if next_key is None:
+            return None
+        key = max(next_key[:_MOST_LINKED], prefix)
+        skipped = sum(1 for row in rows if row.key >= key) if len(key) < len(next_key) else 0
+        return Start(key, skipped + (self.skipped if key == self.key and skipped else 0))
+
+
 class _Memory:
     """Answers of the cluster that are less than a second old, for pages that show parts of the same list."""
 
@@ -209,7 +228,7 @@ class Pages:
         self._newest: dict[EventsAsked, Part] = {}
         self._tables: Tables | None = None
         self._lock = threading.Lock()  # guards `_tables` and `_closed`
-        self._closed = False
+        self._closed = self._has_swept = False
         self._memory = _Memory()
 
     def body(self, view: View) -> str:
@@ -224,7 +243,10 @@ class Pages:
         )
 
     def sweep(self) -> None:
-        """Close idle replicas. For the thread that reads events and rows."""
+        """Close idle replicas; at first, remove what killed processes left. For the thread that reads rows."""
+        if not self._has_swept:
+            self._has_swept = True
+            remove_left()
         if self._tables is not None:
             self._tables.close_idle()
 
@@ -514,14 +536,20 @@ class Pages:
             del self._newest[next(iter(self._newest))]
         return part
 
-    def _rows(self, name: str, prefix: str, first: str, at: str, limit: str) -> dict[str, Any]:
+    def _rows(
+        self, name: str, prefix: str, first: str, skipped: str, at: str, limit: str
+    ) -> dict[str, Any]:
         stream = self._seen(name)
         handle, loading, page = self._showing.handle(name), "", None
+        start = Start(os.fsencode(first or prefix), _number(skipped, "skip"))
+        if start.skipped > _MOST_SKIPPED:
+            raise InvalidArgument(f"a page skips at most {_MOST_SKIPPED:,} rows")
         try:
             page = self._replicas().rows(
                 name,
                 prefix=os.fsencode(prefix) if prefix else None,
-                first=os.fsencode(first) if first else None,
+                first=start.key or None,
+                skipped=start.skipped,
                 at=_moment(at),
                 limit=int(limit),
                 timeout=self._timeout,
@@ -534,9 +562,11 @@ class Pages:
             "is_table": True,
             "found": [shown(handle, row.key, row.value) for row in found],
             "page": page,
+            "next": None
+            if page is None
+            else start.after(found, page.next_key, os.fsencode(prefix)),
             "loading": loading,
             "prefix": prefix,
-            "first": first,
             "at": at,
             "limit": int(limit),
             "limits": COUNTS,
