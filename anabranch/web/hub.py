@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -150,12 +151,19 @@ class Hub:
     async def _follow(self, page: Page) -> None:
         """Poll a page while browsers show it. A slow page is polled less often, and the others as before."""
         while page.looking:
-            shown = sum(1 for one in self._pages.values() if one.looking)
-            pause = max(WATCH_S, SHARE * shown * page.took) - page.took
-            if (left := page.polled + pause - time.monotonic()) > 0:
+            if (left := self._due(page) - time.monotonic()) > 0:
                 await asyncio.sleep(left)
             else:
                 await asyncio.wait({self._poll(page)})
+
+    def _due(self, page: Page) -> float:
+        """The monotonic second of a page's next poll."""
+        shown = sum(1 for one in self._pages.values() if one.looking)
+        slowly = SHARE * shown * page.took
+        if slowly > WATCH_S:
+            return page.polled - page.took + slowly
+        # Pages are polled at the same moments, because they ask for parts of the same lists.
+        return WATCH_S * (math.floor(page.polled / WATCH_S) + 1)
 
     async def _repeat(self, thread: str, call: Callable[[], None]) -> None:
         """Make a call in a thread every `SAMPLE_S`; less often if it takes long."""

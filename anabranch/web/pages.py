@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from operator import itemgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
@@ -36,7 +36,6 @@ from anabranch.presentation.rows import (
     processor_row,
     segment_name,
     span_text,
-    stream_row,
     time_text,
     timeline_row,
     transaction_row,
@@ -73,6 +72,7 @@ _MOST_SKIPPED = (
     1_000_000  # rows before a page's first one, of those whose keys begin with the link's key
 )
 _MOST_HEADERS = 20
+_SCOPES_S = 30.0
 _MOST_RIVERS = 16  # pictures of streams that are kept up to date
 _MOST_TIMELINES = 64
 _MOST_SEARCHED = 50  # streams whose histories are searched for a one-shot
@@ -101,8 +101,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "at": time_text, "clock": clock_text, "hybrid": to_text, "lag": lag_text, "query": query_text,
-        "segment": segment_name, "short": short_time, "span": span_text, "waits": _waits,
+        "at": time_text, "clock": clock_text, "count": "{:,}".format, "hybrid": to_text, "lag": lag_text,
+        "query": query_text, "segment": segment_name, "short": short_time, "span": span_text, "waits": _waits,
     }  # fmt: skip
     return made
 
@@ -189,17 +189,18 @@ class Start(NamedTuple):
 
 
 class _Memory:
-    """Answers of the cluster that are less than a second old, for pages that show parts of the same list."""
+    """Answers of the cluster, for pages that show parts of the same list."""
 
     def __init__(self) -> None:
-        self._kept: dict[Any, tuple[float, Any]] = {}
+        self._kept: dict[Any, tuple[float, Any]] = {}  # what -> until when, answer
 
-    def ask(self, what: Any, call: Callable[[], T]) -> T:
+    def ask(self, what: Any, call: Callable[[], T], seconds: float = INTERVAL_S) -> T:
+        """The answer to a call, which is made again after ``seconds``."""
         now = time.monotonic()
-        self._kept = {k: v for k, v in self._kept.items() if now - v[0] < INTERVAL_S}
+        self._kept = {k: v for k, v in self._kept.items() if v[0] > now}
         if what not in self._kept:
             found = call()
-            self._kept[what] = time.monotonic(), found
+            self._kept[what] = time.monotonic() + seconds, found
         answer: T = self._kept[what][1]
         return answer
 
@@ -263,6 +264,14 @@ class Pages:
     def _all_streams(self) -> Listed[StreamDescription]:
         return self._memory.ask("streams", lambda: self._client.streams(timeout=self._timeout))
 
+    def _scopes(self) -> set[str]:
+        """The scopes of all streams, up to `_SCOPES_S` old: a filter offers them."""
+
+        def ask() -> set[str]:
+            return {one.stream.partition("/")[0] for one in self._all_streams()}
+
+        return self._memory.ask("scopes", ask, _SCOPES_S)
+
     def _overview(self) -> dict[str, Any]:
         streams = self._all_streams()
         oldest = self._client.open_transactions(limit=5, timeout=self._timeout)
@@ -291,10 +300,10 @@ class Pages:
             if text.lower() in f"{one.stream} {one.description}".lower()
             and state in ("", one.state)
         ]
-        rows = sorted(map(stream_row, wanted), key=itemgetter("stream"))
+        wanted.sort(key=attrgetter("stream"))
         return {
-            "streams": rows[: int(limit)],
-            "count": len(rows),
+            "streams": wanted[: int(limit)],
+            "count": len(wanted),
             "total": len(found),
             "states": sorted({one.state for one in found} | {state} - {""}),
             "text": text,
@@ -351,9 +360,7 @@ class Pages:
             "states": sorted(states | {state} - {""}),
             "limit": most,
             "limits": LIMITS,
-            "scopes": sorted(
-                {one.stream.partition("/")[0] for one in self._all_streams()} | {scope} - {""}
-            ),
+            "scopes": sorted({*self._scopes()} | {scope} - {""}),
         }
 
     def _reason(self, state: str, reason: str) -> str:

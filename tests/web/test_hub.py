@@ -256,6 +256,26 @@ def test_live_pages_share_the_time_and_a_slow_one_takes_its_own() -> None:
     assert made.count("quick") >= 10
 
 
+def test_quick_pages_are_polled_at_the_same_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what they have in common is asked for once."""
+    monkeypatch.setattr(hub, "WATCH_S", 0.2)
+    times: list[float] = []
+
+    async def play(polled: Hub) -> None:
+        with polled.watched(View("a")) as first:
+            await asyncio.sleep(0.13)
+            with polled.watched(View("b")):
+                await changes(first, 3)
+
+    def look(_view: View) -> str:
+        times.append(time.monotonic())
+        return ""
+
+    run(play, look)
+    later = times[2:]  # after the first poll of each
+    assert max(b - a for a, b in zip(later[::2], later[1::2], strict=False)) < 0.1
+
+
 def test_a_sweep_that_waits_for_a_search_delays_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "SAMPLE_S", 0.02)
     ends = threading.Event()
