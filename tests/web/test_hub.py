@@ -289,7 +289,10 @@ def test_a_sweep_that_waits_for_a_search_delays_no_sample(monkeypatch: pytest.Mo
         assert len(taken) >= 3
         ends.set()
 
-    run(play, lambda _view: "", lambda: taken.append(None), lambda: ends.wait(10) and None)
+    def sweep() -> None:
+        ends.wait(10)
+
+    run(play, lambda _view: "", lambda: taken.append(None), sweep)
 
 
 def test_pages_past_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

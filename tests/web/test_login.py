@@ -237,7 +237,12 @@ def test_wrong_passwords_of_one_address_lock_no_user_out(
     app = site(PasswordLogin(file))
     hashed: list[object] = []
     real = login._hashed
-    monkeypatch.setattr(login, "_hashed", lambda *given: [hashed.append(given), real(*given)][1])
+
+    def counted(*given: Any) -> bytes:
+        hashed.append(given)
+        return real(*given)
+
+    monkeypatch.setattr(login, "_hashed", counted)
     assert answer(app, "/streams", basic("anna", "anna"))[0] == 200
     hashed.clear()
     said = [answer(app, "/streams", basic("anna", f"guess {n}"))[0] for n in range(40)]
@@ -249,11 +254,17 @@ def test_wrong_passwords_of_one_address_lock_no_user_out(
     assert answer(app, "/streams", basic("bob", "bob"), "10.0.0.9")[0] == 200
     proxied = basic("bob", "bob") | {"x-forwarded-for": "127.0.0.1, 10.0.0.7"}
     assert answer(app, "/streams", proxied)[0] == 200
-    # Addresses that no proxy names count for nothing.
-    for n in range(20):
-        forged = basic("bob", f"guess {n}") | {"x-forwarded-for": f"10.0.1.{n}"}
-        answer(app, "/streams", forged, "10.0.0.8")
-    assert answer(app, "/streams", forged, "10.0.0.8")[0] == 429
+    # What one who is no proxy names does not count.
+    said = [
+        answer(
+            app,
+            "/streams",
+            basic("bob", f"guess {n}") | {"x-forwarded-for": f"10.0.1.{n}"},
+            "10.0.0.8",
+        )[0]
+        for n in range(20)
+    ]
+    assert (said[0], said[-1]) == (401, 429)
 
 
 def test_users_that_log_in_are_no_guessers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
