@@ -29,6 +29,7 @@ from anabranch.logs import escaped
 from anabranch.presentation.history import Follower, draw
 from anabranch.presentation.rows import (
     Laid,
+    bytes_text,
     group_row,
     lag_text,
     laid_out,
@@ -519,6 +520,7 @@ class Pages:
             ],
             "part": part,
             "asked": asked,
+            "key": asked.key if asked.key.isprintable() else bytes_text(os.fsencode(asked.key)),
             "commit": timestamp,
             "limit": int(asked.limit),
             "limits": COUNTS,
@@ -658,7 +660,12 @@ def _wanted(handle: Stream[Any, Any] | None, key: str, text: str) -> Callable[[E
     def has_key(event: Event) -> bool:
         if not key or event.key == raw:
             return True
-        if handle is None or event.key is None or len(event.key) > _DECODED:
+        if event.key is None or len(event.key) > _DECODED:
+            return False
+        # How a page shows bytes that are no text.
+        if "\\" in key and len(event.key) <= _MOST_LINKED and bytes_text(event.key) == key:
+            return True
+        if handle is None:
             return False
         try:
             return value_text(handle.decode_key(event.key)) == key

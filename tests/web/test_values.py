@@ -240,6 +240,8 @@ def test_events_by_key_text_time_commit_and_transaction(client: anabranch.Client
     assert values_of(events_page(found, key="a")) == ["plums", "apples"]
     assert values_of(events_page(found, key="\udcff")) == ["raw"]
     assert "key=%FF" in events_page(found)
+    assert 'value="\\xff"' in events_page(found, key="\udcff"), "a form can't send the byte"
+    assert values_of(events_page(found, key="\\xff")) == ["raw"]
     assert sorted(values_of(events_page(found, q="p"))) == ["apples", "pears", "plums"]
     assert sorted(values_of(events_page(found, **{"from": str(first)}))) == ["none", "plums", "raw"]
     assert sorted(values_of(events_page(found, commit=str(first)))) == ["apples", "pears"]
