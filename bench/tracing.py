@@ -157,7 +157,7 @@ def set_tracer(share: float) -> None:
 
 
 def work(bootstrap: str, side: str) -> None:
-    """A client: a line of standard input, with seconds, begins a load; the next two ask for its count, and end it."""
+    """A client. A line of standard input, with seconds, begins a load; two more ask for its count and end it."""
     traces, _ = SIDES[side]
     if side not in ("off", "controller"):
         set_tracer(0.1 if side == "tenth" else 1.0)
