@@ -202,7 +202,7 @@ class PasswordLogin:
         self._remembered[digest] = time.monotonic() + _REMEMBERED_S
 
     def _digest(self, user: str, password: str) -> bytes:
-        """Of credentials and the user's line: with another line, they are others."""
+        """The digest of credentials and of the user's line, so that a new line makes them unknown."""
         told = f"{self._lines.get(user, self._nobody)}\0{user}\0{password}"
         return hmac.digest(self._key, told.encode(), "sha256")
 

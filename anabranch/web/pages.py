@@ -175,7 +175,7 @@ class EventsAsked(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where a page of rows begins: ``skipped`` rows after the first key from ``key`` on."""
+    """The place at which a page of rows begins: ``skipped`` rows after the first key from ``key`` on."""
 
     key: bytes
     skipped: int
