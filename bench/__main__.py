@@ -42,6 +42,7 @@ from bench import (
     starting,
     tables,
     tasks,
+    tracing,
     transfers,
     trouble,
     values,
@@ -168,6 +169,7 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
     "driver": ("handlers by a driver of tests, without a broker", _on_own(driver)),
     "many": ("small commits among many streams, and to many segments", _on_own(many)),
     "web": ("one-shots beside the web page and ten browsers; page loads", _on_cluster(web)),
+    "tracing": ("CPU of one-shots that OpenTelemetry traces, or not", _on_own(tracing)),
     "spark": ("Spark's sink and source against its own Kafka connector", _on_cluster(spark)),
     "tables": (
         "a replica from nothing, and its reads against bare rocksdict",

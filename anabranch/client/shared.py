@@ -30,7 +30,7 @@ from anabranch.protocol.legal_names import check_type, is_state
 from anabranch.protocol.limits import AHEAD_MS, check_ahead, check_timestamp
 from anabranch.protocol.schemas.records import Outcome, SegmentRange, StreamInfo
 from anabranch.protocol.tokens import peek
-from anabranch.tracing import Trace, Tracing, name_txn
+from anabranch.tracing import Trace, Tracing
 from anabranch.waits import Job, here
 
 if TYPE_CHECKING:
@@ -164,11 +164,8 @@ class Shared:
     def span(self, name: str, transaction: bytes | Reservation) -> AbstractContextManager[object]:
         """A ``with`` block with a span about a transaction that is given by token or reservation."""
         trace = self.new_trace()
-        if trace is None:
-            return nullcontext()
-        span = trace.start(name, "CLIENT")
-        name_txn(span, id_of(transaction))
-        return trace.within(span)
+        span = None if trace is None else trace.start(name, "CLIENT", id_of(transaction))
+        return nullcontext() if trace is None or span is None else trace.within(span)
 
     # -- streams --------------------------------------------------------------------------------------
 

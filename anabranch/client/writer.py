@@ -41,7 +41,7 @@ from anabranch.protocol.legal_names import check_type
 from anabranch.protocol.limits import LABEL, check_event, check_headers
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import Rights, Token, check_right, peek
-from anabranch.tracing import TRACE_HEADER, Trace, name_txn, traced
+from anabranch.tracing import TRACE_HEADER, Trace, traced
 from anabranch.types import Headers, K, Receipt, V
 from anabranch.values import Stream, encoded, encoded_events
 from anabranch.waits import here
@@ -189,9 +189,8 @@ class Writer:
     def _begin_writing(self) -> None:
         """Begin the span of all writes, whose context the events carry."""
         if self.trace is not None and self._writing is None:
-            self._writing = span = self.trace.start("write", "PRODUCER")
-            name_txn(span, self.txn_id)
-            header = self.trace.header(span)
+            self._writing = span = self.trace.start("write", "PRODUCER", self.txn_id)
+            header = None if span is None else self.trace.header(span)
             self._account.trace = [] if header is None else [(TRACE_HEADER, header)]
 
     def _end_writing(self) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from datetime import datetime
 from heapq import merge
-from itertools import groupby
+from itertools import chain, groupby, islice
 from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
@@ -40,6 +40,7 @@ from anabranch.protocol.limits import (
 )
 from anabranch.protocol.partitioner import task_of
 from anabranch.reading.slices import Piece
+from anabranch.tracing import traces_of
 from anabranch.types import Headers
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ _READ_AHEAD = 4  # a commit's input has at most this many times the bytes that i
 _ROW_BYTES = 48  # overhead of an event or a row
 _INCARNATION = 2  # bytes of the incarnation, before a row in the state stream
 _KNOWN_KEYS = 20_000
+_MOST_TRACED = 256  # events of a batch whose trace contexts are looked for
 _MISSING: Any = object()
 _TIME = 8  # bytes of a time
 _NUMBER = 2  # bytes of a store's number
@@ -137,6 +139,8 @@ class WorkBatch:
         self.most_commits = inf  # input commits that this batch may have
         self.tables: BatchTables | None = None  # None: the program has no tables
         self.left: list[Piece] = []  # input that had no room, for the next batch
+        # Trace contexts of the input, once all is handled; None if the worker does not trace.
+        self.traces: set[bytes] | None = None
         self._slices = 0
         self._below = below
         self._task_count = task_count
@@ -160,6 +164,9 @@ class WorkBatch:
         has_any = bool(self.pieces or self.rows or self.outputs)
         for piece in self.pieces:
             self.counts["processor_events_in", piece.stream] += len(piece.events)
+        if self.traces is not None:
+            events = chain.from_iterable(piece.events for piece in self.pieces)
+            self.traces |= traces_of(islice(events, _MOST_TRACED))
         if self.tables is None:  # else they may have to be handled again
             self.pieces.clear()  # else the events would stay in memory until the commit has ended
         return has_any

@@ -44,6 +44,8 @@ from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
 from anabranch.processing.tables import write_rows
 from anabranch.protocol.schemas.records import Consumed
+from anabranch.tracing import consuming
+from anabranch.tracing import current as current_tracing
 from anabranch.types import TaskOwnership
 
 if TYPE_CHECKING:
@@ -81,13 +83,16 @@ class Commits:
         self._sent: WorkBatch | None = None
         self._ends_due = 0.0
         self._limits = limits
+        self._tracing = current_tracing()
         self.ending = threading.Event()  # once set, unknown outcomes are not asked for
 
     def new_batch(self, task_count: int) -> WorkBatch:
         """A new batch, on top of the batch that is being committed."""
-        return WorkBatch(
+        batch = WorkBatch(
             self._table if self._sent is None else self._sent, task_count, self._limits
         )
+        batch.traces = None if self._tracing is None else set()
+        return batch
 
     def send(self, ownership: TaskOwnership, batch: WorkBatch, consumed: Consumed) -> None:
         """Commit a batch, once the previous batch is committed. Raises: as `wait`, the previous commit's error."""
@@ -120,6 +125,17 @@ class Commits:
         self._log.close()
 
     def _commit(self, ownership: TaskOwnership, batch: WorkBatch, consumed: Consumed) -> None:
+        """Commit a batch, in a span if events of its input have trace contexts."""
+        if self._tracing is None or not batch.traces:
+            self._commit_batch(ownership, batch, consumed)
+            return
+        handled = sum(n for key, n in batch.counts.items() if key[0] == "processor_events_in")
+        attributes = {"messaging.batch.message_count": handled}
+        name = f"process {ownership.processor}"
+        with self._tracing.within(consuming(self._tracing, name, batch.traces, attributes)):
+            self._commit_batch(ownership, batch, consumed)
+
+    def _commit_batch(self, ownership: TaskOwnership, batch: WorkBatch, consumed: Consumed) -> None:
         begun = self._clock.monotonic()
         sequences = {task: step.sequence for step in consumed.steps for task in step.tasks}
         state = {
