@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar, get_args
 
 from anabranch.client.own_writes import Writers
+from anabranch.client.row_turns import HotRows, Turns
 from anabranch.client.shared import Shared
 from anabranch.client.table_locks import explained
 from anabranch.client.table_transaction import Isolation, JoinedTransaction, TableTransaction
@@ -16,6 +17,7 @@ from anabranch.errors import InvalidArgument
 from anabranch.protocol.schemas import records as r
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.tables.replica import ReadReplica, ReplicaSettings
+from anabranch.tables.snapshot import TableSnapshot
 from anabranch.types import Transacted
 
 T = TypeVar("T")
@@ -62,6 +64,7 @@ class Replica(ReadReplica):
     def __init__(self, shared: Shared, ports: ReaderPorts, settings: ReplicaSettings) -> None:
         super().__init__(ports, ControllerTimes(shared), settings)
         self._shared = shared
+        self._hot = HotRows(shared.session, self.tables)
 
     def begin(
         self,
@@ -80,9 +83,13 @@ class Replica(ReadReplica):
         seconds to catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`.
         """
         _check(isolation, writers)
-        least = max(1, self._controller.last_timestamp, self.broken_at)
-        view = self._open_snapshot(least, None, self.deadline(timeout))
+        view = self._newest(self.deadline(timeout))
         return TableTransaction(self._shared, self, view, isolation, keepalive, writers)
+
+    def _newest(self, deadline: float) -> TableSnapshot:
+        """A snapshot with all that this client saw, and with the last commit that broke locks here."""
+        least = max(1, self._controller.last_timestamp, self.broken_at)
+        return self._open_snapshot(least, None, deadline)
 
     def join(
         self,
@@ -140,13 +147,26 @@ class Replica(ReadReplica):
         before the function is called again. Also if the ``name`` is committed, the function runs, on the present
         rows, and its writes are dropped. Raises: as `TableTransaction.commit`; LocksBroken after the timeout.
         """
+        _check(isolation, "own")
+        turns = Turns(self._hot)
         return transact(
             self._shared,
-            lambda left: self.begin(isolation=isolation, timeout=left),
+            lambda left: self._begin_try(isolation, left, turns),
             function,
             name,
             self.deadline(timeout),
+            turns,
         )
+
+    def _begin_try(self, isolation: Isolation, timeout: float, turns: Turns) -> TableTransaction:
+        """Begin a transaction for `transact`. In a turn it sees all that was committed before the turn."""
+        deadline, held = self.deadline(timeout), turns.held
+        if held is None:
+            view = self._newest(deadline)
+        else:
+            self.observe(held.timestamp, held.last)
+            view = self._open_snapshot(max(held.timestamp, self.broken_at), None, deadline)
+        return TableTransaction(self._shared, self, view, isolation, turns=turns)
 
 
 def _check(isolation: Isolation, writers: Writers) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Literal, NoReturn, Self, TypeVar, cast, overload
 from anabranch.client.own_writes import Local, OwnRows, ReadBack, Writers, Written, merged
 from anabranch.client.receipts import with_trace
 from anabranch.client.reservation import keepalive_ms_of
+from anabranch.client.row_turns import Turns
 from anabranch.client.shared import Shared, entered
 from anabranch.client.table_locks import Locks, RegisteredLocks, broken
 from anabranch.client.transaction import Transaction, fields_of, pairs_of, place_null_keys
@@ -94,6 +95,7 @@ class TableWork:
         self._read_from: dict[int, int] = {}  # writer that was read from -> sequence of its receipt
         self._broken: LocksBroken | None = None
         self._over = ""
+        self._turns: Turns | None = None  # at hot rows
 
     def __enter__(self) -> Self:
         entered(self._shared, self)
@@ -134,6 +136,8 @@ class TableWork:
         if own is not None:
             self._note(own.by)
             return own.value
+        if self._turns is not None:
+            self._turns.check_cold(table, key)
         self._was_read = True
         if not (lock and self._reads_lock):
             return self._view.get(table, key)
@@ -466,9 +470,12 @@ class TableTransaction(TableWork):
         isolation: Isolation,
         keepalive: float | None = None,
         writers: Writers = "own",
+        *,
+        turns: Turns | None = None,
     ) -> None:
-        """``keepalive``: seconds; None for a short transaction."""
+        """``keepalive``: seconds; None for a short transaction. ``turns``: of the call that makes this try."""
         super().__init__(shared, replica, view, isolation)
+        self._turns = turns
         self.trace = shared.new_trace()
         self._keepalive = defaults.KEEPALIVE_S if keepalive is None else keepalive
         self._reads_others = writers == "all"
@@ -714,7 +721,7 @@ class TableTransaction(TableWork):
     def _commit(self, name: str | None, deadline: float) -> r.Outcome:
         self._shared.check()
         scope = self._scope()
-        txn_id = self._txn_id = self._txn_id or self._session.new_txn_id(scope, deadline)
+        txn_id = self._txn_id = self._txn_id or self._new_id(scope, deadline)
         place_null_keys(self._shared, self._events, deadline)
         while True:
             # Take the marks before validating, so that the validation includes everything up to them.
@@ -741,10 +748,19 @@ class TableTransaction(TableWork):
                 self._replica.observe(answer.commit_timestamp, last)
                 return answer
             self._sent = False
+            timestamp = answer.timestamp
+            if answer.writers and self._turns is not None:
+                row = self._locks.key_of(answer.writers[0])
+                held = self._turns.take_for(txn_id, *row, deadline)
+                timestamp, last = (timestamp, last) if held is None else (held.timestamp, held.last)
             try:
-                self._replica.wait(answer.timestamp, last, deadline)
+                self._replica.wait(timestamp, last, deadline)
             except AnabranchError as error:
                 return self._given_up(txn_id, scope, error)
+
+    def _new_id(self, scope: str, deadline: float) -> bytes:
+        held = None if self._turns is None else self._turns.held
+        return self._session.new_txn_id(scope, deadline) if held is None else held.txn_id
 
     def _send(self, command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
         before, self._sent, self._shot = self._sent, True, command

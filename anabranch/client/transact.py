@@ -9,8 +9,10 @@ from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
 from typing import Protocol, Self, TypeVar
 
 from anabranch.backoff import Backoff
+from anabranch.client.row_turns import Turns
 from anabranch.client.shared import Shared
 from anabranch.errors import (
+    AnabranchError,
     InvalidArgument,
     LocksBroken,
     RetryError,
@@ -45,10 +47,12 @@ def transact(
     function: Callable[[H], V],
     name: str | None,
     deadline: float,
+    turns: Turns | None = None,
 ) -> Transacted[V]:
     """Call ``function`` with a new transaction and commit, until it commits or the deadline is over.
 
-    ``begin``: makes the transaction; its argument limits its seconds. Raises: what the last try raised.
+    ``begin``: makes the transaction; its argument limits its seconds. ``turns``: after locks broke at a row, the
+    next try waits for a turn there. Raises: what the last try raised.
     """
     check_name(name)
     clock = shared.ports.clock
@@ -59,29 +63,38 @@ def transact(
         # So that conflicting clients do not retry together.
         jitter=lambda: shared.session.random64() % 1024 / 1024,
     )
-    lost = None
-    while True:
-        left = max(_LEAST_S, deadline - clock.monotonic())
-        try:
-            txn = begin(left)
-        except RetryError as error:
-            if shared.closed or lost is None:
-                raise
-            raise lost from error
-        try:
-            with txn:
-                value = function(txn)
-                _check_called(value)
-                left = max(_LEAST_S, deadline - clock.monotonic())
-                result = txn.commit(name=name, timeout=left)
-                return Transacted(*(getattr(result, f.name) for f in fields(result)), value=value)
-        except (LocksBroken, TransactionAborted, WriteFailed) as error:
-            if txn.txn_id is None and not isinstance(error, LocksBroken):
-                raise  # raised by the function
-            if not pauses.ends_by(deadline):
-                raise
-            lost = error.with_traceback(None)
-        pauses.sleep()
+    lost: AnabranchError | None = None
+    try:
+        while True:
+            left = max(_LEAST_S, deadline - clock.monotonic())
+            try:
+                txn = begin(left)
+            except RetryError as error:
+                if shared.closed or lost is None:
+                    raise
+                raise lost from error
+            try:
+                with txn:
+                    value = function(txn)
+                    _check_called(value)
+                    left = max(_LEAST_S, deadline - clock.monotonic())
+                    result = txn.commit(name=name, timeout=left)
+                    if turns is not None:
+                        turns.committed(result.txn_id)
+                    return Transacted(
+                        *(getattr(result, f.name) for f in fields(result)), value=value
+                    )
+            except (LocksBroken, TransactionAborted, WriteFailed) as error:
+                if txn.txn_id is None and not isinstance(error, LocksBroken):
+                    raise  # raised by the function
+                if not pauses.ends_by(deadline):
+                    raise
+                lost = error.with_traceback(None)
+            if turns is None or not turns.take_after(lost, deadline):
+                pauses.sleep()
+    finally:
+        if turns is not None:
+            turns.give_up()
 
 
 def _check_called(returned: object) -> None:

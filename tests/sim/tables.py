@@ -30,6 +30,7 @@ from anabranch.errors import (
 )
 from anabranch.protocol.ids import NO_TXN
 from anabranch.protocol.legal_names import ADMIN_LANE, base_stream
+from anabranch.protocol.schemas.codec import LEVEL
 from tests.sim.check_log import hold
 from tests.sim.clients import REFUSED, beat
 from tests.sim.readers import reading_client
@@ -55,10 +56,13 @@ COMPANIONS = tuple(map(base_stream, TABLES))
 STREAMS = (*TABLES, *COMPANIONS)
 KEYS = tuple(b"k%d" % number for number in range(5))
 PAIR = b"pair"  # a row of each table: together never below LEAST, each 1 where there is none
+HOT = b"hot"  # a row of the first table that all change
 LEAST = 1
 _WHOSE: tuple[Writers, ...] = ("own", "own", "all")  # writes that are read
 _RESTART_S = 1.0
 _TIMEOUT_S = 10.0
+# In calm, a change of the hot row takes so long at most, although others change it, too.
+_HOT_S = 5.0
 _ANYWAY = (*FINE, UnknownStream, UnknownScope, SnapshotExpired)
 
 
@@ -111,6 +115,8 @@ class TableMachine:
         self._random = Random(f"{world.seed}/{self.name}")
         self._starts = 0
         self._jobs, self._bases = 12, 0
+        # In some runs transactions have turns at rows; clients know them or not.
+        self._raises = Random(f"{world.seed}/level").random() < 0.7
         self.done = False
         self._folder = Path(tempfile.mkdtemp(prefix="anabranch-sim-"))
 
@@ -183,6 +189,11 @@ class TableMachine:
 
     def _create(self, client: Client) -> bool:
         create_tables(self.world, client)
+        if self._raises:
+            admin = reading_client(
+                self.cluster, self.world.current, self.ledger.prefix, ADMIN_LANE, timeout=5.0
+            )
+            admin.feature_level(raise_to=LEVEL, timeout=5.0)
         return True
 
     def _choose_folder(self) -> None:
@@ -212,6 +223,7 @@ class TableMachine:
             (8, lambda: self._take_part(rows)),
             (3, lambda: self._snapshot(rows)),
             (3, lambda: self._blind(client)),
+            (3, lambda: self._hot(rows)),
             (8, lambda: self._plain()),
             (2, self._compact),
             (0.5, lambda: scale_somehow(self.world, client, self._random.choice(TABLES))),
@@ -385,8 +397,26 @@ class TableMachine:
         rows = self._recorded(replica)
         result = rows.transact(use, timeout=_TIMEOUT_S)
         self._noted.told = max(self._noted.told, result.commit_timestamp)
+        for _ in range(3):
+            began = self.world.now
+            self._hot(rows)
+            took_s = self.world.now - began
+            hold(took_s <= _HOT_S, f"a change of the hot row took {took_s:.1f} s")
         self._snapshot(rows)
         return True
+
+    def _hot(self, rows: RecordedTables) -> None:
+        """Change the row that all change."""
+
+        def use(txn: RecordedTransaction) -> None:
+            if self._random.random() < 0.3:
+                txn.get(TABLES[1], self._random.choice(KEYS))
+            found = number_of(txn.get(TABLES[0], HOT))
+            self.world.sleep(self._random.expovariate(50.0))
+            txn.put(TABLES[0], HOT, self._noted.value(found + 1))
+
+        result = rows.transact(use, timeout=_TIMEOUT_S)
+        self._noted.told = max(self._noted.told, result.commit_timestamp)
 
     def _blind(self, client: Client) -> None:
         scope, recorder = TABLES[0].split("/")[0], self.ledger.history.here

@@ -27,7 +27,7 @@ from anabranch.core.decisions.transactions import (
     supersede,
 )
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.locks import conflicts, frozen
+from anabranch.core.locks import conflicts, frozen, row_turns
 from anabranch.core.memory import is_gone
 from anabranch.core.round import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn
@@ -75,7 +75,7 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     if earlier is not None:
         _give_way(turn, command, earlier, to)
         return
-    if command.locks and (again := conflicts.judge(turn, command)) is not None:
+    if command.locks and (again := row_turns.judge(turn, command, to)) is not None:
         turn.reply(to, again)
         return
     frozen.check_free(turn, command.txn_id, placed)
@@ -235,7 +235,7 @@ def _one_shot_of_tasks(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> No
     placed = _place(turn, command)
     if command.locks:
         turn.state.check_enabled(TOGETHER_LEVEL, "a one-shot with positions and locks")
-        if (again := conflicts.judge(turn, command)) is not None:
+        if (again := row_turns.judge(turn, command, to)) is not None:
             turn.reply(to, again)
             return
     frozen.check_free(turn, command.txn_id, placed)
