@@ -1,4 +1,4 @@
-"""Transfers between one hot row and any other: 16 clients, beside PostgreSQL's ``select … for update``.
+"""Transfers between one hot row and any other: 16 clients, and in PostgreSQL's ``select … for update``.
 
 10,000 accounts. A transfer reads account 0 and another one with locks, and writes both: `Replica.transact` in 16
 threads over one replica, then in 4 processes of 4 threads, each process with a client and replica of its own.
@@ -134,7 +134,7 @@ def _ours(replica: Replica) -> Call:
 
 @contextmanager
 def _workers(bootstrap: str) -> Iterator[Sequence[subprocess.Popen[str]]]:
-    """Processes that measure when they are told for how long, and answer with what they took."""
+    """Processes that measure for as long as a line says, and answer with what they took."""
     command = [sys.executable, "-m", "bench.hot", bootstrap]
     pipe = subprocess.PIPE
     found = [

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar, get_args
 
 from anabranch.client.own_writes import Writers
-from anabranch.client.row_turns import HotRows, Turns
 from anabranch.client.shared import Shared
 from anabranch.client.table_locks import explained
 from anabranch.client.table_transaction import Isolation, JoinedTransaction, TableTransaction
-from anabranch.client.transact import transact
+from anabranch.client.transact import HotRows, Turns, transact
 from anabranch.client.writer import join
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import InvalidArgument

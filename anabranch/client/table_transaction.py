@@ -17,9 +17,9 @@ from typing import Any, Literal, NoReturn, Self, TypeVar, cast, overload
 from anabranch.client.own_writes import Local, OwnRows, ReadBack, Writers, Written, merged
 from anabranch.client.receipts import with_trace
 from anabranch.client.reservation import keepalive_ms_of
-from anabranch.client.row_turns import Turns
 from anabranch.client.shared import Shared, entered
 from anabranch.client.table_locks import Locks, RegisteredLocks, broken
+from anabranch.client.transact import Turns
 from anabranch.client.transaction import Transaction, fields_of, pairs_of, place_null_keys
 from anabranch.client.writer import Writer
 from anabranch.errors import (

@@ -62,7 +62,7 @@ _WHOSE: tuple[Writers, ...] = ("own", "own", "all")  # writes that are read
 _RESTART_S = 1.0
 _TIMEOUT_S = 10.0
 # In calm, a change of the hot row takes so long at most, although others change it, too.
-_HOT_S = 5.0
+_HOT_S = 2.0
 _ANYWAY = (*FINE, UnknownStream, UnknownScope, SnapshotExpired)
 
 

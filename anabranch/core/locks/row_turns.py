@@ -1,6 +1,6 @@
 """Decisions on turns at rows: transactions whose locks broke at a row come there one after the other.
 
-A turn is a hint. It locks nothing: the locks of its holder are judged like all others, and a commit without a turn
+A turn is a hint, and locks nothing: the locks of its holder are judged like all others, and a commit without a turn
 is never refused. So turns are in memory only, and a successor begins without any. A turn ends with the round that
 commits its transaction. The same round gives the row to the next transaction, which then reads what was committed.
 A turn lasts `limits.TURN_MS` at most, so that a client that died costs no more.
@@ -165,6 +165,6 @@ def _all(queue: RowQueue) -> tuple[TurnAsker, ...]:
 
 
 def next_due_ms(turns: RowTurns, now_ms: int) -> int | None:
-    """Milliseconds until the next turn is over; None if nobody has a turn."""
+    """Milliseconds until the next turn is over; None if there is no turn."""
     held = (queue.holder for queue in turns.queues.as_dict().values())
     return min((max(0, each.until_ms - now_ms) for each in held if each is not None), default=None)
