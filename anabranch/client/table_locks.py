@@ -100,7 +100,7 @@ class Locks:
         return None
 
     def key_of(self, point: int) -> tuple[str, bytes]:
-        """The table and the locked key of a fingerprint; both empty if there is none."""
+        """The table and the locked key of a fingerprint; both empty for an unknown one."""
         for table, keys in self._points.items():
             for key in keys:
                 if fingerprint(key) == point:
