@@ -141,8 +141,9 @@ class Replica(ReadReplica):
     ) -> Transacted[T]:
         """Call ``function`` with a transaction, and commit; repeat this while locks break, for ``timeout`` seconds.
 
-        The function may be called several times, so it must have no side effects. The result has what it returned
-        as ``value``. An exception from it drops the transaction, and is raised. An unknown outcome is resolved
+        The function may be called several times, so it must have no side effects. After locks broke at a row, the
+        next call waits for its turn there (docs/how-to/tables.md, "Hot rows"). The result has what it returned as
+        ``value``. An exception from it drops the transaction, and is raised. An unknown outcome is resolved
         before the function is called again. Also if the ``name`` is committed, the function runs, on the present
         rows, and its writes are dropped. Raises: as `TableTransaction.commit`; LocksBroken after the timeout.
         """
