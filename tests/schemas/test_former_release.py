@@ -51,7 +51,9 @@ def test_the_former_release_reads_level_1_and_refuses_level_2_by_name() -> None:
             kind, text = said["error"]
             assert (kind, said["lazily"]) == ("UnsupportedVersion", "UnsupportedVersion")
             level = level_of(record)
-            assert f"a record has feature level {level}, and this release knows levels 1 to 1" in text
+            assert (
+                f"a record has feature level {level}, and this release knows levels 1 to 1" in text
+            )
 
 
 def _level(avro: Any) -> int:
