@@ -10,28 +10,37 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import fields
 from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
-from typing import NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeVar, cast
 
 from anabranch.backoff import Backoff
+from anabranch.client.reservation import keepalive_ms_of
 from anabranch.client.session import Session
 from anabranch.client.shared import Shared
+from anabranch.client.transaction import Transaction
 from anabranch.core.locks.table_writes import fingerprint
 from anabranch.errors import (
+    AlreadyCommitted,
     AnabranchError,
     BeginAgainError,
     FeatureNotEnabled,
     InvalidArgument,
     LocksBroken,
     NotAuthorized,
+    OutcomeUnknown,
+    OwnershipLost,
     RetryError,
     TransactionAborted,
     UnsupportedVersion,
     WriteFailed,
 )
 from anabranch.protocol import defaults, limits
+from anabranch.protocol.ids import is_marked
 from anabranch.protocol.legal_names import check_name, split_stream
 from anabranch.protocol.schemas import records as r
-from anabranch.types import Result, Transacted
+from anabranch.types import Result, TaskOwnership, Transacted
+
+if TYPE_CHECKING:
+    from anabranch.reading.task_reader import TaskReader
 
 log = logging.getLogger("anabranch.client")
 
@@ -47,7 +56,8 @@ class Repeatable(AbstractContextManager[object], Protocol):
     @property
     def txn_id(self) -> bytes | None: ...
 
-    def commit(self, *, name: str | None = None, timeout: float | None = None) -> Result: ...
+    @property
+    def commit(self) -> Callable[..., Result]: ...
 
 
 H = TypeVar("H", bound=Repeatable)
@@ -97,10 +107,13 @@ class HotRows:
 
 
 class Turns:
-    """The turns of one call of `transact`: it has one at a time, ``held``."""
+    """The turns of one call of `transact`: it has one at a time, ``held``.
 
-    def __init__(self, hot: HotRows) -> None:
-        self._hot, self._session = hot, hot.session
+    ``marked``: its commit has a marked id, as it moves positions and has no name.
+    """
+
+    def __init__(self, hot: HotRows, *, marked: bool = False) -> None:
+        self._hot, self._session, self._marked = hot, hot.session, marked
         self.held: RowTurn | None = None
 
     def check_cold(self, table: str, key: bytes) -> None:
@@ -120,7 +133,8 @@ class Turns:
             self.give_up()
         former, self.held = self.held, None
         with suppress(RetryError):
-            txn_id = self._session.new_txn_id(split_stream(error.table)[0], deadline)
+            scope = split_stream(error.table)[0]
+            txn_id = self._session.new_txn_id(scope, deadline, marked=self._marked)
             return self._take(txn_id, error.table, error.key, former, deadline)
         return False
 
@@ -156,9 +170,13 @@ class Turns:
             self.held = RowTurn(txn_id, (table, point), answer.timestamp, last)
         return answer is not None
 
-    def committed(self, txn_id: bytes) -> None:
-        """Note that this transaction is committed, which has ended its turn."""
-        if self.held is not None and self.held.txn_id == txn_id:
+    def committed(self, result: Result) -> None:
+        """Note that a transaction is committed, which has ended its turn.
+
+        A commit that leaves neither events nor a row of its own does not end it.
+        """
+        its_own = self.held is not None and self.held.txn_id == result.txn_id
+        if its_own and (result.counts.committed or not is_marked(result.txn_id)):
             self.held = None
 
     def give_up(self) -> None:
@@ -176,14 +194,38 @@ def transact(
     function: Callable[[H], V],
     name: str | None,
     deadline: float,
+    *,
+    reader: TaskReader | None = None,
     turns: Turns | None = None,
 ) -> Transacted[V]:
     """Call ``function`` with a new transaction and commit, until it commits or the deadline is over.
 
-    ``begin``: makes the transaction; its argument limits its seconds. ``turns``: after locks broke at a row, the
-    next try waits for a turn there. Raises: what the last try raised.
+    ``begin``: makes the transaction; its argument limits its seconds. ``reader``: its positions move with the
+    commit. ``turns``: after locks broke at a row, the next try waits for a turn there. Raises: what the last try
+    raised.
     """
     check_name(name)
+    commit = _Commit(name, shared, None if reader is None else reader.consumed())
+    try:
+        return _transact(shared, begin, function, commit, deadline, turns)
+    except BaseException as error:
+        if reader is None:
+            raise
+        if commit.in_doubt:
+            reader.end(f"the commit of this reader's positions ended by {type(error).__name__}")
+        elif commit.consumed is not None:
+            reader.put_back(commit.consumed)
+        raise
+
+
+def _transact(
+    shared: Shared,
+    begin: Callable[[float], H],
+    function: Callable[[H], V],
+    commit: _Commit,
+    deadline: float,
+    turns: Turns | None,
+) -> Transacted[V]:
     clock = shared.ports.clock
     pauses = Backoff(
         defaults.FIRST_TRANSACT_PAUSE_S,
@@ -193,6 +235,7 @@ def transact(
         jitter=lambda: shared.session.random64() % 1024 / 1024,
     )
     lost: AnabranchError | None = None
+    value = cast("V", None)
     try:
         while True:
             left = max(_LEAST_S, deadline - clock.monotonic())
@@ -204,15 +247,10 @@ def transact(
                 raise lost from error
             try:
                 with txn:
-                    value = function(txn)
-                    _check_called(value)
-                    left = max(_LEAST_S, deadline - clock.monotonic())
-                    result = txn.commit(name=name, timeout=left)
-                    if turns is not None:
-                        turns.committed(result.txn_id)
-                    return Transacted(
-                        *(getattr(result, f.name) for f in fields(result)), value=value
-                    )
+                    if commit.earlier is None:
+                        value = function(txn)
+                        _check_called(value)
+                    result = commit.send(txn, max(_LEAST_S, deadline - clock.monotonic()))
             except (HotRow, LocksBroken, TransactionAborted, WriteFailed) as error:
                 if txn.txn_id is None and not isinstance(error, HotRow | LocksBroken):
                     raise  # raised by the function
@@ -221,11 +259,63 @@ def transact(
                         raise
                     raise LocksBroken(str(error), table=error.table, key=error.key) from error
                 lost = error.with_traceback(None)
-            if turns is None or not turns.take_after(lost, deadline):
-                pauses.sleep()
+                if turns is None or not turns.take_after(lost, deadline):
+                    pauses.sleep()
+                continue
+            if result is not None:
+                if turns is not None:
+                    turns.committed(result)
+                return Transacted(*(getattr(result, f.name) for f in fields(result)), value=value)
+            if turns is not None:
+                turns.give_up()  # the positions move alone
     finally:
         if turns is not None:
             turns.give_up()
+
+
+class _Commit:
+    """The commit of `transact`: its name, and the positions that it moves.
+
+    If the name was committed earlier, the effects of that commit count, and the positions move alone, by another
+    commit: a worker that fails between the two repeats its events, whose commit by name again has no effect.
+    """
+
+    def __init__(
+        self, name: str | None, shared: Shared, consumed: r.Consumed | None = None
+    ) -> None:
+        self.name, self.consumed = name, consumed
+        self._shared = shared
+        self.earlier: Result | None = None  # of the name
+        self.in_doubt = False  # whether the positions may have moved
+
+    def send(self, txn: Repeatable, timeout: float) -> Result | None:
+        """Commit once; None: the positions have yet to move alone. Raises: as `Transaction.commit`."""
+        if self.consumed is None:
+            return txn.commit(name=self.name, timeout=timeout)
+        name = self.name if self.earlier is None else None
+        self.in_doubt = True
+        try:
+            result = txn.commit(name=name, consumed=self.consumed, timeout=timeout)
+        except (OutcomeUnknown, OwnershipLost):
+            raise
+        except AlreadyCommitted:
+            self.in_doubt = False
+            if name is None:
+                raise
+            self.earlier = self._named(name, timeout)
+            return None
+        except AnabranchError:
+            self.in_doubt = False
+            raise
+        return self.earlier or result
+
+    def _named(self, name: str, timeout: float) -> Result:
+        """The result of the commit of this name: another commit by the name, without events, has it."""
+        scope = "" if self.consumed is None else split_stream(self.consumed.processor)[0]
+        keepalive_ms = keepalive_ms_of(defaults.KEEPALIVE_S)
+        with self._shared.outside():
+            asking = Transaction(self._shared, scope, None, keepalive_ms)
+            return asking.commit(name=name, timeout=timeout)
 
 
 def _check_called(returned: object) -> None:
@@ -236,3 +326,13 @@ def _check_called(returned: object) -> None:
         raise InvalidArgument(
             "the function was not run: give a plain one, neither async nor a generator"
         )
+
+
+def ownership_of(reader: object) -> TaskOwnership:
+    """The ownership of a reader whose positions `transact` moves. Raises: InvalidArgument (it has none)."""
+    found = getattr(reader, "ownership", None)
+    if not isinstance(found, TaskOwnership):
+        raise InvalidArgument(
+            f"consume={reader!r:.100}: give a reader of tasks, as `client.read(…, ownership=…)` makes"
+        )
+    return found

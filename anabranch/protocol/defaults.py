@@ -50,6 +50,10 @@ HOT_ROW_S = 0.5
 # A controller that knows no turns is asked for one again after this time.
 NO_TURNS_S = 60.0
 
+# A processor's batch is handled again after these pauses, when its locks break.
+FIRST_CONFLICT_PAUSE_S = 0.004
+LONGEST_CONFLICT_PAUSE_S = 0.5
+
 # -- processors -------------------------------------------------------------------------------------------
 
 TASKS = 16

@@ -211,13 +211,42 @@ def test_a_late_copy_of_an_advised_commit_does_no_harm(hot: Hot) -> None:
 
     session.locked_shot, session.take_turn = noted, disturbed  # type: ignore[method-assign]
     result = hot.rows.transact(hot.add)
-    advised, second = sent
+    advised, asked, second = sent
+    assert asked == advised, "the answer shows that no copy was carried out"
     assert hot.waits == [True, True]
     assert hot.asked[0].txn_id == hot.asked[1].former == advised.txn_id
     assert result.txn_id == second.txn_id
     late = hot.blind._shared.session
     assert isinstance(late.locked_shot(advised, late.now() + 5), r.Revalidate)
     assert hot.rows.snapshot().get(A, ROW) == b"21"
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_copy_of_an_advised_commit_that_is_carried_out_is_its_outcome(
+    hot: Hot, by_hand: bool
+) -> None:
+    """Its own write has broken its locks: the function is not called again."""
+    hot.occupy()
+    session, late, tries = hot.rows._shared.session, hot.blind._shared.session, list[float]()
+    shot = session.locked_shot
+
+    def copied(command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
+        answer = shot(command, deadline)
+        if isinstance(answer, r.Revalidate):
+            assert isinstance(late.locked_shot(command, late.now() + 5), r.Outcome)
+        return answer
+
+    session.locked_shot = copied  # type: ignore[method-assign]
+    if by_hand:
+        with hot.rows.begin() as txn:
+            hot.add(txn)
+            result = txn.commit()
+    else:
+        result = hot.rows.transact(hot.add_noted(tries))
+        assert len(tries) == 1
+        assert result.txn_id == hot.asked[0].txn_id
+    assert hot.client.state(result.txn_id).state == "COMMITTED"
+    assert hot.rows.snapshot().get(A, ROW) == b"2"
 
 
 def test_other_transactions_are_only_delayed(hot: Hot) -> None:

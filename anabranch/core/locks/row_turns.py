@@ -115,18 +115,12 @@ def _next(turn: Turn, queue: RowQueue) -> RowQueue:
     return RowQueue(holder, others, asker.lane)
 
 
-def judge(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> r.Revalidate | None:
-    """The answer to a one-shot that is not carried out now, though nothing is wrong with it; None: carry it out.
+def advice(turn: Turn, command: r.OneShot) -> r.Revalidate | None:
+    """The answer that advises a one-shot to take a turn, as it would break the locks of a turn's holder; else None.
 
-    Its locks may be broken. Or it would break those of a turn's holder: then its sender is advised to take a turn.
-    A one-shot gets this advice once in a turn; its next copy is carried out. So a client that knows no turns is
-    only delayed. Raises: as `conflicts.judge`.
+    Nothing else is wrong with the one-shot. A one-shot gets this advice once in a turn; its next copy is carried
+    out. So a client that knows no turns is only delayed.
     """
-    again = conflicts.judge(turn, command)
-    return _advice(turn, command) if again is None and to is not None else again
-
-
-def _advice(turn: Turn, command: r.OneShot) -> r.Revalidate | None:
     queues = turn.row_turns.queues.as_dict()
     if not queues:
         return None
