@@ -30,6 +30,7 @@ from anabranch.client.reservation import keepalive_ms_of
 from anabranch.client.session import unknown
 from anabranch.client.shared import Shared, entered
 from anabranch.client.table_locks import Locks, RegisteredLocks, SentLocks, broken
+from anabranch.client.transact import Turns
 from anabranch.client.transaction import (
     Transaction,
     check_consumed,
@@ -141,6 +142,7 @@ class TableWork:
         self._read_from: dict[int, int] = {}  # writer that was read from -> sequence of its receipt
         self._broken: LocksBroken | None = None
         self._over = ""
+        self._turns: Turns | None = None  # at hot rows
 
     def __enter__(self) -> Self:
         entered(self._shared, self)
@@ -185,6 +187,8 @@ class TableWork:
         if own is not None:
             self._note(own.by)
             return own.value
+        if self._turns is not None:
+            self._turns.check_cold(table, key)
         self._was_read = True
         if not (lock and self._reads_lock):
             return self._view.get(table, key)
@@ -590,9 +594,11 @@ class TableTransaction(TableWork):
         writers: Writers = "own",
         *,
         ownership: TaskOwnership | None = None,
+        turns: Turns | None = None,
     ) -> None:
-        """``keepalive``: seconds; None for a short transaction."""
+        """``keepalive``: seconds; None for a short transaction. ``turns``: of the call that makes this try."""
         super().__init__(shared, replica, view, isolation)
+        self._turns = turns
         self._ownership = ownership
         self._wrote = ownership is not None  # its commit at least moves positions
         self.trace = shared.new_trace()
@@ -959,9 +965,9 @@ class TableTransaction(TableWork):
         scope, marked = self._scope(), consumed is not None and name is None
         txn_id = self._txn_id
         if txn_id is None or (is_marked(txn_id) != marked and not self._sent):
-            txn_id = self._session.new_txn_id(scope, deadline, marked=marked)
-            self._txn_id = txn_id
+            txn_id = self._txn_id = self._new_id(scope, deadline, marked=marked)
         place_null_keys(self._shared, self._events, deadline)
+        advised = False
         while True:
             # Take the marks before validating, so that the validation includes everything up to them.
             marks = self._replica.marks()
@@ -972,6 +978,9 @@ class TableTransaction(TableWork):
                 found = error
             if found is not None and self._sent:
                 # The lock may have been broken by this commit itself, or after it.
+                if advised and isinstance(found, LocksBroken):
+                    # RESOLVE would abort the id, and end its turn.
+                    return self._repeated(found, self._shared.deadline(_GRACE_S))
                 return self._given_up(txn_id, scope, found)
             if isinstance(found, LocksBroken):
                 self._fail(found)
@@ -986,11 +995,23 @@ class TableTransaction(TableWork):
             if isinstance(answer, r.Outcome):
                 self._replica.observe(answer.commit_timestamp, last)
                 return answer
-            self._sent = False
+            # A copy of a one-shot that was advised to take a turn may be carried out yet.
+            self._sent = advised = bool(answer.writers)
+            timestamp = answer.timestamp
+            if advised and self._turns is not None:
+                row = self._locks.key_of(answer.writers[0])
+                held = self._turns.take_for(txn_id, *row, deadline)
+                timestamp, last = (timestamp, last) if held is None else (held.timestamp, held.last)
             try:
-                self._replica.wait(answer.timestamp, last, deadline)
+                self._replica.wait(timestamp, last, deadline)
             except AnabranchError as error:
                 return self._given_up(txn_id, scope, error)
+
+    def _new_id(self, scope: str, deadline: float, *, marked: bool) -> bytes:
+        held = None if self._turns is None else self._turns.held
+        if held is not None and is_marked(held.txn_id) == marked:
+            return held.txn_id
+        return self._session.new_txn_id(scope, deadline, marked=marked)
 
     def _send(self, command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
         before, self._sent, self._shot = self._sent, True, command
@@ -1037,13 +1058,16 @@ class TableTransaction(TableWork):
         """Send the last command again, if a copy of it is not answered; RESOLVE takes no marked id.
 
         Returns the outcome if a copy was carried out. Otherwise raises ``error``, and `commit` may be repeated
-        unless locks are broken: no copy can be carried out after this one, as what broke its locks stays.
+        unless locks are broken: no copy can be carried out after this one, as what broke its locks stays. Raises
+        OutcomeUnknown if only others' turns were in the way.
         """
         if self._sent and self._shot is not None:
             answer = self._send(self._shot, deadline)
             if isinstance(answer, r.Outcome):
                 return answer
-            self._sent = False
+            self._sent = bool(answer.writers)
+            if self._sent:
+                raise unknown("is not known", self._shot.txn_id, None) from error
         if isinstance(error, LocksBroken):
             self._fail(error)
         raise error

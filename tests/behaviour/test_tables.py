@@ -22,6 +22,7 @@ from anabranch.errors import (
     NotAuthorized,
     SnapshotExpired,
 )
+from anabranch.protocol.schemas.codec import LEVEL
 from anabranch.topics.names import journal_topic
 from tests.cluster import Cluster
 from tests.waiting import wait_until
@@ -52,6 +53,35 @@ def put(client: anabranch.Client, table: str, **rows: int | None) -> int:
 
 
 # -- many at once ---------------------------------------------------------------------------------------
+
+
+def test_each_client_of_a_hot_row_commits(
+    client: anabranch.Client,
+    other: anabranch.Client,
+    operator: anabranch.Client,
+    tables: tuple[str, str],
+    bank: Replica,
+) -> None:
+    """Two clients of four threads add to one row: no addition is lost, and none waits for long."""
+    table, _ = tables
+    operator.feature_level(raise_to=LEVEL)
+    put(client, table, hot=0)
+
+    def add(txn: Any) -> None:
+        txn.put(table, b"hot", b"%d" % (int(txn.get(table, b"hot")) + 1))
+
+    def work(replica: Replica) -> float:
+        slowest = 0.0
+        for _ in range(10):
+            began = time.monotonic()
+            replica.transact(add)
+            slowest = max(slowest, time.monotonic() - began)
+        return slowest
+
+    with other.replica(table) as others, ThreadPoolExecutor(8) as pool:
+        slowest = max(pool.map(work, [bank, others] * 4))
+    assert bank.snapshot().get(table, b"hot") == b"80"
+    assert slowest < 10
 
 
 @pytest.mark.soak
