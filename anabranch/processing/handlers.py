@@ -17,7 +17,6 @@ from anabranch.errors import IllegalState
 from anabranch.processing.batch import HandlerContext, TaskRows, WorkBatch, begin_context
 from anabranch.processing.failures import (
     FAILURES,
-    PATIENCE_S,
     Case,
     Failures,
     failure_in,
@@ -49,17 +48,18 @@ class Handlers:
 
     def __init__(
         self, app: Program, stores: Sequence[str], metrics: Numbers | None = None,
-        stop: threading.Event | None = None, *, patience_s: float = PATIENCE_S,
+        stop: threading.Event | None = None, *, pauses: bool = True,
     ) -> None:  # fmt: skip
         """``stores``: names of the processor's stores, in the order of their numbers.
 
-        ``stop``, ``patience_s``: see `Failures`.
+        ``stop``, ``pauses``: see `Failures`.
         """
         self._app = app
-        self._patience_s = patience_s
         self.batch_bytes = min(app.cut_bytes, FULL_BYTES)
         self._left: list[Piece] = []  # input that the previous batch had no room for
-        self._failures = Failures(app, metrics or Numbers(TABLE), stop or threading.Event())
+        self._failures = Failures(
+            app, metrics or Numbers(TABLE), stop or threading.Event(), pauses=pauses
+        )
         for number, name in enumerate(stores, FIRST_STORE):
             if name in app.stores:
                 app.stores[name].number(number)
@@ -106,7 +106,6 @@ class Handlers:
         writes). The batch is unusable after an error.
         """
         left = list[Piece]()
-        self._failures.patience = self._patience_s
         with closed_by_failure(batch) as at:
             if self._loop is not None and asyncio.all_tasks(self._loop):
                 # Asyncio tasks that handlers have left run here; if they write, `_strays` gets an error.
@@ -130,7 +129,6 @@ class Handlers:
 
         Raises: as `handle`.
         """
-        self._failures.patience = self._patience_s
         if self._time is not None:
             with closed_by_failure(batch) as at:
                 for task in tasks:
@@ -261,7 +259,6 @@ class Handlers:
             key = event.key if event.key is not None else (event.partition, event.offset)
             chains.setdefault(key, []).append((event, task))
         ending = False
-        self._failures.patience = self._patience_s * self._app.concurrency  # their pauses overlap
 
         async def handle(at: HandlerContext, event: Event, task: int) -> None:
             at.task, at.key, at.value, at.timestamp = task, event.key, event.value, event.timestamp
@@ -276,6 +273,7 @@ class Handlers:
         async def handle_with_retries(event: Event, task: int) -> None:
             pauses, case = new_pauses(), partial(Case.of, event)
             pause: float | None = 0.0
+            failed: BaseException | None = None
             while pause is not None:
                 at = begin_context(batch)  # for this asyncio task and this try only
                 at.own_key, at.strays = self._app.concurrency > 1, self._strays
@@ -290,7 +288,9 @@ class Handlers:
                     pause = self._failures.judge(at, case, error, pauses)
                     if pause is None:
                         self._failures.bury(at, case(), error)
-                at.over = True
+                elif failed is not None:
+                    self._failures.passed(failed)
+                at.over, failed = True, error
                 if pause is not None:
                     await asyncio.sleep(pause)
                     self._failures.check_not_stopping()

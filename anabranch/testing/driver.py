@@ -259,7 +259,7 @@ class Driver:
     # -- commits --------------------------------------------------------------------------------------
 
     def _new_handlers(self) -> Handlers:
-        handlers = Handlers(self._app, tuple(self._app.stores), patience_s=0.0)
+        handlers = Handlers(self._app, tuple(self._app.stores), pauses=False)
         handlers.resume(self._rows, range(self._app.tasks))
         return handlers
 
