@@ -42,7 +42,8 @@ class Processor(Program):
 
     ``name``: ``scope/name``. ``tasks``: a power of two, the most workers that share the work; it never changes.
     ``commit_interval``: seconds between commits; 0: commit at once. ``cut_bytes``: about how many bytes of events
-    one commit has. A bigger input transaction is split, unless ``whole`` is set. ``dead_letter``: the stream for
+    one commit has. An input transaction that is bigger, or is handled for more than 5 seconds, is split, unless
+    ``whole`` is set. ``dead_letter``: the stream for
     events, timers and windows whose handler still fails after all ``retries``; with None the worker stops.
     ``concurrency``: how many ``async`` handlers run concurrently. ``start``: where a new processor begins, as in
     `Client.read`. ``on_lost``: what to do if retention has removed events that were not consumed: 'stop' raises
@@ -84,6 +85,7 @@ class Processor(Program):
         self.on_lost, self.idle = on_lost, idle
         self.tasks = tasks
         self.commit_interval = commit_interval
+        self.whole = whole
         self.cut_bytes = _MOST if whole else cut_bytes
         self.dead_letter = dead_letter
         self.retries = retries

@@ -121,23 +121,26 @@ class WorkBatch:
         self.rows: dict[int, dict[bytes, bytes | None]] = {}
         self.counts = Counter[tuple[str, ...]]()  # metrics to add when it is committed
         self.pieces: list[Piece] = []  # the input that was handled
-        self.left: list[Piece] = []  # input that had no room, for the next batch
+        self.left: list[Piece] = []  # input that is read and not handled
+        self.is_ended = (
+            False  # whether timers are left, which the next batch has to fire before any event
+        )
         self._slices = 0
         self._below = below
         self._task_count = task_count
         self.known: dict[bytes, int] = below.known
         self.due: dict[tuple[int, bytes], int] = below.due
 
-    def note_input(self, pieces: Sequence[Piece], left: list[Piece]) -> None:
-        """Note handled pieces of input. ``left``: the last of the pieces, which had no room."""
-        self._slices += bool(pieces)
+    def note_input(self, handled: Sequence[Piece], left: list[Piece], *, read: bool) -> None:
+        """Note pieces of input. ``left``: what is not handled. ``read``: whether they were just read."""
+        self._slices += read
         self.left = left
-        self.pieces += pieces[: len(pieces) - len(left)]
+        self.pieces += handled
 
     def is_full(self, most: int) -> bool:
         """Whether the batch has to be committed now. ``most``: bytes that a commit should have."""
         read = self._slices * SLICE_BYTES
-        return bool(self.left) or self.size >= most or read >= _READ_AHEAD * most
+        return self.is_ended or self.size >= most or read >= _READ_AHEAD * most
 
     def close(self) -> bool:
         """Take no more changes, because all events are handled. Returns whether the batch has input or effects."""

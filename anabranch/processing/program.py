@@ -133,6 +133,7 @@ class Program:
     tasks: int
     commit_interval: float
     cut_bytes: int
+    whole: bool
     dead_letter: str | None
     retries: int
     concurrency: int

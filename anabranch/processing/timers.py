@@ -233,10 +233,10 @@ class TimeOfTasks:
         timers: Iterable[Timer | Windows],
         failures: Failures,
         idle: float | None,
-        batch_bytes: int,
+        is_full: Callable[[WorkBatch], bool],
     ) -> None:
-        """``idle``: seconds, as in `Processor`. ``batch_bytes``: a batch of this size fires no more timers."""
-        self._batch_bytes = batch_bytes
+        """``idle``: seconds, as in `Processor`. ``is_full``: whether a batch may fire no more timers."""
+        self._is_full = is_full
         self._idle_ms = None if idle is None else idle * 1000
         self._wall_ms = self._latest = 0
         self._last_event_ms: dict[int, int] = {}  # when a task's last event came, by the wall clock
@@ -340,7 +340,8 @@ class TimeOfTasks:
                 timer = self._timers.get(place[:_NUMBER])
                 if timer is None or batch.get(task, row) in (None, now):
                     continue  # of another program, cancelled by an earlier timer, or set when it was due already
-                if batch.size >= self._batch_bytes:
+                if batch.is_ended or self._is_full(batch):
+                    batch.is_ended = True
                     return  # the next batch begins with the timers that are left
                 at.task = task
                 self._call(at, timer, row, size)

@@ -66,6 +66,7 @@ _SLICE_S = 0.05
 _ASK_S = 30.0
 _RESTORE_S = 600.0  # a restore fails after this time without a record of state
 _HANDOVER_S = 3.0
+_SERVE_S = 0.25
 _COMMIT_SLICE_S = 0.05
 _FEW = 5  # up to this many commits of input in an interval, input is slow
 MIRROR_S = 5.0
@@ -78,25 +79,58 @@ class Membership:
 
     The assignment is a hint. While the group rebalances, a worker continues with the tasks that it has: the
     controller refuses commits for a task once another worker has taken it (task ownership).
+
+    A thread serves the group, so that a worker stays a member however long its handlers take.
     """
 
-    def __init__(self, member: GroupMember, topic: str) -> None:
-        self._member = member
+    def __init__(self, member: GroupMember, topic: str, also: Callable[[], None]) -> None:
+        """``also``: called a few times a second, on the thread."""
+        self._member, self._also = member, also
         self.wanted: frozenset[int] = frozenset()
         self.generation = 0  # raised with each assignment
+        self._error: Exception | None = None
+        self._changed, self._ended = threading.Condition(), threading.Event()
         member.join([topic], self._gained, self._lost)
+        self._thread = threading.Thread(target=self._run, name="group", daemon=True)
+        self._thread.start()
 
     def serve(self, wait: float) -> frozenset[int]:
-        """Serve the group for at most this many seconds. Returns the tasks that this worker should have."""
-        self._member.serve(wait)
+        """Wait for an assignment for at most this many seconds. Returns the tasks that this worker should have.
+
+        Raises: as `GroupMember.serve`.
+        """
+        with self._changed:
+            generation = self.generation
+            if wait > 0:
+                self._changed.wait_for(
+                    lambda: self.generation != generation or self._error is not None, wait
+                )
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
         return self.wanted
 
     def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
         self._member.close()
 
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._member.serve(_SERVE_S)
+                self._also()
+            except Exception as error:  # noqa: BLE001 - the worker's thread raises it
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()
+                self._ended.wait(IDLE_S)
+
     def _gained(self, places: list[TopicPartition]) -> None:
-        self.wanted = frozenset(place.partition for place in places)
-        self.generation += 1
+        with self._changed:
+            self.wanted = frozenset(place.partition for place in places)
+            self.generation += 1
+            self._changed.notify_all()
 
     def _lost(self, places: Sequence[TopicPartition], may_commit: bool) -> None:
         """Do nothing: the next assignment counts."""
@@ -169,7 +203,7 @@ class Worker:
         self._reader: TaskReader | PlainReader | None = None
         self._generation = -1
         self._lost = Lost()
-        self._check_at = self._follow_at = 0.0
+        self._check_at = self._follow_at = self._watch_at = 0.0
         self._sent_at = self._seen_at = self._taken_at = 0.0
         self._is_slow = False  # whether the last batch had few commits of input
         self._handled_s = 0.0  # how long the handlers took for the last input
@@ -183,6 +217,7 @@ class Worker:
             columns_read.warm()
             columns_write.warm()
             self._handlers = handlers(app, info.stores, self.metrics, self.stop)
+            self._handlers.monotonic = self._clock.monotonic
             self._stack.callback(self._handlers.close)
             self._table = Table(folder)
             self._stack.callback(self._table.close)
@@ -195,8 +230,9 @@ class Worker:
             self._stack.callback(self._commits.close)
             topic = stream_topic(state_stream(app.name))
             group = f"{app.scope}.{app.name.partition('/')[2]}.workers"
-            member = tasks or Membership(ports.member(group, SESSION_S), topic)
-            self._member: Membership | AllTasks = member
+            self._member: Membership | AllTasks = tasks or Membership(
+                ports.member(group, SESSION_S), topic, self._watch
+            )
             self._stack.callback(self._member.close)
         except BaseException:
             self._stack.close()
@@ -354,6 +390,20 @@ class Worker:
             if row.task in tasks and row.holder != self._holder:
                 raise OwnershipLost(f"task {row.task} of {self._app.name} is {row.holder}'s")
 
+    def _watch(self) -> None:
+        """While handlers are at work for long, check that the tasks are still this worker's. For another thread."""
+        now, ownership = self._clock.monotonic(), self._ownership
+        if ownership is None or now < max(self._seen_at + SESSION_S, self._watch_at):
+            return
+        self._watch_at = now + SESSION_S
+        try:
+            self._check_holder(ownership.tasks)
+        except OwnershipLost as error:
+            if self._ownership is ownership and self._reader is not None:
+                self._handlers.stop(error)
+        except AnabranchError as error:
+            log.info("%s: %s", self._app.name, error)
+
     def _wanted(self) -> frozenset[int]:
         """The assigned tasks, without tasks that another worker took since the assignment."""
         wanted = self._member.serve(0.0)
@@ -381,6 +431,7 @@ class Worker:
 
         while True:
             self._seen_at = clock.monotonic()
+            self._handlers.due = self._sent_at + app.commit_interval
             some = self._handlers.step(batch, ownership.tasks, clock.wall, read)
             if some:
                 self._handled_s = clock.monotonic() - self._seen_at

@@ -139,6 +139,8 @@ class Input:
     last: tuple[int, int] | None = None
     # Task -> its place in the last `consumed`.
     reported: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    # Task -> its first place, once the record of its position was read.
+    firsts: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
     def place(self) -> Place:
         """The place up to which all events were returned."""
@@ -163,18 +165,15 @@ class Input:
     def moved(self, task: int, left: Place | None = None) -> Iterator[TaskPosition]:
         """A task's position, if it moved since `consumed`. ``left``: the first place that is not processed."""
         at = left or self.place()
-        if at.segment >= 0 and at is left:
-            return  # nothing was processed since; the order of segments may belong to another record
         if at[:3] > self.reported_of(task):
             yield TaskPosition(self.number, at.record, at.timestamp, at.segment, at.offset)
 
     def reported_of(self, task: int) -> tuple[int, int, int]:
         """The place of a task in the last `consumed`, or its first place if that is higher.
 
-        Which part of the record the first place is in is known only while that record is read, so it is looked up
-        each time.
+        Before the record of its position was read, only that record's number matters.
         """
-        first = place_of(self.starts[task], self.order)[:3]
+        first = self.firsts.get(task) or place_of(self.starts[task], self.order)[:3]
         return max(first, self.reported.get(task, first))
 
 
@@ -341,6 +340,7 @@ class TaskReader(Iteration[Event]):
             for task, position in one.starts.items()
             if position.record >= offset and task in self._sequences
         }
+        one.firsts |= {task: place for task, place in not_consumed.items() if place[0] == offset}
         given = one.at[:3] if one.at.record == offset else _NONE  # a part was returned before
         for run in runs:
             segment = run.stretch.segment_id
@@ -384,7 +384,7 @@ class TaskReader(Iteration[Event]):
             )
             if one is None:
                 return taken
-            record = one.feed.first.record
+            number, record = one.feed.first.offset, one.feed.first.record
             group, timestamp = key = self._together[one.stream], record.timestamp
             if size >= most_bytes and key != last:
                 return taken
@@ -411,6 +411,7 @@ class TaskReader(Iteration[Event]):
                 one.last = found.last()
                 slices.slices.append(found)
                 tasks += found.tasks
+            slices.record, slices.order = number, one.order
             # If a part turned out to be deleted, drop the commit's events from other inputs, too.
             if self._is_half(group, timestamp):
                 while taken and (self._together[taken[-1].stream], taken[-1].timestamp) == key:

@@ -25,7 +25,7 @@ from anabranch.reading import task_reader as reader
 from anabranch.reading.slices import Place
 from anabranch.reading.task_reader import Assignment, TaskReader
 from anabranch.testing.driver import Driver
-from tests.mutants.planting import Planted, instead_of, wrapping
+from tests.mutants.planting import Planted, wrapping
 
 
 def _judged(change: Callable[[Any, bytes, bytes], Any]) -> Planted:
@@ -214,10 +214,12 @@ def null_keys_by_count() -> Planted:
     return patch.object(Assignment, "tasks_of", dealt)
 
 
-@instead_of(Handlers, "close_batch")
-def left_input_is_dropped(_: Handlers, batch: WorkBatch) -> bool:
+@wrapping(Handlers, "close_batch")
+def left_input_is_dropped(close: Any, self: Handlers, batch: WorkBatch) -> bool:
     """The next batch does not begin with the input that a commit had no room for."""
-    return batch.close()
+    self._left = []
+    found: bool = close(self, batch)
+    return found
 
 
 @wrapping(Driver, "_commit")

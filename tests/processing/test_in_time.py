@@ -1,0 +1,210 @@
+"""What a worker handles in one go is bounded in time, and it stays a member of its group meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.batches.records import Record
+from anabranch.errors import FixCallError, OwnershipLost
+from anabranch.ports import TopicPartition, TopicSpec
+from anabranch.processing.app import Processor
+from anabranch.processing.handlers import PART_S
+from anabranch.processing.worker import Membership, Worker
+from tests.processing.test_worker import Place
+
+MANY = 40
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def slow(place: Place, seconds: float, source: str = "nyc/in", **more: Any) -> Processor:
+    """Copies its input; each event takes some seconds."""
+    app = Processor("nyc/p", tasks=1, commit_interval=0.1, **more)
+    out = app.output("nyc/out")
+    given = app.topic(source) if "/" not in source else app.input(source)
+
+    @app.on(given)
+    def handle(event: Any) -> None:
+        place.clock.sleep(seconds)
+        out.write(b"", key=event.key)
+
+    return app
+
+
+def keys(count: int = MANY) -> list[bytes]:
+    return [b"%02d" % number for number in range(count)]
+
+
+def commits_of(place: Place, worker: Worker) -> list[int]:
+    """How many events each commit has, until all are written."""
+    found, before = list[int](), 0
+    while before < MANY:
+        worker.step()
+        if (now := len(place.written())) > before:
+            found.append(now - before)
+            before = now
+    return found
+
+
+def test_a_transaction_that_takes_long_comes_in_parts(place: Place) -> None:
+    place.write(*keys())
+    with closing(place.worker(slow(place, 1.0))) as worker:
+        parts = commits_of(place, worker)
+    assert place.written() == keys()
+    assert set(parts) == {PART_S}
+
+
+def test_a_transaction_is_kept_whole_if_the_program_says_so(place: Place) -> None:
+    place.write(*keys())
+    with closing(place.worker(slow(place, 1.0, whole=True))) as worker:
+        assert commits_of(place, worker) == [MANY]
+
+
+def test_small_transactions_wait_for_a_commit_no_longer_than_its_interval(place: Place) -> None:
+    for key in keys():
+        place.write(key)
+    with closing(place.worker(slow(place, 0.03))) as worker:
+        parts = commits_of(place, worker)
+    assert place.written() == keys()
+    assert max(parts) <= 4
+
+
+def test_records_of_plain_topics_wait_no_longer_either(place: Place) -> None:
+    log = place.cluster.log("kafka")
+    log.create_topics([TopicSpec("orders", 1, {}, 1)])
+    log.produce(TopicPartition("orders", 0), [Record(0, 1, key, b"v") for key in keys()])
+    with closing(place.worker(slow(place, 0.03, "orders"))) as worker:
+        parts = commits_of(place, worker)
+    assert place.written() == keys()
+    assert max(parts) <= 4
+
+
+@pytest.mark.parametrize("stop", range(1, 9))
+def test_another_worker_continues_inside_of_a_transaction(place: Place, stop: int) -> None:
+    """In two inputs, with windows that close when event time moves at the end of the whole transaction."""
+    place.client.create_stream("nyc/more")
+    app = Processor("nyc/p", tasks=1, commit_interval=0)
+    out, inputs = app.output("nyc/out"), [app.input("nyc/in"), app.input("nyc/more")]
+    windows = app.windows("w", 1)
+
+    @app.on(*inputs)
+    def handle(event: Any) -> None:
+        place.clock.sleep(1.0)
+        for window in windows.of(event):
+            window.value = b"".join([window.value or b"", event.key])
+        out.write(b"", key=event.key)
+
+    @windows.on_close
+    def closed(window: Any) -> None:
+        out.write(window.value, key=b"closed %d" % window.start)
+
+    with place.client.begin("nyc") as txn:
+        for at in range(1, 13):
+            txn.write("nyc/in", b"", key=b"a", timestamp=1000 * at)
+            txn.write("nyc/more", b"", key=b"b", timestamp=1000 * (13 - at) + 1)
+        txn.commit()
+    ends = [(b"closed %d" % (1000 * at), key) for at in range(1, 12) for key in (b"a", b"b")]
+    count = 0
+    while len(place.written()) < 24 + len(ends):
+        count += 1
+        assert count < 100
+        with closing(place.worker(app, str(count))) as worker:
+            for _ in range(stop):
+                worker.step()
+    written = place.events("nyc/out")
+    assert [one.key for one in written[:24]] == [b"a"] * 12 + [b"b"] * 12
+    assert len(place.commits("nyc/out")) >= 24 // PART_S
+    assert [(one.key, one.value) for one in written[24:]] == ends
+
+
+def test_a_worker_that_lost_its_tasks_stops_while_handlers_run(place: Place) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, whole=True)
+    out, handled, worker = app.output("nyc/out"), list[bytes](), list[Worker]()
+
+    @app.on(app.input("nyc/in"))
+    def handle(event: Any) -> None:
+        place.clock.sleep(7.0)
+        handled.append(event.key)
+        out.write(b"", key=event.key)
+        if event.key == b"02":
+            place.client.take_tasks("nyc/p", holder="another")
+        worker[0]._watch()  # as the group's thread calls it
+
+    place.write(*keys())
+    with closing(place.worker(app)) as busy:
+        worker.append(busy)
+        busy.step()  # takes the task
+        with pytest.raises(OwnershipLost, match="another"):
+            busy.step()
+    assert handled == keys(3)
+    assert place.written() == []
+
+
+def test_handlers_side_by_side_stop_in_time_and_in_order(place: Place) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, concurrency=2)
+    out, at_work = app.output("nyc/out"), set[bytes]()
+
+    @app.on(app.input("nyc/in"))
+    async def handle(event: Any) -> None:
+        at_work.add(event.key)
+        assert len(at_work) <= 2
+        place.clock.sleep(1.0)
+        await asyncio.sleep(0.001)
+        out.write(event.value, key=event.key)
+        at_work.discard(event.key)
+
+    place.write(*keys())
+    with closing(place.worker(app)) as worker:
+        parts = commits_of(place, worker)
+    assert sorted(place.written()) == keys()
+    assert len(parts) >= 4
+
+
+class Group:
+    """A member of a group that assigns once more with each call of `serve`."""
+
+    def __init__(self) -> None:
+        self.served = 0
+        self.error: Exception | None = None
+        self.ended = False
+
+    def join(self, topics: Sequence[str], gained: Callable[..., None], lost: Any) -> None:
+        self._gained = gained
+
+    def serve(self, wait: float) -> None:
+        time.sleep(0.01)
+        if self.error is not None:
+            raise self.error
+        self.served += 1
+        self._gained([TopicPartition("t", self.served)])
+
+    def close(self) -> None:
+        self.ended = True
+
+
+def test_the_group_is_served_while_handlers_are_at_work() -> None:
+    group, watched = Group(), threading.Event()
+    membership = Membership(group, "t", watched.set)  # type: ignore[arg-type]
+    assert membership.serve(5.0)
+    before = group.served
+    time.sleep(0.2)  # a handler at work
+    assert group.served > before + 2
+    assert watched.is_set()
+    assert max(membership.serve(0.0)) > before
+    group.error = FixCallError("planted")
+    time.sleep(0.1)
+    with pytest.raises(FixCallError, match="planted"):
+        membership.serve(5.0)
+    membership.close()
+    assert group.ended
