@@ -52,6 +52,7 @@ from anabranch.reading.history import check_start
 from anabranch.reading.positions import Mirror
 from anabranch.reading.slices import Piece
 from anabranch.reading.task_reader import TaskReader
+from anabranch.tables.rocks import TableDamaged
 from anabranch.topics.names import stream_topic
 from anabranch.types import TaskOwnership
 
@@ -67,6 +68,9 @@ _ASK_S = 30.0
 _RESTORE_S = 600.0  # a restore fails after this time without a record of state
 _HANDOVER_S = 3.0
 _SERVE_S = 0.25
+# A folder that is damaged more often than this, in this many seconds, is on a bad disk.
+_DAMAGES = 3
+_DAMAGES_S = 3600.0
 _COMMIT_SLICE_S = 0.05
 _FEW = 5  # up to this many commits of input in an interval, input is slow
 MIRROR_S = 5.0
@@ -220,6 +224,7 @@ class Worker:
             self._handlers.monotonic = self._clock.monotonic
             self._stack.callback(self._handlers.close)
             self._table = Table(folder)
+            self.metrics.add("processor_folders_emptied", by=self._table.emptied)
             self._stack.callback(self._table.close)
             self._source = self._stack.enter_context(closing(ports.committed_log(_ASK_S)))
             state = StateReader(self._source, self._table, app.name, info.incarnation)
@@ -261,6 +266,7 @@ class Worker:
     def run(self) -> None:
         """Work until `stop` is set. Raises: FixCallError, HandlerFailed."""
         pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._clock)
+        damages = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._clock, quiet_s=_DAMAGES_S)
         while not self.stop.is_set():
             try:
                 self.step()
@@ -274,6 +280,13 @@ class Worker:
                 if isinstance(error, OwnershipLost):
                     self._lost.tasks, self._check_at = frozenset(range(self._app.tasks)), 0.0
                 self.stop.wait(pauses.begin())
+            except TableDamaged as error:
+                self._drop()
+                pause = damages.begin()
+                if damages.count > _DAMAGES:
+                    raise
+                self.stop.wait(pause)
+                self._empty(error)
 
     def close(self) -> None:
         """Release the tasks and leave the group, after the commit under way has ended."""
@@ -314,12 +327,18 @@ class Worker:
 
     def _drop(self) -> None:
         """Drop what is computed, after the commit under way has ended. The tasks' rows will show its outcome."""
-        with suppress(AnabranchError):
+        with suppress(AnabranchError, TableDamaged):
             self._commits.wait()
         if self._reader is not None:
             self._reader.close()
         self._reader = self._ownership = None
         self.metrics.set("processor_tasks", 0)
+
+    def _empty(self, error: TableDamaged) -> None:
+        """Empty the folder, whose files are damaged. The tasks' state is then read from the log."""
+        self._table.empty(error)
+        self.metrics.add("processor_folders_emptied")
+        self._commits.state.forget(range(self._app.tasks))
 
     def _take(self, wanted: frozenset[int]) -> None:
         """Take the tasks that the group assigned, read their state, and begin to read their inputs."""

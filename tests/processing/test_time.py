@@ -547,7 +547,8 @@ def test_what_fails_leaves_no_trace_in_a_cut(
 def handled(whole: Piece) -> Iterator[None]:
     """Event time moves by all events of the piece, good or bad."""
     move = handlers_module._move_time
-    with patch.object(handlers_module, "_move_time", lambda at, time, _: move(at, time, [whole])):
+    moved = lambda at, time, _, **how: move(at, time, [whole], **how)  # noqa: E731
+    with patch.object(handlers_module, "_move_time", moved):
         yield
 
 
