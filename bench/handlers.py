@@ -9,6 +9,7 @@ commit, so the pauses of the first bad event and the take of the tasks count in 
 from __future__ import annotations
 
 import asyncio
+import logging
 import statistics
 import tempfile
 import time
@@ -27,6 +28,7 @@ GOAL_BAD, GOAL_ASYNC = 0.5, 0.7
 
 def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
     """Events per second, medians of rounds."""
+    logging.getLogger("anabranch.processor").setLevel(logging.ERROR)  # a line for each bad event
     rounds = 3 if quick else 7
     with anabranch.connect(place.bootstrap, timeout=60) as client:
         found: dict[str, list[float]] = {}

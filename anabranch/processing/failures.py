@@ -148,11 +148,13 @@ class Failures:
 
         Raises: the error itself, if the event is not its cause.
         """
-        if isinstance(error, TableError | NotAHandler) or is_from_outside(error):
+        kind = _kind_of(error)
+        if isinstance(error, TableError | NotAHandler) or (
+            kind not in self._lasting and is_from_outside(error)
+        ):
             raise error
         at.take_back()
         self._metrics.add("processor_failures")
-        kind = _kind_of(error)
         is_last = pauses.count >= (self._app.retries if retries is None else retries)
         now = self._clock.monotonic()
         is_lasting = self._lasting.get(kind, -math.inf) > now

@@ -35,7 +35,7 @@ from anabranch.processing.metrics import TABLE
 from anabranch.processing.program import Awaited, Program, Registered, check_result
 from anabranch.processing.timers import TimeOfTasks, Timer, Windows
 from anabranch.protocol.legal_names import is_plain
-from anabranch.reading.slices import Piece
+from anabranch.reading.slices import Piece, split_pieces
 from anabranch.reading.store_lookup import FIRST_STORE
 from anabranch.types import Event
 
@@ -139,7 +139,7 @@ class Handlers:
                 if self._is_full(batch) or (len(left) < len(pieces) and self._is_late()):
                     break
                 self._begin_commit(some[0].stream)
-                handled, rest = _split(some, self._handle_together(at, some))
+                handled, rest = split_pieces(some, self._handle_together(at, some))
                 left = rest + left[len(some) :]
                 if self._time is not None:
                     _move_time(at, self._time, handled, whole=not rest and handled[-1].whole)
@@ -462,22 +462,10 @@ def _given(piece: Piece) -> Iterator[Given]:
     return zip(piece.events, piece.tasks, strict=True)
 
 
-def _split(pieces: Sequence[Piece], count: int) -> tuple[list[Piece], list[Piece]]:
-    """The pieces with the first ``count`` events, and the others."""
-    for at, piece in enumerate(pieces):
-        if count < len(piece.tasks):
-            if not count:
-                return list(pieces[:at]), list(pieces[at:])
-            first, rest = piece.split(count)
-            return [*pieces[:at], first], [rest, *pieces[at + 1 :]]
-        count -= len(piece.tasks)
-    return list(pieces), []
-
-
 def _without(pieces: Sequence[Piece], left: Sequence[Piece]) -> list[Piece]:
-    """The handled part of pieces. ``left``: what `_split` left of them."""
+    """The handled part of pieces. ``left``: what `split_pieces` left of them."""
     counts = (sum(len(piece.tasks) for piece in some) for some in (pieces, left))
-    return _split(pieces, next(counts) - next(counts))[0]
+    return split_pieces(pieces, next(counts) - next(counts))[0]
 
 
 def _move_time(

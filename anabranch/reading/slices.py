@@ -156,3 +156,15 @@ class Piece(NamedTuple):
             return batch_of(self.events)
         found = [batch_of_run(self.stream, one.run, one.places) for one in self.events.slices]
         return found[0] if len(found) == 1 else pa.concat_batches(found)
+
+
+def split_pieces(pieces: Sequence[Piece], count: int) -> tuple[list[Piece], list[Piece]]:
+    """The pieces with the first ``count`` events, and the others."""
+    for at, piece in enumerate(pieces):
+        if count < len(piece.tasks):
+            if not count:
+                return list(pieces[:at]), list(pieces[at:])
+            first, rest = piece.split(count)
+            return [*pieces[:at], first], [rest, *pieces[at + 1 :]]
+        count -= len(piece.tasks)
+    return list(pieces), []

@@ -214,7 +214,7 @@ class TaskReader(Iteration[Event]):
     ) -> None:
         """``together``: as `Client.together` returns it."""
         super().__init__()
-        self._clock = ports.clock
+        self.clock = self._clock = ports.clock
         self._timeout = check_timeout(timeout)
         self._ownership = ownership
         self._sequences = {task: ownership.tasks[task].sequence for task in ownership.tasks}
@@ -377,6 +377,9 @@ class TaskReader(Iteration[Event]):
         if not any(one.feed.records for one in self._inputs):
             self._wait(until)
         while True:
+            for each in self._inputs:  # a history gives the records of one Kafka batch at a time
+                if not each.feed.records and each.feed.history.is_fetched:
+                    self._read_on(each, 0.0)
             one = min(
                 self._ready(until),
                 key=lambda one: one.feed.first.record.timestamp,
