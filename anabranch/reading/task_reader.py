@@ -40,6 +40,10 @@ from anabranch.types import Event, TaskOwnership
 
 _PACE_S = 0.25  # the wait for one input while no events come
 _ALL_S = 10.0  # the positions of all tasks move this often, also without events
+_ALL_READ_S = (
+    1.0  # and this often once all input is read, so that no lag is shown where nothing is left
+)
+_FEW_TASKS = 64  # with more tasks, they move as seldom as ever
 _ENDS_S = 5.0  # the longest wait for other inputs
 _NONE = (-1, -1, -1)
 _INSTEAD = (
@@ -227,7 +231,7 @@ class TaskReader(Iteration[Event]):
         self._complete: dict[int, int] = {}
         # Number of ``together`` -> ranges of timestamps with commits that may be incomplete.
         self._lost: dict[int, list[tuple[int, int]]] = {}
-        self._all_due = self._clock.monotonic() + _ALL_S
+        self._all_at = self._clock.monotonic()  # when the positions of all tasks moved last
         numbers = {one.stream: number for number, one in enumerate(ownership.inputs)}
         for stream in streams:
             if stream not in numbers:
@@ -528,9 +532,13 @@ class TaskReader(Iteration[Event]):
     @property
     def has_moved(self) -> bool:
         """Whether `consumed` has something new: events were returned, or tasks without events are due to move."""
-        if self._touched or self._clock.monotonic() < self._all_due:
+        if self._touched or not self._all_are_due():
             return bool(self._touched)
         return any(next(each.moved(task), None) for each in self._inputs for task in each.starts)
+
+    def _all_are_due(self) -> bool:
+        is_quick = len(self._sequences) <= _FEW_TASKS and not self.is_behind
+        return self._clock.monotonic() >= self._all_at + (_ALL_READ_S if is_quick else _ALL_S)
 
     def consumed(self, also: Iterable[int] = (), left: Sequence[Piece] = ()) -> Consumed:
         """The positions after all events returned since the last call: plain data, to be committed once and in
@@ -542,8 +550,8 @@ class TaskReader(Iteration[Event]):
         """
         now = self._clock.monotonic()
         tasks = self._touched | set(also)
-        if now >= self._all_due or not tasks:
-            tasks, self._all_due = set(self._sequences), now + _ALL_S
+        if self._all_are_due() or not tasks:
+            tasks, self._all_at = set(self._sequences), now
         limits = {piece.stream: piece.before for piece in reversed(left)}
         alike: dict[tuple[int, tuple[TaskPosition, ...]], list[int]] = {}
         for task in sorted(tasks):
