@@ -48,7 +48,9 @@ class Processor(Program):
     ``concurrency``: how many ``async`` handlers run concurrently. ``start``: where a new processor begins, as in
     `Client.read`. ``on_lost``: what to do if retention has removed events that were not consumed: 'stop' raises
     `SnapshotExpired`; 'skip' counts the affected transactions and skips them whole, in all inputs. ``idle``: after
-    this many seconds without events, a task takes the event time of its worker's other tasks.
+    this many seconds without events, a task takes the event time of its worker's other tasks. ``ahead``: an event
+    whose timestamp is more than this many seconds after its commit (of a plain topic: after the worker's clock) is
+    late for all windows, and does not advance event time.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Processor(Program):
         start: Start = "begin",
         on_lost: Literal["stop", "skip"] = "stop",
         idle: float | None = None,
+        ahead: float | None = None,
     ) -> None:
         """Raises: InvalidArgument."""
         super().__init__(name)
@@ -82,7 +85,9 @@ class Processor(Program):
             raise InvalidArgument(f"on_lost={on_lost!r} is 'stop' or 'skip'")
         if idle is not None and not 0 < idle < 1e9:
             raise InvalidArgument(f"idle={idle} is seconds, above 0")
-        self.on_lost, self.idle = on_lost, idle
+        if ahead is not None and not 0 <= ahead < 1e9:
+            raise InvalidArgument(f"ahead={ahead} is seconds, from 0")
+        self.on_lost, self.idle, self.ahead = on_lost, idle, ahead
         self.tasks = tasks
         self.commit_interval = commit_interval
         self.whole = whole

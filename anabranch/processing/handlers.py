@@ -75,7 +75,7 @@ class Handlers:
         self._time: TimeOfTasks | None = None
         if app.timers:
             timers = [one for one in app.stores.values() if isinstance(one, Timer | Windows)]
-            self._time = TimeOfTasks(timers, self._failures, app.idle, self._is_full)
+            self._time = TimeOfTasks(timers, self._failures, app.idle, self._is_full, app.ahead)
         self.monotonic: Callable[[], float] = time.monotonic
         self.due = math.inf  # when the batch's commit is due, in monotonic seconds
         # No input commit is begun after ``soft``, and no event after ``hard``.
@@ -474,7 +474,7 @@ def _move_time(
     latest: dict[int, int] = {}
     for piece in commit:
         for task, event in zip(piece.tasks, piece.events, strict=True):
-            if event.timestamp > latest.get(task, 0):
+            if event.timestamp > latest.setdefault(task, 0) and not time.is_ahead(event):
                 latest[task] = event.timestamp
     time.move(at, *_of_commit(commit[-1]), latest, whole=whole)
 

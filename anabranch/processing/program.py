@@ -140,6 +140,7 @@ class Program:
     start: Start
     on_lost: str
     idle: float | None
+    ahead: float | None
 
     def __init__(self, name: str) -> None:
         """Raises: InvalidArgument."""

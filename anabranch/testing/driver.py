@@ -244,7 +244,8 @@ class Driver:
         if len(found) == 1:
             return list(found.values())
         order = list(self._app.inputs)
-        return sorted(found.values(), key=lambda piece: order.index(piece.stream))
+        pieces = sorted(found.values(), key=lambda piece: order.index(piece.stream))
+        return _by_time(pieces) if is_plain(pieces[0].stream) and self._app.timers else pieces
 
     def _read(self) -> list[Piece]:
         """The next input transaction, or a part that is about as big as a commit may be."""
@@ -328,6 +329,20 @@ def _events_of(batch: WorkBatch, stream: str, written: list[Any]) -> Iterator[Wr
         else:
             for columns in columns_of(run):
                 yield from columns.events()
+
+
+def _by_time(pieces: list[Piece]) -> list[Piece]:
+    """Records of plain topics, each task's lowest timestamp first, and each topic's in their order."""
+    queues: dict[tuple[str, int], deque[Piece]] = {}
+    for piece in pieces:
+        queues.setdefault((piece.stream, piece.tasks[0]), deque()).append(piece)
+    found: list[Piece] = []
+    while queues:
+        place = min(queues, key=lambda one: queues[one][0].events[0].timestamp)  # type: ignore[index]
+        found.append(queues[place].popleft())
+        if not queues[place]:
+            del queues[place]
+    return found
 
 
 def _cut(commit: list[Piece], room: int) -> tuple[list[Piece], list[Piece]]:

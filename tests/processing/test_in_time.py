@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 
 from anabranch.batches.records import Record
-from anabranch.errors import FixCallError, OwnershipLost
+from anabranch.errors import FixCallError, InvalidArgument, OwnershipLost
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.processing.app import Processor
 from anabranch.processing.handlers import PART_S
 from anabranch.processing.worker import Membership, Worker
+from anabranch.testing import Driver
+from anabranch.testing.driver import START_MS
 from tests.processing.test_worker import Place
 
 MANY = 40
@@ -208,3 +211,84 @@ def test_the_group_is_served_while_handlers_are_at_work() -> None:
         membership.serve(5.0)
     membership.close()
     assert group.ended
+
+
+@pytest.mark.parametrize("second", ["full", "empty"])
+def test_plain_topics_are_read_by_event_time(place: Place, second: str) -> None:
+    """From the beginning of two topics with a backlog, no event is late that was not late when it came."""
+    log = place.cluster.log("kafka")
+    log.create_topics([TopicSpec(topic, 2, {}, 1) for topic in ("a", "b")])
+    for topic in ("a", "b") if second == "full" else ("a",):
+        for chunk in range(10):  # each its own Kafka batch
+            for partition in range(2):
+                records = [
+                    Record(0, 1_000_000 + 1000 * (100 * chunk + at), b"%d" % partition, b"v")
+                    for at in range(100)
+                ]
+                log.produce(TopicPartition(topic, partition), records)
+    app = Processor("nyc/p", tasks=2, commit_interval=0)
+    place.client.create_stream("nyc/late")
+    windows = app.windows("w", 10, grace=20, value=json, late=app.output("nyc/late"))
+    handled = list[int]()
+
+    @app.on(app.topic("a"), app.topic("b"))
+    def count(event: Any) -> None:
+        handled.append(event.timestamp)
+        for window in windows.of(event):
+            window.value = 1
+
+    began = place.clock.now
+    with closing(place.worker(app)) as worker:
+        while len(handled) < (4000 if second == "full" else 2000):
+            worker.step()
+    assert place.events("nyc/late") == []
+    assert place.clock.now - began < 5, "an empty topic is not waited for"
+
+
+def test_a_time_of_next_year_closes_no_windows() -> None:
+    app = Processor("nyc/p", tasks=1, ahead=60)
+    out, late = app.output("nyc/out", value=json), app.output("nyc/late")
+    windows = app.windows("w", 10, value=json, late=late)
+
+    @app.on(app.input("nyc/in"))
+    def count(event: Any) -> None:
+        for window in windows.of(event):
+            window.value = (window.value or 0) + 1
+
+    @windows.on_close
+    def closed(window: Any) -> None:
+        out.write(window.value, key=window.key)
+
+    driver = Driver(app)
+    driver.send("nyc/in", b"v", key="k", timestamp=START_MS + 365 * 86_400_000)
+    for at in range(50):
+        driver.send("nyc/in", b"v", key="k", timestamp=START_MS + 1000 * at)
+    assert [event.timestamp for event in driver.outputs("nyc/late")] == [
+        START_MS + 365 * 86_400_000
+    ]
+    assert [event.value for event in driver.outputs("nyc/out")] == [10] * 4
+    driver.send("nyc/in", b"v", key="k", timestamp=START_MS + 60_000)
+    assert len(driver.outputs("nyc/late")) == 1, "just not too far ahead"
+    for wrong in (-1, 1e10):
+        with pytest.raises(InvalidArgument, match="ahead"):
+            Processor("nyc/p", ahead=wrong)
+
+
+def test_no_lag_is_left_once_all_input_is_read(place: Place) -> None:
+    """Tasks without events move, too, within a second or two."""
+    app = Processor("nyc/p", tasks=16, commit_interval=0)
+    app.on(app.input("nyc/in"))(lambda event: None)
+    with closing(place.worker(app)) as worker:
+        place.write(b"a")
+        while worker.metrics.total("processor_events_in") < 1:
+            worker.step()
+        began = place.clock.now
+        while place.client.lag(place.client.processor("nyc/p"))[0].most.events:
+            worker.step()
+            assert place.clock.now < began + 3
+        commits = worker.metrics.total("processor_commits")
+        while place.clock.now < began + 30:
+            worker.step()
+        assert worker.metrics.total("processor_commits") <= commits + 1, (
+            "an idle one writes nothing"
+        )
