@@ -19,7 +19,7 @@ from anabranch.protocol.legal_names import is_plain, split_stream
 from anabranch.protocol.limits import copied_time
 from anabranch.reading.slices import Piece, split_pieces
 from anabranch.reading.task_reader import TaskReader
-from anabranch.types import Event, Headers, TaskOwnership
+from anabranch.types import Event, TaskOwnership
 
 _EVENT = re.compile(r"(.+)\[(\d+)\]@(\d+)")
 _TIMER = re.compile(r"(.+)@(\d+)")
@@ -43,7 +43,7 @@ class Letter(NamedTuple):
     stream: str
     error: str
     obstacle: str
-    headers: Headers
+    headers: list[tuple[str, bytes | None]]
 
     @classmethod
     def of(cls, event: Event) -> Letter:
@@ -52,7 +52,7 @@ class Letter(NamedTuple):
         left_out = headers.pop()[1] if headers and headers[-1][0] == _LEFT_OUT else None
         own = {name: (value or b"").decode("utf-8", "replace") for name, value in headers[-2:]}
         if tuple(own) != _OWN:
-            return cls(event, "unknown", "", "", "", "it is no dead letter", event.headers)
+            return cls(event, "unknown", "", "", "", "it is no dead letter", list(event.headers))
         place, obstacle, stream = own["from"], "", ""
         if found := _EVENT.fullmatch(place):
             kind, stream = "event", found[1]

@@ -215,7 +215,8 @@ class Failures:
 
 def _kind_of(error: BaseException) -> Hashable:
     """The class of an error, and the lines of code that it passed."""
-    lines, trace = [], error.__traceback__
+    lines: list[tuple[object, int]] = []
+    trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         if lines or not code.co_filename.startswith(

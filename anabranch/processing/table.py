@@ -9,6 +9,7 @@ may be those of half a commit, and the sequence is `NOT_WHOLE`.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,7 @@ log = logging.getLogger("anabranch.processor")
 
 _TASK = 2  # bytes of a task's number
 _MARKS = b"\xff\xff"  # no task has this number
+_IDENTITY = b"\xff\xfe"  # and none this
 _VERSION = "1"
 NOT_WHOLE = -1
 
@@ -83,6 +85,16 @@ class Table:
                 "in it is in the log, too, and may be deleted"
             ) from error
         self._get = self._rows.get
+
+    def identity(self) -> str:
+        """A random name of the folder, which it keeps until it is emptied."""
+        with named(self.folder, "read"):
+            found: bytes | None = self._rows.get(_IDENTITY)
+        if found is None:
+            found = os.urandom(4)
+            with named(self.folder, "written"):
+                self._rows.put(_IDENTITY, found)
+        return found.hex()
 
     def empty(self, error: TableDamaged) -> None:
         """Delete all rows and marks, as files are damaged: the log has them. Raises: TableError, IllegalState."""

@@ -236,7 +236,7 @@ class Worker:
             topic = stream_topic(state_stream(app.name))
             group = f"{app.scope}.{app.name.partition('/')[2]}.workers"
             self._member: Membership | AllTasks = tasks or Membership(
-                ports.member(group, SESSION_S), topic, self._watch
+                ports.member(group, SESSION_S, self._table.identity()), topic, self._watch
             )
             self._stack.callback(self._member.close)
         except BaseException:

@@ -538,7 +538,9 @@ class TaskReader(Iteration[Event]):
 
     def _all_are_due(self) -> bool:
         is_quick = len(self._sequences) <= _FEW_TASKS and not self.is_behind
-        return self._clock.monotonic() >= self._all_at + (_ALL_READ_S if is_quick else _ALL_S)
+        return self._clock.monotonic() >= self._all_at + (
+            min(_ALL_READ_S, _ALL_S) if is_quick else _ALL_S
+        )
 
     def consumed(self, also: Iterable[int] = (), left: Sequence[Piece] = ()) -> Consumed:
         """The positions after all events returned since the last call: plain data, to be committed once and in

@@ -81,7 +81,7 @@ def test_a_folder_that_is_damaged_again_and_again_stops_the_worker(place: Place)
             raise Exception("Corruption: planted")
 
         def broken() -> None:
-            worker._table._get = bad
+            worker._table._get = bad  # type: ignore[assignment]
 
         empty = worker._empty
 

@@ -164,7 +164,8 @@ def test_the_commands(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*words: str) -> Any:
         monkeypatch.setattr(options, "connected", lambda _: nullcontext(place.client))
         arguments = ["processor", "dead", *words, "--bootstrap", "fake:9092"]
-        found = CliRunner().invoke(get_command(cli), arguments)
+        command: Any = get_command(cli)
+        found = CliRunner().invoke(command, arguments)
         assert found.exit_code == 0, found.output
         return json.loads(found.stdout) if "--json" in words else found.stdout
 
