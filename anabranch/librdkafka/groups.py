@@ -180,8 +180,8 @@ class KafkaGroupMember:
         """``session``: the session timeout in seconds, unless an option sets it.
 
         ``name``: is added to the client's id. Groups deal out partitions in the order of the members' ids, which
-        begin with the clients' ids. So a member that joins with the same name again gets the same partitions, if the
-        others are the same, too.
+        begin with the clients' ids. So a member that joins with the same name again gets the same partitions, if
+        the others are the same, too.
 
         Raises: UnsupportedSetting (an option that librdkafka does not take).
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,9 @@ def test_tasks_stay_where_their_rows_are(
     def tasks(one: Running) -> set[int]:
         return set(one.worker.tasks)
 
+    def has_all(one: Running) -> bool:
+        return len(tasks(one)) == 4
+
     running = {name: start(app, name) for name in "ab"}
     wait_until(lambda: all(len(tasks(one)) == 2 for one in running.values()), 30.0)
     place.write(1, 20)
@@ -91,7 +95,7 @@ def test_tasks_stay_where_their_rows_are(
     for name in "abab":
         running.pop(name).end()
         (other,) = running.values()
-        wait_until(lambda other=other: len(tasks(other)) == 4, 30.0)
+        wait_until(partial(has_all, other), 30.0)
         running[name] = start(app, name)
         wait_until(lambda: all(len(tasks(one)) == 2 for one in running.values()), 30.0)
         assert {name: tasks(one) for name, one in running.items()} == before
