@@ -75,7 +75,7 @@ class Handlers:
         self._time: TimeOfTasks | None = None
         if app.timers:
             timers = [one for one in app.stores.values() if isinstance(one, Timer | Windows)]
-            self._time = TimeOfTasks(timers, self._failures, app.idle, self._is_full, app.ahead)
+            self._time = TimeOfTasks(timers, self._failures, app.idle, self._is_over, app.ahead)
         self.monotonic: Callable[[], float] = time.monotonic
         self.due = math.inf  # when the batch's commit is due, in monotonic seconds
         # No input commit is begun after ``soft``, and no event after ``hard``.
@@ -160,6 +160,9 @@ class Handlers:
 
     def _is_full(self, batch: WorkBatch) -> bool:
         return batch.is_ended or batch.size >= self.batch_bytes
+
+    def _is_over(self, batch: WorkBatch) -> bool:
+        return self._is_full(batch) or self.monotonic() >= self._hard
 
     def _is_late(self) -> bool:
         return self.monotonic() >= self._soft or self._stop.is_set()
@@ -408,7 +411,7 @@ class Handlers:
         """The events that there is time and room for."""
         commit: tuple[str, int] | None = None
         for event, task in given:
-            found = event.stream, event.commit_timestamp
+            found = event.stream.partition("/")[0], event.commit_timestamp
             if commit is None:
                 commit = found
             elif commit != found:

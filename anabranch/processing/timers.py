@@ -238,11 +238,11 @@ class TimeOfTasks:
         timers: Iterable[Timer | Windows],
         failures: Failures,
         idle: float | None,
-        is_full: Callable[[WorkBatch], bool],
+        is_over: Callable[[WorkBatch], bool],
         ahead: float | None = None,
     ) -> None:
-        """``idle``, ``ahead``: as in `Processor`. ``is_full``: whether a batch may fire no more timers."""
-        self._is_full = is_full
+        """``idle``, ``ahead``: as in `Processor`. ``is_over``: whether a batch may fire no more timers."""
+        self._is_over = is_over
         self._ahead_ms = None if ahead is None else ahead * 1000
         self._idle_ms = None if idle is None else idle * 1000
         self._wall_ms = self._latest = 0
@@ -358,7 +358,7 @@ class TimeOfTasks:
                 timer = self._timers.get(place[:_NUMBER])
                 if timer is None or batch.get(task, row) in (None, now):
                     continue  # of another program, cancelled by an earlier timer, or set when it was due already
-                if batch.is_ended or self._is_full(batch):
+                if batch.is_ended or self._is_over(batch):
                     batch.is_ended = True
                     return  # the next batch begins with the timers that are left
                 at.task = task

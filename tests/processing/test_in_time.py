@@ -292,3 +292,30 @@ def test_no_lag_is_left_once_all_input_is_read(place: Place) -> None:
         assert worker.metrics.total("processor_commits") <= commits + 1, (
             "an idle one writes nothing"
         )
+
+
+def test_timers_that_take_long_come_in_several_commits(place: Place) -> None:
+    """Those that are left fire before any event."""
+    app = Processor("nyc/p", tasks=1, commit_interval=0)
+    out = app.output("nyc/out")
+
+    @app.timer("end")
+    def end(key: bytes, due: int) -> None:
+        place.clock.sleep(1.0)
+        out.write(b"", key=key)
+
+    @app.on(app.input("nyc/in"))
+    def handle(event: Any) -> None:
+        if event.timestamp > 1000:
+            out.write(b"", key=b"event")
+        else:
+            end.set(event.key, at=event.timestamp + 1)
+
+    place.write(*keys(20), timestamp=100)
+    place.write(b"x", timestamp=2000)
+    place.write(b"y", timestamp=2001)
+    with closing(place.worker(app)) as worker:
+        while len(place.written()) < 22:
+            worker.step()
+    assert place.written() == [b"event", *keys(20), b"event"]
+    assert len(place.commits("nyc/out")) >= 4
