@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import isawaitable
 from itertools import chain, groupby, takewhile
@@ -50,6 +51,23 @@ _END_S = 5.0  # how long cancelled asyncio tasks may take
 _SAID = 1000  # the most characters of a log line that names them
 log = logging.getLogger("anabranch.processor")
 Given = tuple[Event, int]  # an event and its task
+
+
+@dataclass(slots=True)
+class Chains:
+    """Events that are handled concurrently: a chain for each key, in order.
+
+    ``slots``: of handlers at work. ``room``: for events that are taken and not done. ``count``: of taken events.
+    """
+
+    batch: WorkBatch
+    decoders: dict[str, Callable[[Event], Event[Any, Any]] | None]
+    slots: asyncio.Semaphore
+    room: asyncio.Semaphore
+    by_key: dict[Any, deque[Given]] = field(default_factory=dict)
+    count: int = 0
+    has_failed: bool = False
+    is_ending: bool = False
 
 
 class Handlers:
@@ -325,87 +343,82 @@ class Handlers:
 
         Returns how many of them there was time for.
         """
-        ending, count = False, 0
-        chains: dict[Any, deque[Given]] = {}
-        errors: list[BaseException] = []
+        most = self._app.concurrency
         decoders = {stream: one.decode for stream, one in self._app.inputs.items()}
+        chains = Chains(batch, decoders, asyncio.Semaphore(most), asyncio.Semaphore(_AHEAD * most))
+        self._run(self._all_chains(chains, given))
+        return chains.count
 
-        async def handle(at: HandlerContext, event: Event, task: int) -> None:
-            at.task, at.key, at.value, at.timestamp = task, event.key, event.value, event.timestamp
-            decode = decoders[event.stream]
-            decoded = event if decode is None else decode(event)
-            for one in self._app.handlers[event.stream]:
-                found = one.call(decoded)
-                if isawaitable(found):
-                    await found
+    async def _all_chains(self, chains: Chains, given: Iterable[Given]) -> None:
+        tasks = list[asyncio.Task[None]]()
+        try:
+            for event, task in self._in_time(chains.batch, given):
+                await chains.room.acquire()
+                if chains.has_failed:
+                    break
+                chains.count += 1
+                key = event.key if event.key is not None else (event.partition, event.offset)
+                if key in chains.by_key:
+                    chains.by_key[key].append((event, task))
                 else:
-                    check_result(one.call, found)
+                    chains.by_key[key] = deque([(event, task)])
+                    tasks.append(asyncio.create_task(self._in_order(chains, key)))
+            await asyncio.gather(*tasks)
+        finally:
+            chains.is_ending = True
+            for one in tasks:
+                one.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-        async def handle_with_retries(event: Event, task: int) -> None:
-            pauses, case = new_pauses(), partial(Case.of, event)
-            pause: float | None = 0.0
-            failed: BaseException | None = None
-            while pause is not None:
-                at = begin_context(batch)  # for this asyncio task and this try only
-                at.own_key, at.strays = self._app.concurrency > 1, self._strays
-                error = await failure_in(handle(at, event, task))
-                if ending:
-                    raise asyncio.CancelledError
-                _forget_cancellation(error)
-                if error in self._exits:
-                    self._exits.remove(error)
-                pause = None
-                if error is not None:
-                    pause = self._failures.judge(at, case, error, pauses)
-                    if pause is None:
-                        self._failures.bury(at, case(), error)
-                elif failed is not None:
-                    self._failures.passed(failed)
-                at.over, failed = True, error
-                if pause is not None:
-                    await asyncio.sleep(pause)
-                    self._failures.check_not_stopping()
+    async def _in_order(self, chains: Chains, key: Any) -> None:
+        chain = chains.by_key[key]
+        try:
+            while chain:
+                async with chains.slots:
+                    await self._with_retries(chains, *chain[0])
+                chain.popleft()
+                chains.room.release()
+        except BaseException:
+            chains.has_failed = True
+            chains.room.release()  # for `_all_chains`, which may wait for it
+            raise
+        del chains.by_key[key]
 
-        async def in_order(key: Any, slots: asyncio.Semaphore, room: asyncio.Semaphore) -> None:
-            some = chains[key]
-            try:
-                while some:
-                    async with slots:
-                        await handle_with_retries(*some[0])
-                    some.popleft()
-                    room.release()
-            except BaseException as error:
-                errors.append(error)
-                room.release()
-                raise
-            del chains[key]
+    async def _with_retries(self, chains: Chains, event: Event, task: int) -> None:
+        pauses, case = new_pauses(), partial(Case.of, event)
+        pause: float | None = 0.0
+        failed: BaseException | None = None
+        while pause is not None:
+            at = begin_context(chains.batch)  # for this asyncio task and this try only
+            at.own_key, at.strays = self._app.concurrency > 1, self._strays
+            error = await failure_in(self._awaited(chains, at, event, task))
+            if chains.is_ending:
+                raise asyncio.CancelledError
+            _forget_cancellation(error)
+            if error in self._exits:
+                self._exits.remove(error)
+            pause = None
+            if error is not None:
+                pause = self._failures.judge(at, case, error, pauses)
+                if pause is None:
+                    self._failures.bury(at, case(), error)
+            elif failed is not None:
+                self._failures.passed(failed)
+            at.over, failed = True, error
+            if pause is not None:
+                await asyncio.sleep(pause)
+                self._failures.check_not_stopping()
 
-        async def all_chains() -> None:
-            nonlocal ending, count
-            slots = asyncio.Semaphore(self._app.concurrency)
-            room = asyncio.Semaphore(_AHEAD * self._app.concurrency)
-            tasks = list[asyncio.Task[None]]()
-            try:
-                for event, task in self._in_time(batch, given):
-                    await room.acquire()
-                    if errors:
-                        break
-                    count += 1
-                    key = event.key if event.key is not None else (event.partition, event.offset)
-                    if key in chains:
-                        chains[key].append((event, task))
-                    else:
-                        chains[key] = deque([(event, task)])
-                        tasks.append(asyncio.create_task(in_order(key, slots, room)))
-                await asyncio.gather(*tasks)
-            finally:
-                ending = True
-                for one in tasks:
-                    one.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-
-        self._run(all_chains())
-        return count
+    async def _awaited(self, chains: Chains, at: HandlerContext, event: Event, task: int) -> None:
+        at.task, at.key, at.value, at.timestamp = task, event.key, event.value, event.timestamp
+        decode = chains.decoders[event.stream]
+        decoded = event if decode is None else decode(event)
+        for one in self._app.handlers[event.stream]:
+            found = one.call(decoded)
+            if isawaitable(found):
+                await found
+            else:
+                check_result(one.call, found)
 
     def _in_time(self, batch: WorkBatch, given: Iterable[Given]) -> Iterator[Given]:
         """The events that there is time and room for."""
