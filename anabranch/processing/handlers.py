@@ -110,7 +110,7 @@ class Handlers:
     ) -> list[Piece]:  # fmt: skip
         """Fire due timers, and handle the next input. Returns that input; empty if there was none.
 
-        Timers that are due fire before any event, then comes the input that the previous batch had no room for.
+        Timers that are due fire before any event, then comes the input that was left before.
         Timers that fill the batch don't wait for input. ``wall``: the Unix seconds now. Raises: as `handle` and
         ``read``.
         """
@@ -150,6 +150,7 @@ class Handlers:
                 self._run(asyncio.sleep(0))
             now = self.monotonic()
             self._soft = min(max(self.due, now + _LEAST_S), now + self._part_s)
+            self._hard = now + self._part_s  # of timers that are due before the first commit
             while left:
                 some = self._together(left)
                 if self._time is not None:
