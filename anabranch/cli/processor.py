@@ -255,7 +255,7 @@ def retry_dead(
     """Send dead letters back to their inputs, oldest first, each exactly once.
 
     Each goes back in the commit that moves the position of the processor STREAM-retry, so the command may be
-    repeated after any failure. It sends the letters that are there when it begins, and stops at the first that
+    repeated after any failure. All letters that are there when the command begins are sent, up to the first that
     can't be sent back. Handlers get the event as a new one: later events of its key have been handled before.
     """
     from anabranch.processing.dead import retry

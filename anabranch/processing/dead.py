@@ -71,7 +71,7 @@ class Letter(NamedTuple):
 
 @dataclass(slots=True)
 class Retried:
-    """What `retry` did. ``sent``: letters by input. ``passed``: letters that it passed over.
+    """The effects of `retry`. ``sent``: letters by input. ``passed``: letters that it passed over.
 
     ``stopped``: the first letter that it could not send back. ``lost``: commits that retention had deleted in part.
     ``more``: whether there were more letters than allowed.
@@ -130,7 +130,7 @@ def letter_at(client: Client, stream: str, place: str) -> Letter:
 def retry(client: Client, stream: str, *, most: int, pass_over: bool = False) -> Retried:
     """Send letters back to their inputs, oldest first, each exactly once; those that are there when it begins.
 
-    It stops at the first letter that can't be sent back, or passes it over (``pass_over``). A letter that is sent
+    A letter that can't be sent back ends the call, or is passed over (``pass_over``). A letter that is sent
     or passed over stays in the stream, and is not sent again.
 
     Raises: OwnershipLost (another call of this runs), CrossScope (an input is of another control partition),
@@ -163,7 +163,7 @@ def retry(client: Client, stream: str, *, most: int, pass_over: bool = False) ->
 def _read(
     reader: TaskReader, until: int, done: Retried
 ) -> Iterator[tuple[list[Piece], list[Piece]]]:
-    """What the reader has up to a commit timestamp, and what it has returned with it that is later."""
+    """The reader's letters up to a commit timestamp, and later ones that the reader returned with them."""
 
     def lose(_: str, count: int, __: object) -> None:
         done.lost += count

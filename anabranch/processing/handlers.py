@@ -1,6 +1,6 @@
 """Calls handlers one by one, concurrently, or with Arrow batches. Changes of a failed call are undone.
 
-What is handled in one go is bounded in time: between input commits by the time at which a commit is due, inside of
+Handling is bounded in time: between input commits by the time at which a commit is due, inside of
 an input commit by `PART_S`. Input that is left is handled next, in this batch or in another.
 """
 

@@ -208,7 +208,7 @@ class PlainReader:
         return taken
 
     def _fetch(self, until: float) -> bool:
-        """Fetch records of partitions without fetched ones. Returns whether `cut` may go on."""
+        """Fetch records of partitions without fetched ones. Returns whether `cut` may continue."""
         held = bool(self._portions)
         if held:
             until = min(until, self._clock.monotonic() + _HELD_S)
