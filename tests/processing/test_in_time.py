@@ -131,6 +131,12 @@ def test_another_worker_continues_inside_of_a_transaction(place: Place, stop: in
     assert [(one.key, one.value) for one in written[24:]] == ends
 
 
+def twice(worker: Worker) -> None:
+    """Take the tasks, and handle the input, if the first step has not done both."""
+    for _ in range(2):
+        worker.step()
+
+
 def test_a_worker_that_lost_its_tasks_stops_while_handlers_run(place: Place) -> None:
     app = Processor("nyc/p", tasks=1, commit_interval=0, whole=True)
     out, handled, worker = app.output("nyc/out"), list[bytes](), list[Worker]()
@@ -147,9 +153,8 @@ def test_a_worker_that_lost_its_tasks_stops_while_handlers_run(place: Place) -> 
     place.write(*keys())
     with closing(place.worker(app)) as busy:
         worker.append(busy)
-        busy.step()  # takes the task
         with pytest.raises(OwnershipLost, match="another"):
-            busy.step()
+            twice(busy)
     assert handled == keys(3)
     assert place.written() == []
 
