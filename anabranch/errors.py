@@ -233,7 +233,7 @@ class LedgerDiffers(FixCallError):
 
 
 class ReservedByPrepared(FixCallError):
-    """A prepared transaction of this name or series has to be ended first (`Client.prepared`)."""
+    """A prepared transaction with this name, series or row has to be ended first (`Client.prepared`)."""
 
 
 class AlreadyCommitted(FixCallError):
@@ -329,7 +329,10 @@ class TooManyLocks(FixCallError):
 
 
 class NonTransactional(FixCallError):
-    """The call takes effect at once, so it can't be part of the open transaction: make it before or after."""
+    """The call takes effect at once, so it can't be part of the open transaction: make it before or after.
+
+    If it is to stay also when that transaction is aborted, make it in ``with client.outside()``.
+    """
 
 
 class SnapshotExpired(FixCallError):

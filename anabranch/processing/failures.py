@@ -153,6 +153,8 @@ class Failures:
             kind not in self._lasting and is_from_outside(error)
         ):
             raise error
+        if at.batch.tables is not None:
+            at.batch.tables.check()
         at.take_back()
         self._metrics.add("processor_failures")
         is_last = pauses.count >= (self._app.retries if retries is None else retries)

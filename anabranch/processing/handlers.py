@@ -114,12 +114,16 @@ class Handlers:
         Timers that fill the batch don't wait for input. ``wall``: the Unix seconds now. Raises: as `handle` and
         ``read``.
         """
+        self._note(batch, self._left)
         self._fire(batch, tasks, wall)
         some, self._left = self._left, []
         read_now = not some and not self._is_full(batch)
         if read_now:
             some = read()
+            self._note(batch, some)
+            self._left = some
             self._fire(batch, tasks, wall)  # timers that became due while it waited
+        self._left = some  # for `again`, if this fails
         self._left = self.handle(batch, some)
         batch.note_input(_without(some, self._left), self._left, read=read_now and bool(some))
         return some
@@ -128,6 +132,17 @@ class Handlers:
         """Let `step` and `handle` raise this error after the event at work. For any thread."""
         self._stopped = error
         self._soft = self._hard = -math.inf
+
+    def _note(self, batch: WorkBatch, pieces: Sequence[Piece]) -> None:
+        if batch.tables is not None:
+            batch.tables.note(pieces)
+
+    def again(self, batch: WorkBatch, table: TaskRows, tasks: Collection[int]) -> None:
+        """Let the next batches handle the input of a batch that has no effect, and is not committed."""
+        pieces = [*batch.pieces, *self._left]
+        batch.open = False
+        self.resume(table, tasks)
+        self._left = pieces
 
     def close_batch(self, batch: WorkBatch) -> bool:
         """Close a batch; the next one begins with what it has not handled. Returns as `WorkBatch.close`."""
@@ -152,9 +167,11 @@ class Handlers:
             self._soft = min(max(self.due, now + _LEAST_S), now + self._part_s)
             self._hard = now + self._part_s  # of timers that are due before the first commit
             while left:
-                some = self._together(left)
+                some = self._together(batch, left)
                 if self._time is not None:
                     self._time.before(at, *_of_commit(some[0]))
+                # Its locks, and its snapshot, are those of the commits before.
+                batch.is_ended = batch.is_ended or batch.ends_before(some[0])
                 if self._is_full(batch) or (len(left) < len(pieces) and self._is_late()):
                     break
                 self._begin_commit(some[0].stream)
@@ -164,12 +181,13 @@ class Handlers:
                     _move_time(at, self._time, handled, whole=not rest and handled[-1].whole)
                 if rest:
                     break
+                batch.commits += handled[-1].whole
             self._check_not_stopped()
         return left
 
-    def _together(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """The first commit of these. Without timers, ``async`` handlers run concurrently over several commits."""
-        if self._time is None and self._is_async(pieces[0]):
+    def _together(self, batch: WorkBatch, pieces: Sequence[Piece]) -> list[Piece]:
+        """The first commit of these. Without timers and tables, ``async`` handlers run over several commits."""
+        if self._time is None and batch.tables is None and self._is_async(pieces[0]):
             return list(takewhile(self._is_async, pieces))
         return list(next(groupby(pieces, key=_of_commit))[1])
 

@@ -114,6 +114,7 @@ class PlainReader:
         self._held: dict[
             int, float
         ] = {}  # task -> since when its records wait for an empty partition
+        self._before: tuple[dict[int, int], dict[TopicPartition, int]]
         self.misplaced = Counter[str]()
         # Event time is by task, so that the order of several topics decides which events are late.
         self._by_time = single and len(self._numbers) > 1
@@ -260,6 +261,7 @@ class PlainReader:
 
     def consumed(self, also: Iterable[int] = (), left: Sequence[Piece] = ()) -> Consumed:
         """Positions after all records since the last call, except ``left``. ``also``: tasks without records."""
+        self._before = self._sequences.copy(), self._touched
         stays = {
             TopicPartition(piece.stream.removeprefix(PLAIN), piece.tasks[0]): piece.timestamp
             for piece in reversed(left)
@@ -276,6 +278,11 @@ class PlainReader:
             self._sequences[task] += 1
             steps.append(TaskStep((task,), self._sequences[task], tuple(moved)))
         return Consumed(self._ownership.processor, self._ownership.fencing_token, tuple(steps))
+
+    def put_back(self, consumed: Consumed) -> None:
+        """As `TaskReader.put_back`. ``consumed``: the last ones."""
+        self._sequences, touched = self._before
+        self._touched = touched | self._touched
 
     def close(self) -> None:
         self._source.close()

@@ -43,6 +43,10 @@ MOST_MARGIN_S = 2.0
 FIRST_TRANSACT_PAUSE_S = 0.004
 LONGEST_TRANSACT_PAUSE_S = 0.032
 
+# A processor's batch is handled again after these pauses, when its locks break.
+FIRST_CONFLICT_PAUSE_S = 0.004
+LONGEST_CONFLICT_PAUSE_S = 0.5
+
 # -- processors -------------------------------------------------------------------------------------------
 
 TASKS = 16

@@ -34,6 +34,8 @@ class Limit(NamedTuple):
 
 
 MAX_WAIT_MS = 600_000  # the longest wait for the journals to cover a commit's receipts
+# Commits wait for the locks of a prepared transaction until this time after its prepare; then they are refused.
+PREPARED_HOLD_MS = 10_000
 
 COMMAND = Limit(
     1 << 20,

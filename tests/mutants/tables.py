@@ -88,16 +88,15 @@ def carried_digest_lacks(real: Any, turn: Any, step: StreamCommit, taken: Any) -
 def no_freezing() -> Iterator[None]:
     """Nobody waits for a frozen lock."""
     with (
-        patch.object(frozen, "waits", lambda *_: False),
-        patch.object(frozen, "may_freeze", lambda *_: True),
+        patch.object(frozen, "waits", lambda *_: None),
+        patch.object(frozen, "_to_freeze", lambda *_, **__: None),
     ):
         yield
 
 
-@wrapping(frozen, "may_freeze")
-def frozen_one_sided(real: Any, turn: Any, txn_id: bytes, written: Any) -> Any:
-    """A transaction is carried though what another one, carried, writes breaks its locks."""
-    return real(turn, txn_id, lambda other: written(other) if other == txn_id else {})
+def frozen_one_sided() -> Planted:
+    """A transaction is carried or prepared though what another one, which is, too, writes breaks its locks."""
+    return patch.object(frozen, "_written_by", lambda *_: {})
 
 
 def _unnoticed(is_such: Callable[[Any, StreamCommit], bool]) -> Planted:
@@ -167,7 +166,7 @@ def judged_again() -> Planted:
     real = shots.one_shot
 
     def one_shot(turn: Any, command: OneShot, to: Any) -> None:
-        again = conflicts.judge(turn, command) if command.locks else None
+        again = conflicts.judge(turn, command.locks) if command.locks else None
         if again is not None:
             turn.reply(to, again)
         else:
@@ -176,14 +175,19 @@ def judged_again() -> Planted:
     return patch.dict(decide._DECISIONS, {OneShot: one_shot})
 
 
-@wrapping(conflicts, "judge")
-def broken_by_itself(real: Any, turn: Any, command: OneShot) -> Any:
+def broken_by_itself() -> Planted:
     """A transaction's own writes break its locks."""
-    own = {fingerprint(event.key) for event in command.events if event.key}
-    if any(own & set(each.points) for each in command.locks):
-        tables = conflicts.table_times(turn, conflicts.named(command.locks))
-        return Revalidate(turn.hybrid_time, tables)
-    return real(turn, command)
+    real = shots.one_shot
+
+    def one_shot(turn: Any, command: OneShot, to: Any) -> None:
+        own = {fingerprint(event.key) for event in command.events if event.key}
+        if any(own & set(each.points) for each in command.locks):
+            tables = conflicts.table_times(turn, conflicts.named(command.locks))
+            turn.reply(to, Revalidate(turn.hybrid_time, tables))
+        else:
+            real(turn, command, to)
+
+    return patch.dict(decide._DECISIONS, {OneShot: one_shot})
 
 
 @wrapping(Locks, "validate")

@@ -4,7 +4,8 @@ A decision is a function of a `turn.Turn`, a command and the asker (`core.round.
 first, and puts rows only then: a refusal is an error of `anabranch.errors`, raised before anything is put. `decide`
 is the entrance: a table from commands to decisions, and the order of what is due in each turn. A new command is a
 line there, a line in `anabranch.core.authorize` and a function in the file of its subject. A new refusal of a
-commit or of a begin is one more entry in the list of checks of `commit` or `transactions`.
+commit or of a begin is one more entry in the list of checks of `commit` or `transactions`; a new part of a commit
+is one more entry in the list of `core.parts`.
 
 Transactions:
 
