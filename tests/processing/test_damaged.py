@@ -1,0 +1,105 @@
+"""A worker's folder whose files are damaged is emptied, and the state is read from the log again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.errors import IllegalState
+from anabranch.ports import TableError
+from anabranch.processing.table import Table
+from anabranch.processing.worker import Worker
+from tests.processing.test_worker import Place, counting
+
+KEYS = [b"%04d" % number for number in range(2000)]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def work_until(worker: Worker, is_done: Callable[[], bool]) -> None:
+    """Run the worker until something holds."""
+    step = worker.step
+
+    def stepped() -> None:
+        step()
+        worker._commits.wait()
+        if is_done():
+            worker.stop.set()
+
+    worker.step = stepped  # type: ignore[method-assign]
+    worker.run()
+    worker.stop = threading.Event()
+    worker.step = step  # type: ignore[method-assign]
+
+
+def overwrite(folder: Path, kind: str) -> None:
+    found = [path for path in folder.iterdir() if path.name.endswith(kind) or path.name == kind]
+    assert found
+    for path in found:
+        size = path.stat().st_size
+        path.write_bytes(path.read_bytes()[: size // 8] + b"\xa5" * (size - size // 8))
+
+
+def counts(worker: Worker) -> set[bytes | None]:
+    return {worker._table.get(0, worker._app.stores["seen"].prefix + key) for key in KEYS}
+
+
+@pytest.mark.parametrize("kind", [".sst", "CURRENT", "missing"])
+def test_a_damaged_folder_is_emptied_and_restored(place: Place, kind: str) -> None:
+    place.write(*KEYS)
+    with closing(place.worker(counting())) as worker:
+        work_until(worker, lambda: worker.metrics.total("processor_events_in") == len(KEYS))
+    with closing(Table(place.folder / "w")) as table:
+        assert table.mark(0) is not None
+        table._rows.flush()
+    if kind == "missing":
+        for path in (place.folder / "w").glob("*.sst"):
+            path.unlink()
+    else:
+        overwrite(place.folder / "w", kind)
+    place.write(*KEYS)
+    with closing(place.worker(counting())) as worker:
+        work_until(worker, lambda: worker.metrics.total("processor_events_in") == len(KEYS))
+        assert counts(worker) == {b"2"}
+        assert worker.metrics.total("processor_folders_emptied") == 1
+        assert worker.metrics.total("processor_restored_rows") > len(KEYS)
+
+
+def test_a_folder_that_is_damaged_again_and_again_stops_the_worker(place: Place) -> None:
+    place.write(*KEYS)
+    with closing(place.worker(counting())) as worker:
+
+        def bad(_: bytes) -> Any:
+            raise Exception("Corruption: planted")
+
+        def broken() -> None:
+            worker._table._get = bad  # type: ignore[assignment]
+
+        empty = worker._empty
+
+        def emptied(error: Any) -> None:
+            empty(error)
+            broken()
+
+        worker._empty = emptied  # type: ignore[method-assign]
+        broken()
+        with pytest.raises(TableError, match="planted"):
+            worker.run()
+        assert worker.metrics.total("processor_folders_emptied") == 3
+
+
+def test_a_folder_in_use_is_left_alone(place: Place) -> None:
+    place.write(*KEYS)
+    with closing(place.worker(counting())) as worker:
+        work_until(worker, lambda: worker.metrics.total("processor_events_in") == len(KEYS))
+        with pytest.raises(IllegalState, match="folder of its own"):
+            Table(place.folder / "w")
+        assert counts(worker) == {b"1"}
