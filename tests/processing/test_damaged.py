@@ -146,7 +146,7 @@ def test_a_damaged_folder_of_tables_is_emptied_alone(tmp_path: Path, kind: str) 
     shop.write(*KEYS[:200])
     with closing(shop.worker(app)) as worker:
         if kind == "at work":
-            store = worker._tables._replica._store
+            store = worker._tables._replica._store  # type: ignore[union-attr]
             store._db = Damaged(store._db, folder)
         work_until(worker, lambda: handled() == 400)
         assert worker.metrics.total("processor_folders_emptied") == 1
