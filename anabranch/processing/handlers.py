@@ -139,10 +139,10 @@ class Handlers:
 
     def again(self, batch: WorkBatch, table: TaskRows, tasks: Collection[int]) -> None:
         """Let the next batches handle the input of a batch that has no effect, and is not committed."""
-        pieces = [*batch.pieces, *self._left]
+        pieces, stopped = [*batch.pieces, *self._left], self._stopped
         batch.open = False
         self.resume(table, tasks)
-        self._left = pieces
+        self._left, self._stopped = pieces, stopped  # the tasks may be lost meanwhile
 
     def close_batch(self, batch: WorkBatch) -> bool:
         """Close a batch; the next one begins with what it has not handled. Returns as `WorkBatch.close`."""

@@ -237,6 +237,7 @@ class Worker:
             self._tables = WorkerTables(
                 client, folder, app.tables, app.replicas, app.inputs, threads=threads
             )
+            self.metrics.add("processor_folders_emptied", by=self._tables.emptied)
             self._stack.callback(self._tables.close)
             self._conflicts = Conflicts(app.name, self.metrics, self._clock)
             topic = stream_topic(state_stream(app.name))
@@ -343,9 +344,12 @@ class Worker:
         self.metrics.set("processor_tasks", 0)
 
     def _empty(self, error: TableDamaged) -> None:
-        """Empty the folder, whose files are damaged. The tasks' state is then read from the log."""
-        self._table.empty(error)
+        """Empty the folder, whose files are damaged. The state, or the tables, are then read from the log."""
         self.metrics.add("processor_folders_emptied")
+        if self._tables.has(error):
+            self._tables.empty(error)
+            return
+        self._table.empty(error)
         self._commits.state.forget(range(self._app.tasks))
 
     def _take(self, wanted: frozenset[int]) -> None:

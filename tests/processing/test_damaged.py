@@ -14,6 +14,8 @@ from anabranch.errors import IllegalState
 from anabranch.ports import TableError
 from anabranch.processing.table import Table
 from anabranch.processing.worker import Worker
+from tests.processing.test_tables import Shop
+from tests.processing.test_tables import counting as counting_rows
 from tests.processing.test_worker import Place, counting
 
 KEYS = [b"%04d" % number for number in range(2000)]
@@ -103,3 +105,51 @@ def test_a_folder_in_use_is_left_alone(place: Place) -> None:
         with pytest.raises(IllegalState, match="folder of its own"):
             Table(place.folder / "w")
         assert counts(worker) == {b"1"}
+
+
+class Damaged:
+    """A replica's folder in which no row can be found."""
+
+    def __init__(self, real: Any, folder: Path) -> None:
+        self._real, self._folder = real, folder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def iter(self) -> Damaged:
+        return self
+
+    def seek(self, _: bytes) -> None:
+        """Find nothing."""
+
+    def valid(self) -> bool:
+        return False
+
+    def status(self) -> None:
+        raise Exception(f"Corruption: planted in {self._folder}/000008.sst")  # as rocksdict does
+
+
+@pytest.mark.parametrize("kind", [".sst", "CURRENT", "at work"])
+def test_a_damaged_folder_of_tables_is_emptied_alone(tmp_path: Path, kind: str) -> None:
+    shop = Shop(tmp_path)
+    app = counting_rows(shop)
+
+    def handled() -> int:
+        return len(shop.events("nyc/out"))
+
+    shop.write(*KEYS[:200])
+    with closing(shop.worker(app)) as worker:
+        work_until(worker, lambda: handled() == 200)
+    (folder,) = {path.parent for path in (shop.folder / "w" / "tables").rglob("CURRENT")}
+    if kind != "at work":
+        overwrite(folder, kind)
+    shop.write(*KEYS[:200])
+    with closing(shop.worker(app)) as worker:
+        if kind == "at work":
+            store = worker._tables._replica._store  # type: ignore[union-attr]
+            store._db = Damaged(store._db, folder)
+        work_until(worker, lambda: handled() == 400)
+        assert worker.metrics.total("processor_folders_emptied") == 1
+        assert worker._table.emptied == 0
+    assert set(shop.rows().values()) == {2}
+    assert not shop.dead()
