@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hmac import compare_digest
+from typing import NamedTuple
 
 from anabranch import errors
 from anabranch.core import history_records
@@ -27,7 +28,8 @@ from anabranch.core.decisions.transactions import (
     supersede,
 )
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.locks import conflicts, frozen
+from anabranch.core.locks import conflicts, frozen, row_changes
+from anabranch.core.locks.row_changes import Placed
 from anabranch.core.memory import is_gone
 from anabranch.core.round import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn
@@ -61,7 +63,7 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
             "COMMITTED",
             command.scope,
             command.name,
-            len(command.events),
+            _count(command),
         ):
             raise errors.InvalidArgument(
                 "the transaction id is in use with other arguments: make a new one"
@@ -74,12 +76,12 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     if earlier is not None:
         _give_way(turn, command, earlier, to)
         return
-    if command.locks and (again := conflicts.judge(turn, command)) is not None:
-        turn.reply(to, again)
+    judged = _judge(turn, command, placed)
+    if isinstance(judged, r.Revalidate):
+        turn.reply(to, judged)
         return
-    frozen.check_free(turn, command.txn_id, placed)
     supersede(turn, command.scope, command.name, command.txn_id)
-    timestamp = _append(turn, command.txn_id, placed)
+    timestamp = _append_judged(turn, command, judged)
     row = born(
         "one_shot",
         command.txn_id,
@@ -87,7 +89,7 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
         scope=command.scope,
         name=command.name,
         commit_timestamp=timestamp,
-        committed=len(command.events),
+        committed=_count(command),
         owner=turn.lane,
     )
     turn.put(k.txn_key(command.txn_id), row)
@@ -240,14 +242,17 @@ def _one_shot_of_tasks(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> No
         return
     positions.judge(turn, consumed, command.txn_id, command.scope, turn.lane)
     placed = _place(turn, command)
-    frozen.check_free(turn, command.txn_id, placed)
-    timestamp = _append(turn, command.txn_id, placed)
+    judged = _judge(turn, command, placed)
+    if isinstance(judged, r.Revalidate):
+        turn.reply(to, judged)
+        return
+    timestamp = _append_judged(turn, command, judged)
     state = _state_of(command, placed)
-    moved = positions.move(turn, consumed, command.txn_id, timestamp, len(command.events), state)
+    moved = positions.move(turn, consumed, command.txn_id, timestamp, _count(command), state)
     turn.reply(to, positions.outcome(command.scope, moved, turn.lane))
 
 
-def _state_of(command: r.OneShot, placed: _Placed) -> dict[str, set[int]]:
+def _state_of(command: r.OneShot, placed: Placed) -> dict[str, set[int]]:
     """The tasks whose state a one-shot writes, by state stream."""
     return {
         stream: {event.segment_id for _, events in by_segment for event in events}
@@ -262,10 +267,43 @@ def _size_of(event: r.Event) -> int:
     return size + sum(len(name) + len(content or b"") for name, content in event.headers)
 
 
-_Placed = Mapping[str, list[tuple[r.SegmentRange, SomeEvents]]]
+def _count(command: r.OneShot) -> int:
+    """The number of events that a one-shot commits."""
+    return len(command.events) + len(command.changes)
 
 
-def _append(turn: Turn, txn_id: bytes, placed: _Placed) -> int:
+class _Judged(NamedTuple):
+    """A one-shot that may commit now. ``values``: of the rows that its changes write."""
+
+    placed: Placed
+    values: list[int]
+
+
+def _judge(turn: Turn, command: r.OneShot, placed: Placed) -> _Judged | r.Revalidate:
+    """Check locks and changes of rows as of now. `Revalidate` asks the client to do that first. Puts nothing.
+
+    Raises: NotReady (it would break a frozen lock), NotANumber, NumberOverflow; as `conflicts.judge`.
+    """
+    if command.locks and (again := conflicts.judge(turn, command)) is not None:
+        return again
+    values: list[int] | None = []
+    if command.changes:
+        values = row_changes.values_of(turn, command)
+        if values is None:
+            return conflicts.again(turn, command)
+        placed = row_changes.filled(command, values, placed)
+    frozen.check_free(turn, command.txn_id, placed)
+    return _Judged(placed, values)
+
+
+def _append_judged(turn: Turn, command: r.OneShot, judged: _Judged) -> int:
+    """Put the events of a one-shot into the round. Returns their commit timestamp."""
+    timestamp = _append(turn, command.txn_id, judged.placed)
+    row_changes.keep(turn, command, judged.values, timestamp)
+    return timestamp
+
+
+def _append(turn: Turn, txn_id: bytes, placed: Placed) -> int:
     """Put the events of a one-shot into the round. Returns their commit timestamp."""
     timestamp = turn.next_timestamp()
     for stream, by_segment in placed.items():
@@ -284,12 +322,12 @@ def _append(turn: Turn, txn_id: bytes, placed: _Placed) -> int:
     return timestamp
 
 
-def _place(turn: Turn, command: r.OneShot) -> _Placed:
+def _place(turn: Turn, command: r.OneShot) -> Placed:
     """Check the events of a one-shot, and group them by stream and present segment of their key, in order.
 
     Raises: NotAuthorized, InvalidArgument, EventTooLarge, CrossScope; NotReady, StreamLost, UnknownStream.
     """
-    events, state = CommandEvents.of(command.events), turn.state
+    events, state = row_changes.events_of(turn, command), turn.state
     most: dict[str, int] = {}
     tables: dict[str, list[EventRun]] = {}
     of_state = []
@@ -360,7 +398,7 @@ def _state_places(
 
 def _spread(
     turn: Turn, events: CommandEvents, places: Sequence[int], by_stream: Mapping[str, Sequence[int]]
-) -> _Placed:
+) -> Placed:
     """Group events by stream and present segment. ``by_stream``: their numbers."""
     layouts = turn.state.layouts
     return {

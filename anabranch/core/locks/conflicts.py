@@ -92,8 +92,13 @@ def judge(turn: Turn, command: r.OneShot) -> r.Revalidate | None:
     for locks in command.locks:
         asks = locks.points or locks.ranges
         if asks and not windows.holds(locks, state.tables[locks.table].last):
-            return r.Revalidate(turn.hybrid_time, table_times(turn, named(command.locks)))
+            return again(turn, command)
     return None
+
+
+def again(turn: Turn, command: r.OneShot) -> r.Revalidate:
+    """The answer that asks the sender of a one-shot to revalidate."""
+    return r.Revalidate(turn.hybrid_time, table_times(turn, named(command.locks)))
 
 
 def named(locks: Iterable[r.TableLocks]) -> list[str]:
