@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import wraps
 from itertools import starmap
 from typing import Any, Literal, NoReturn, Self, TypeVar, cast, overload
 
+from anabranch.backoff import Backoff
 from anabranch.client.own_writes import Local, OwnRows, ReadBack, Writers, Written, merged
 from anabranch.client.receipts import with_trace
 from anabranch.client.reservation import keepalive_ms_of
@@ -21,6 +22,7 @@ from anabranch.client.shared import Shared, entered
 from anabranch.client.table_locks import Locks, RegisteredLocks, broken
 from anabranch.client.transaction import Transaction, fields_of, pairs_of, place_null_keys
 from anabranch.client.writer import Writer
+from anabranch.core.locks.numbers import changed
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -39,11 +41,18 @@ from anabranch.errors import (
     UnsupportedSetting,
     UnsupportedVersion,
 )
-from anabranch.protocol import defaults
+from anabranch.protocol import defaults, limits
 from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.ids import NO_TXN, txn_text
 from anabranch.protocol.legal_names import split_stream
-from anabranch.protocol.limits import check_event, check_headers, check_row_key, headers_size
+from anabranch.protocol.limits import (
+    LEAST_NUMBER,
+    MOST_NUMBER,
+    check_event,
+    check_headers,
+    check_row_key,
+    headers_size,
+)
 from anabranch.protocol.schemas import records as r
 from anabranch.tables.replica import ReadReplica
 from anabranch.tables.snapshot import TableSnapshot, bounds, check_limit
@@ -60,6 +69,8 @@ Isolation = Literal["serializable", "snapshot"]
 _BROKEN = "its locks are broken"
 _IN_DOUBT = "its outcome is not known here"
 
+
+_ONE_COMMAND = "`add`, `min` and `max` are for a transaction of one command"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -91,6 +102,7 @@ class TableWork:
         self._wrote = False
         self._was_read = False  # read or locked something, so the snapshot must not change
         self._locks = Locks()
+        self._changes: dict[tuple[str, bytes], tuple[r.ChangeKind, int]] = {}  # by table and key
         self._read_from: dict[int, int] = {}  # writer that was read from -> sequence of its receipt
         self._broken: LocksBroken | None = None
         self._over = ""
@@ -130,6 +142,7 @@ class TableWork:
             key = table.encode_key(key)
             return table.decode_value(key, self.get(table.name, key, lock=lock))
         self._check()
+        self._check_unchanged(table, key)
         own = self._own.get(table, check_row_key(key))
         if own is not None:
             self._note(own.by)
@@ -195,6 +208,9 @@ class TableWork:
         check_limit(limit)
         self._was_read = True
         begin, end = bounds(low, high, prefix)
+        for its, key in self._changes:
+            if its == table and begin <= key and (end is None or key < end):
+                self._check_unchanged(table, key)
         mine = self._own.scan(table, begin, end, reverse=reverse)
         seen = self._seen(table, begin, end, reverse, lock and self._reads_lock)
         return self._rows(merged(seen, mine, reverse), limit)
@@ -340,12 +356,81 @@ class TableWork:
     def _put(self, table: str, key: bytes, value: bytes | None) -> None:
         self._check_table(table)
         self._check_writable()
-        check_row_key(key)
+        self._check_unchanged(table, check_row_key(key))
         if not self._reads_lock:
             self._locks.point(table, key)
         self._wrote = True
         self._write(r.Event(table, -1, key, value, (), -1))
         self._own.put(table, key, value)
+
+    @overload
+    def add(self, table: str, key: bytes, number: int) -> None: ...
+
+    @overload
+    def add(self, table: Stream[K, Any], key: K, number: int) -> None: ...
+
+    def add(self, table: Any, key: Any, number: int) -> None:
+        """Add to the number in a row when the transaction commits. A missing row counts as 0.
+
+        This takes no lock, so any number of transactions may add to a row at once. The row is a decimal integer of
+        64 bits. It can't be read or written in the same transaction, which is one command: it never becomes a long
+        one. `NotANumber` and `NumberOverflow` are raised by the commit.
+
+        Raises: InvalidArgument (also in a long transaction), IllegalState; LocksBroken, as `put`.
+        """
+        self._change(table, key, "ADD", number)
+
+    @overload
+    def min(self, table: str, key: bytes, number: int) -> None: ...
+
+    @overload
+    def min(self, table: Stream[K, Any], key: K, number: int) -> None: ...
+
+    def min(self, table: Any, key: Any, number: int) -> None:
+        """Make a row the lower of its number and this one, or this one if there is no row; otherwise as `add`."""
+        self._change(table, key, "MIN", number)
+
+    @overload
+    def max(self, table: str, key: bytes, number: int) -> None: ...
+
+    @overload
+    def max(self, table: Stream[K, Any], key: K, number: int) -> None: ...
+
+    def max(self, table: Any, key: Any, number: int) -> None:
+        """Make a row the higher of its number and this one, or this one if there is no row; otherwise as `add`."""
+        self._change(table, key, "MAX", number)
+
+    @alone
+    def _change(self, table: Any, key: Any, kind: r.ChangeKind, number: int) -> None:
+        if type(table) is not str:
+            table, _, key = encoded(table, None, key)
+        self._check_table(table)
+        self._check_writable()
+        row = (table, check_row_key(key))
+        if type(number) is not int or not LEAST_NUMBER <= number <= MOST_NUMBER:
+            raise InvalidArgument(f"{number!r:.100} is no integer of 64 bits")
+        if self._own.get(*row) is not None:
+            raise InvalidArgument(f"{_shown(row)} is written by this transaction: `put` the number")
+        known = self._changes.get(row)
+        if known is None:
+            limits.ROW_CHANGES.check(len(self._changes) + 1, "a transaction")
+            self._check_changes(len(table) + len(key))
+        elif known[0] != kind:
+            raise InvalidArgument(f"{_shown(row)} is changed otherwise by this transaction already")
+        else:
+            number = changed(kind, known[1], number)
+        self._wrote = True
+        self._changes[row] = (kind, number)
+
+    def _check_changes(self, size: int) -> None:
+        """`InvalidArgument` if rows can't be changed here. ``size``: of a row's table and key."""
+        raise NotImplementedError
+
+    def _check_unchanged(self, table: str, key: bytes) -> None:
+        if (table, key) in self._changes:
+            raise InvalidArgument(
+                f"{_shown((table, key))} is changed by this transaction, which can't read or write it, too"
+            )
 
     @overload
     def write(
@@ -536,10 +621,20 @@ class TableTransaction(TableWork):
                     self._events.pop()  # this write was refused
                 raise
 
+    def _check_changes(self, size: int) -> None:
+        if self._opened is not None or self._reads is not None:
+            raise InvalidArgument(f"{_ONE_COMMAND}, and this one is open at the controller")
+        size += _EVENT_BYTES + limits.NUMBER_BYTES
+        if self._bytes + size > self._shared.one_shot_bytes:
+            raise InvalidArgument(f"{_ONE_COMMAND}, and this one is too big already")
+        self._bytes += size
+
     # -- a long transaction ---------------------------------------------------------------------------
 
     def _open(self, timeout: float | None) -> tuple[Transaction, RegisteredLocks]:
         """Begin the transaction at the controller unless it is open, and pass on what was written so far."""
+        if self._changes:
+            raise InvalidArgument(f"{_ONE_COMMAND}: commit it, or write with `put` instead")
         opened = self._opened
         if opened is None or self._reads is None:
             opened = self._begun(timeout)
@@ -685,7 +780,7 @@ class TableTransaction(TableWork):
             raise InvalidArgument(
                 "no other process can have written, as the token was never asked for: give no receipts"
             )
-        elif not self._events and name is None:
+        elif not self._events and not self._changes and name is None:
             self._result = Result(NO_TXN, self.timestamp, Counts(0, 0, 0))
         else:
             self._result = result_of(self._commit(name, self._shared.deadline(timeout)))
@@ -708,7 +803,8 @@ class TableTransaction(TableWork):
         """The scope of the first row, or of the replica's first table, whatever else is written."""
         tables = self._replica.tables
         rows = (event.stream for event in self._events if event.stream in tables)
-        return split_stream(next(rows, tables[0]))[0]
+        changed_first = next((table for table, _ in self._changes), tables[0])
+        return split_stream(next(rows, changed_first))[0]
 
     @traced("commit", "PRODUCER")
     def _commit(self, name: str | None, deadline: float) -> r.Outcome:
@@ -716,12 +812,15 @@ class TableTransaction(TableWork):
         scope = self._scope()
         txn_id = self._txn_id = self._txn_id or self._session.new_txn_id(scope, deadline)
         place_null_keys(self._shared, self._events, deadline)
+        pauses = self._pauses()
         while True:
             # Take the marks before validating, so that the validation includes everything up to them.
             marks = self._replica.marks()
+            changes: tuple[r.RowChange, ...] = ()
             found: AnabranchError | None
             try:
                 found = self._broken or self._locks.validate(self._view, marks)
+                changes = self._changes_of(marks)
             except SnapshotExpired as error:
                 found = error
             if found is not None and self._sent:
@@ -733,7 +832,7 @@ class TableTransaction(TableWork):
                 raise found
             locks = self._locks.records(self._replica.tables, marks)
             events = with_trace(self._events, self.trace)
-            command = r.OneShot(txn_id, scope, name, events, None, locks)
+            command = r.OneShot(txn_id, scope, name, events, None, locks, changes)
             with self._replica.report_due():
                 answer = self._send(command, deadline)
             last = {each.table: each.last for each in answer.tables}
@@ -743,8 +842,33 @@ class TableTransaction(TableWork):
             self._sent = False
             try:
                 self._replica.wait(answer.timestamp, last, deadline)
+                if changes and not pauses.sleep(deadline):
+                    raise DeadlineExceeded(
+                        "other writers keep writing the rows that this one changes"
+                    )
             except AnabranchError as error:
                 return self._given_up(txn_id, scope, error)
+
+    def _pauses(self) -> Backoff:
+        """The pauses after answers that ask to revalidate: clients that change one row must not send together.
+
+        The first one of them that commits leaves its number with the controller, which is enough for all others.
+        """
+        return Backoff(
+            defaults.FIRST_CHANGE_PAUSE_S,
+            defaults.LONGEST_CHANGE_PAUSE_S,
+            self._shared.ports.clock,
+            jitter=lambda: self._session.random64() % 1024 / 1024,
+        )
+
+    def _changes_of(self, marks: Mapping[str, tuple[int, int]]) -> tuple[r.RowChange, ...]:
+        """The changes, each with its row as of its table's mark. `SnapshotExpired`."""
+        found = []
+        for (table, key), (kind, number) in self._changes.items():
+            base = self._view.row_at(table, key, marks[table][0])
+            cut = None if base is None else base[: limits.NUMBER_BYTES + 1]  # longer: no number
+            found.append(r.RowChange(table, key, kind, number, cut))
+        return tuple(found)
 
     def _send(self, command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
         before, self._sent, self._shot = self._sent, True, command
@@ -947,9 +1071,17 @@ class JoinedTransaction(TableWork):
             )
         super()._check()
 
+    def _check_changes(self, size: int) -> None:
+        del size
+        raise InvalidArgument(f"{_ONE_COMMAND}, not for one that other processes join")
+
     def _give_up(self) -> None:
         self._reads.check_open(self._shared.deadline(None))
         self._writer.discard()
+
+
+def _shown(row: tuple[str, bytes]) -> str:
+    return f"{row[0]} {row[1]!r:.100}"
 
 
 def read_back(shared: Shared, handle: Transaction | Writer) -> ReadBack:
