@@ -249,6 +249,14 @@ class State:
                 f"{record[0]}`"
             )
 
+    def check_enabled(self, level: int, what: str) -> None:
+        """Raise `FeatureNotEnabled` if the log has a lower feature level than ``what`` needs."""
+        if self.feature_level < level:
+            raise FeatureNotEnabled(
+                f"{what} needs feature level {level}, and this cluster has {self.feature_level}: upgrade all "
+                f"controllers, then run `anabranch cluster feature --raise {level}`"
+            )
+
     def fold_row(self, key: bytes, value: bytes | None) -> None:
         """Upsert one record read from the log. Call `rederive` after the last record."""
         is_txn = len(key) == TXN_ID_SIZE + 1 and key[-1] == Entry.TXN

@@ -11,7 +11,7 @@ from anabranch.controller.controller import Controller
 from anabranch.ports import TopicPartition
 from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.protocol.schemas import records as r
-from anabranch.protocol.schemas.codec import encode
+from anabranch.protocol.schemas.codec import LEVEL, encode
 from anabranch.topics.names import status_topic
 from tests.controller.world import World
 
@@ -28,7 +28,7 @@ class Play:
 
     def raise_level(self) -> None:
         answer = self.world.ask(self.leader, r.SetFeatureLevel(2), lane=ADMIN_LANE)
-        assert answer == r.FeatureLevel(2, 2)
+        assert answer == r.FeatureLevel(2, LEVEL)
 
     def framed(self, level: int) -> bytes:
         """A one-shot of many events, with this as its feature level."""

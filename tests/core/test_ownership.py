@@ -21,11 +21,8 @@ INPUTS = (r.ProcessorInput("nyc/in", "", 10, 0), r.ProcessorInput("lax/in", "a" 
 ALL = (0, 1, 2, 3)
 
 
-class Tasks(World):
-    """A processor of four tasks; who takes them has a letter, each time another one."""
-
-    def create(self, tasks: int = 4, inputs: Sequence[r.ProcessorInput] = INPUTS) -> str:  # type: ignore[override]
-        return self.ask("create", r.CreateProcessor(NAME, tasks, tuple(inputs)))
+class Workers(World):
+    """Workers of a processor of four tasks; who takes them has a letter, each time another one."""
 
     def token_of(self, who: str) -> bytes:
         return who.encode().ljust(16, b".")
@@ -54,6 +51,21 @@ class Tasks(World):
         self.ids[label] = make_marked_id(0, self.wall_ms, len(self.ids) + 1)
         return label
 
+    def task(self, task: int = 0) -> str:
+        found = self.state.tasks.get((NAME, task))
+        if found is None:
+            return "never"
+        at = ",".join(str(p.record) for p in found.positions) or "-"
+        busy = "" if found.in_progress is None else f" !{self.label(found.in_progress)}"
+        return f"{found.term} {found.holder or 'nobody'} {found.sequence}:{at}{busy}"
+
+
+class Tasks(Workers):
+    """A processor, and transactions that move its tasks."""
+
+    def create(self, tasks: int = 4, inputs: Sequence[r.ProcessorInput] = INPUTS) -> str:  # type: ignore[override]
+        return self.ask("create", r.CreateProcessor(NAME, tasks, tuple(inputs)))
+
     def shot(self, label: str, consumed: r.Consumed | None, name: str | None = None) -> str:
         if label not in self.ids:
             self.marked(label)
@@ -78,12 +90,7 @@ class Tasks(World):
         return self.ask(more.get("asker", f"commit {label}"), command)
 
     def row(self, task: int = 0) -> str:  # type: ignore[override]
-        found = self.state.tasks.get((NAME, task))
-        if found is None:
-            return "never"
-        at = ",".join(str(p.record) for p in found.positions) or "-"
-        busy = "" if found.in_progress is None else f" !{self.label(found.in_progress)}"
-        return f"{found.term} {found.holder or 'nobody'} {found.sequence}:{at}{busy}"
+        return self.task(task)
 
 
 def made() -> Tasks:

@@ -160,7 +160,8 @@ POSITIONS: dict[str, Row] = {
     ),
     "with a name": (shot_of_tasks(moves(), name="n"), INVALID, "then has no name"),
     "with locks": (
-        lambda w: moved()(w)._replace(locks=(r.TableLocks("nyc/a", 0, 0, (), ()),)), INVALID, "takes no locks",
+        lambda w: moved()(w)._replace(locks=(r.TableLocks("nyc/a", 0, 0, (), ()),)),
+        "FeatureNotEnabled", "positions and locks needs feature level 3",
     ),
     "an id without a mark": (shot_of_tasks(moves(), "unmarked"), INVALID, "if its id is marked so"),
     "a marked id without positions": (shot_of_tasks(this(None)), INVALID, "if its id is marked so"),

@@ -44,6 +44,7 @@ from anabranch.protocol.limits import NO_TIME, RESERVED
 from anabranch.protocol.partitioner import place_of
 from anabranch.protocol.schemas import records as r
 
+TOGETHER_LEVEL = 3  # the feature level from which on parts of a commit come together
 _KEEPALIVE_MS = 1_000  # in the row of a `PrepareEvents`, which no keepalive ends
 
 
@@ -93,14 +94,8 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
         owner=turn.lane,
     )
     turn.put(k.txn_key(command.txn_id), row)
-    if to is None:
-        return
-    outcome = turn.outcome(row, full=False)
-    if command.locks:
-        outcome = outcome._replace(
-            tables=conflicts.table_times(turn, conflicts.named(command.locks))
-        )
-    turn.reply(to, outcome)
+    if to is not None:
+        turn.reply(to, _with_times(turn, command, turn.outcome(row, full=False)))
 
 
 def _instead_of(turn: Turn, row: r.TxnRow, command: r.OneShot | r.PrepareEvents) -> r.TxnRow:
@@ -130,8 +125,8 @@ def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> 
     check_id_partition(turn, command.txn_id)
     check_name(command.name)
     prepared.check_coordinator(command.prepare)
-    if is_marked(command.txn_id):
-        raise errors.InvalidArgument("a one-shot that moves positions can't be prepared")
+    if is_marked(command.txn_id) or command.consumed is not None or command.locks:
+        raise errors.InvalidArgument("a prepared transaction takes no locks and moves no positions")
     row = turn.state.txn_row(command.txn_id)
     if row is not None:
         _prepared_before(turn, command, row, to)
@@ -230,8 +225,6 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
 def _one_shot_of_tasks(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     """Commit a one-shot that moves positions. The rows of its tasks prove that it is committed."""
     consumed = command.consumed
-    if command.locks:
-        raise errors.InvalidArgument("a one-shot that moves positions takes no locks")
     if consumed is None or command.name is not None or not is_marked(command.txn_id):
         raise errors.InvalidArgument(
             "a one-shot moves positions if its id is marked so, and then has no name"
@@ -242,6 +235,8 @@ def _one_shot_of_tasks(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> No
         return
     positions.judge(turn, consumed, command.txn_id, command.scope, turn.lane)
     placed = _place(turn, command)
+    if command.locks:
+        turn.state.check_enabled(TOGETHER_LEVEL, "a one-shot with positions and locks")
     judged = _judge(turn, command, placed)
     if isinstance(judged, r.Revalidate):
         turn.reply(to, judged)
@@ -249,7 +244,14 @@ def _one_shot_of_tasks(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> No
     timestamp = _append_judged(turn, command, judged)
     state = _state_of(command, placed)
     moved = positions.move(turn, consumed, command.txn_id, timestamp, _count(command), state)
-    turn.reply(to, positions.outcome(command.scope, moved, turn.lane))
+    turn.reply(to, _with_times(turn, command, positions.outcome(command.scope, moved, turn.lane)))
+
+
+def _with_times(turn: Turn, command: r.OneShot, outcome: r.Outcome) -> r.Outcome:
+    """The outcome of a one-shot with the times of the tables that its locks name."""
+    if not command.locks:
+        return outcome
+    return outcome._replace(tables=conflicts.table_times(turn, conflicts.named(command.locks)))
 
 
 def _state_of(command: r.OneShot, placed: Placed) -> dict[str, set[int]]:

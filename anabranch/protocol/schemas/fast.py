@@ -215,6 +215,8 @@ def _write_prepare_events(record: r.PrepareEvents) -> bytes:
     out = _whole_transaction(_PREPARE_EVENTS, record)
     if type(record.secret) is not bytes or len(record.secret) != _SECRET_SIZE:
         raise Unusual
+    if record.consumed is not None or record.locks:
+        raise Unusual
     out += (_END, record.secret, _prepare(record.prepare))
     return b"".join(out)
 

@@ -36,7 +36,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         DescribeProcessors.after DescribeProcessors.processor DescribeStreams.after FindScope.near GetState.after
         GetState.token
         ListAudit.before ListTransactions.before ListTransactions.secret
-        OneShot.consumed PendingCommitRow.consumed PendingCommitRow.prepare ProcessorInfo.more ProcessorList.more
+        OneShot.consumed PrepareEvents.consumed PendingCommitRow.consumed PendingCommitRow.prepare
+        ProcessorInfo.more ProcessorList.more
         ListOpen.after OpenList.more ListTableLocks.after TableLockList.more
         Resolve.token Force.outcome StreamChange.base StreamInfo.base StreamList.more StreamRow.change
         SetSeries.owner TransactionList.more TxnRow.consumes OpenInfo.waits
@@ -66,8 +67,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         (),
         """
         CreateProcessor.kinds CreateProcessor.stores PreparedRow.events ProcessorInfo.stores
-        ProcessorRow.kinds ProcessorRow.stores OneShot.changes OneShot.locks SafeTime.tables SafeTimeReply.tables
-        Outcome.tables
+        ProcessorRow.kinds ProcessorRow.stores OneShot.changes OneShot.locks PrepareEvents.locks SafeTime.tables
+        SafeTimeReply.tables Outcome.tables
         Commit.validated LockReads.locks LockReads.read_from LockReads.tables LockReads.validated Revalidate.writers
         ReadLockRow.read_from ReadsLocked.locks StreamInfo.blockers DeleteStream.despite
         """,

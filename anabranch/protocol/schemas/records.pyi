@@ -697,6 +697,8 @@ class PrepareEvents:
     events: tuple[Event, ...]
     secret: bytes
     prepare: Prepare
+    consumed: Consumed | None = None
+    locks: tuple[TableLocks, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class PreparedRow:
