@@ -122,7 +122,7 @@ KINDS = (
     Kind(
         "TableTransaction",
         ((table_transaction, "TableTransaction"), (table_transaction, "TableWork")),
-        "get lock refresh put delete insert replace write token flush commit abort",
+        "get lock refresh put delete insert replace add min max write token flush commit abort",
         {},
         "timestamp is_over txn_id result",
         rows=("scan",),
@@ -130,7 +130,7 @@ KINDS = (
     Kind(
         "JoinedTransaction",
         ((table_transaction, "JoinedTransaction"), (table_transaction, "TableWork")),
-        "get lock refresh put delete insert replace write flush finish discard",
+        "get lock refresh put delete insert replace add min max write flush finish discard",
         {},
         "timestamp is_over txn_id",
         rows=("scan",),

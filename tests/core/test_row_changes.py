@@ -77,7 +77,7 @@ class Counters(Long):
         self.ask("add", command)
         return told(self.result)
 
-    def seen(self, key: bytes = K) -> dict[str, Any]:
+    def stale(self, key: bytes = K) -> dict[str, Any]:
         """What a replica knows of a row now: for adds to come."""
         return {"stale": (self.rows.get((A, key)), self.mark())}
 
@@ -251,7 +251,7 @@ def test_the_number_is_that_just_below_the_commit(
     meanwhile: Callable[[Counters], None], second: str, third: Any
 ) -> None:
     bank = Counters()
-    stale = bank.seen()
+    stale = bank.stale()
     assert bank.add(1, **stale) == "COMMITTED"
     assert bank.value() == b"1"
     meanwhile(bank)
