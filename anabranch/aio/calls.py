@@ -669,6 +669,36 @@ class AsyncTableTransaction(Handle):
         await self._waits.call(self._blocking.replace, table, key, value)
 
     @overload
+    async def add(self, table: str, key: bytes, number: int) -> None: ...
+
+    @overload
+    async def add(self, table: Stream[K, Any], key: K, number: int) -> None: ...
+
+    async def add(self, table: Any, key: Any, number: int) -> None:
+        """As `TableTransaction.add`."""
+        await self._waits.call(self._blocking.add, table, key, number)
+
+    @overload
+    async def min(self, table: str, key: bytes, number: int) -> None: ...
+
+    @overload
+    async def min(self, table: Stream[K, Any], key: K, number: int) -> None: ...
+
+    async def min(self, table: Any, key: Any, number: int) -> None:
+        """As `TableTransaction.min`."""
+        await self._waits.call(self._blocking.min, table, key, number)
+
+    @overload
+    async def max(self, table: str, key: bytes, number: int) -> None: ...
+
+    @overload
+    async def max(self, table: Stream[K, Any], key: K, number: int) -> None: ...
+
+    async def max(self, table: Any, key: Any, number: int) -> None:
+        """As `TableTransaction.max`."""
+        await self._waits.call(self._blocking.max, table, key, number)
+
+    @overload
     async def write(
         self,
         stream: str,
@@ -867,6 +897,36 @@ class AsyncJoinedTransaction(Handle):
     async def replace(self, table: Any, key: Any, value: Any) -> None:
         """As `JoinedTransaction.replace`."""
         await self._waits.call(self._blocking.replace, table, key, value)
+
+    @overload
+    async def add(self, table: str, key: bytes, number: int) -> None: ...
+
+    @overload
+    async def add(self, table: Stream[K, Any], key: K, number: int) -> None: ...
+
+    async def add(self, table: Any, key: Any, number: int) -> None:
+        """As `JoinedTransaction.add`."""
+        await self._waits.call(self._blocking.add, table, key, number)
+
+    @overload
+    async def min(self, table: str, key: bytes, number: int) -> None: ...
+
+    @overload
+    async def min(self, table: Stream[K, Any], key: K, number: int) -> None: ...
+
+    async def min(self, table: Any, key: Any, number: int) -> None:
+        """As `JoinedTransaction.min`."""
+        await self._waits.call(self._blocking.min, table, key, number)
+
+    @overload
+    async def max(self, table: str, key: bytes, number: int) -> None: ...
+
+    @overload
+    async def max(self, table: Stream[K, Any], key: K, number: int) -> None: ...
+
+    async def max(self, table: Any, key: Any, number: int) -> None:
+        """As `JoinedTransaction.max`."""
+        await self._waits.call(self._blocking.max, table, key, number)
 
     @overload
     async def write(
