@@ -1,8 +1,8 @@
 """64 clients that add 1 to one row, against PostgreSQL's ``UPDATE … SET n = n + 1``.
 
 Ours: one client process with one replica, 64 threads; each transaction is `txn.add` and a commit. `get` and `put`,
-which lock the row, show what it replaces. PostgreSQL: a connection for each of 64 threads of one process, one prepared
-statement a commit. All on one machine, in turn, medians of rounds. The row has to be the number of commits.
+which lock the row, show what it replaces. PostgreSQL: a connection for each of 64 threads of one process, one
+prepared statement a commit. All on one machine, in turn, medians of rounds. The row is the number of commits.
 
 Durability is not the same. PostgreSQL's default forces its log to the disk before a commit is answered (*fsync*).
 Kafka answers when its replicas have the batch in memory (acks=all; here one replica), and leaves the disk to the

@@ -22,6 +22,8 @@ from anabranch.errors import (
     NotAuthorized,
     SnapshotExpired,
 )
+from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.protocol.schemas.codec import LEVEL
 from anabranch.topics.names import journal_topic
 from tests.cluster import Cluster
 from tests.waiting import wait_until
@@ -52,6 +54,32 @@ def put(client: anabranch.Client, table: str, **rows: int | None) -> int:
 
 
 # -- many at once ---------------------------------------------------------------------------------------
+
+
+def test_clients_that_add_to_one_row(
+    client: anabranch.Client, cluster: Cluster, tables: tuple[str, str]
+) -> None:
+    """None tries again; a blind write in between counts, too; a Kafka reader sees whole numbers."""
+    with anabranch.connect(cluster.bootstrap, lane=ADMIN_LANE) as admin:
+        admin.feature_level(raise_to=LEVEL)
+    table, other = tables
+
+    def add(replica: Replica, times: int) -> None:
+        for number in range(times):
+            with replica.begin() as txn:
+                txn.add(table, b"n", 1)
+                txn.max(other, b"most", number)
+                txn.commit()
+
+    with client.replica(*tables) as one, client.replica(*tables) as two:
+        put(client, table, n=1_000)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda n: add((one, two)[n % 2], 25), range(8)))
+        with two.snapshot() as view:
+            assert (view.get(table, b"n"), view.get(other, b"most")) == (b"1200", b"24")
+    with client.changes(table, until="end") as changes:
+        seen = [int(change.after or b"") for change in changes]
+    assert seen == list(range(1_000, 1_201))
 
 
 @pytest.mark.soak
