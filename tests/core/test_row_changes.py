@@ -419,6 +419,13 @@ def test_a_lane_needs_the_rights_to_write_and_to_read_times() -> None:
 # -- all together ----------------------------------------------------------------------------------
 
 
+KINDS: tuple[r.ChangeKind, ...] = ("ADD", "ADD", "MIN", "MAX")
+
+
+def _row(number: int | None) -> bytes | None:
+    return None if number is None else b"%d" % number
+
+
 def test_random_histories() -> None:
     """Replicas that lag, adds, writes, deletions, rounds of several, takeovers: each number is right."""
     seed = random.randrange(1 << 32)
@@ -434,28 +441,28 @@ def test_random_histories() -> None:
             bank.lead(keep_table=draw.random() < 0.5)
         if draw.random() < 0.02:
             bank.memory.recent_writes.limit = draw.choice((1_000, 1 << 27))
-        shots, made = [], []
+        shots: list[r.OneShot] = []
+        made: list[tuple[bytes, r.ChangeKind | None, int | None]] = []
         for _ in range(draw.randint(1, 3)):
             marks, rows = draw.choice(known)
             key, number = draw.choice(keys), draw.randint(-5, 5)
             if draw.random() < 0.2:
-                value = draw.choice((None, b"%d" % number))
-                shots.append(bank.shot(events=(r.Event(A, -1, key, value, (), -1),), locks=()))
-                made.append((key, "PUT", None if value is None else number))
+                put = draw.choice((None, number))
+                shots.append(bank.shot(events=(r.Event(A, -1, key, _row(put), (), -1),), locks=()))
+                made.append((key, None, put))
                 continue
-            kind = draw.choice(("ADD", "ADD", "MIN", "MAX"))
-            base = None if rows[key] is None else b"%d" % rows[key]
-            shots.append(bank.shot(bank.change(kind, number, key, base=base), locks=marks))
+            kind = draw.choice(KINDS)
+            changes = bank.change(kind, number, key, base=_row(rows[key]))
+            shots.append(bank.shot(changes, locks=marks))
             made.append((key, kind, number))
         bank.turn(*((str(n), shot) for n, shot in enumerate(shots)))
-        for (_, result), (key, kind, number) in zip(bank.said, made, strict=True):
+        for (_, result), (key, done, then) in zip(bank.said, made, strict=True):
             if told(result) == "Revalidate":
                 revalidated += 1
                 continue
             assert told(result) == "COMMITTED", f"seed {seed}"
             committed += 1
-            truth[key] = number if kind == "PUT" else numbers.changed(kind, truth[key], number)
+            truth[key] = then if done is None else numbers.changed(done, truth[key], then or 0)
         found = {key: bank.rows.get((A, key)) for key in keys}
-        expected = {k: None if n is None else b"%d" % n for k, n in truth.items()}
-        assert found == expected, f"seed {seed}"
+        assert found == {key: _row(number) for key, number in truth.items()}, f"seed {seed}"
     assert min(committed / 100, revalidated / 20) > 1, (committed, revalidated)

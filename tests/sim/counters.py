@@ -89,7 +89,7 @@ class CounterMachine(TableMachine):
             (2, lambda: self._put(replica)),
             (2, lambda: self._blind(client)),
             (2, self._plain),
-            (2, lambda: self._look(replica)),
+            (2, lambda: self._observe(replica)),
         ]
         self._random.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])[0]()
 
@@ -154,14 +154,14 @@ class CounterMachine(TableMachine):
         with contextlib.suppress(LogError):
             self.cluster.log_of(self.world.current).produce_batch(place, encode_batch([record]))
 
-    def _look(self, replica: Replica) -> None:
+    def _observe(self, replica: Replica) -> None:
         with replica.snapshot(timeout=5.0) as view:
             self._counted.seen.append((view.timestamp, dict(view.scan(COUNTERS))))
 
     def _last(self, replica: Replica) -> bool:
         self.world.set_clocks()  # with a wrong clock each new id may be too old, or too new
         self._change(replica)
-        self._look(replica)
+        self._observe(replica)
         return True
 
 

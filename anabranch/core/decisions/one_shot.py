@@ -288,11 +288,10 @@ def _judge(turn: Turn, command: r.OneShot, placed: Placed) -> _Judged | r.Revali
     """
     if command.locks and (again := conflicts.judge(turn, command)) is not None:
         return again
-    values: list[int] | None = []
-    if command.changes:
-        values = row_changes.values_of(turn, command)
-        if values is None:
-            return conflicts.again(turn, command)
+    values = row_changes.values_of(turn, command)
+    if values is None:
+        return conflicts.again(turn, command)
+    if values:
         placed = row_changes.filled(command, values, placed)
     frozen.check_free(turn, command.txn_id, placed)
     return _Judged(placed, values)

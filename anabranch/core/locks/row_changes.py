@@ -70,7 +70,11 @@ def values_of(turn: Turn, command: r.OneShot) -> list[int] | None:
 
     Raises: NotANumber, NumberOverflow.
     """
-    recent, unsure, before = turn.recent_writes, {}, []
+    if not command.changes:
+        return []
+    recent = turn.recent_writes
+    before: list[int | None] = []
+    unsure: dict[str, set[int]] = {}
     for change in command.changes:
         number = recent.number((change.table, change.key))
         if number is None:
