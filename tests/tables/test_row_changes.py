@@ -30,6 +30,7 @@ K = b"n"
 def bank() -> Iterator[Bank]:
     made = Bank()
     made.connect(lane=ADMIN_LANE).feature_level(raise_to=LEVEL)
+    made.rows._shared.one_shot_bytes = 1 << 18
     yield made
     made.rows.close()
 
@@ -188,7 +189,7 @@ MANY: dict[str, tuple[Callable[[TableTransaction], Any], str]] = {
     "no bool": (lambda txn: txn.add(A, b"m", True), "no integer of 64 bits"),
     "too big": (lambda txn: txn.add(A, b"m", 1 << 63), "no integer of 64 bits"),
     "no table": (lambda txn: txn.add("bank/none", K, 1), "not in this replica"),
-    "no key": (lambda txn: txn.add(A, b"", 1), "empty"),
+    "no key": (lambda txn: txn.add(A, b"", 1), "not 0 bytes"),
     "65 rows": (many, "64 are allowed"),
     "token": (lambda txn: txn.token(), "one command"),
     "flush": (lambda txn: txn.flush(), "one command"),
