@@ -233,7 +233,7 @@ class LedgerDiffers(FixCallError):
 
 
 class ReservedByPrepared(FixCallError):
-    """A prepared transaction of this name or series has to be ended first (`Client.prepared`)."""
+    """A prepared transaction with this name, series or row has to be ended first (`Client.prepared`)."""
 
 
 class AlreadyCommitted(FixCallError):

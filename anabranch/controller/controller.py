@@ -509,6 +509,7 @@ class Controller:
         is skipped, or its decided transaction is aborted. Nothing else is affected.
         """
         self.metrics.add("refused_rounds")
+        self._memory.written.clear()  # the refused round may have frozen locks
         if self._is_contained(error):
             return
         if not isinstance(error, LogRefused):

@@ -246,7 +246,7 @@ def test_a_commit_that_waits_ends_with_its_processor() -> None:
 def test_a_commit_that_fails_ends_alone() -> None:
     w = made()
     w.open("X", "a")
-    with patch.object(commit, "_why_not", side_effect=UnknownStream("a bug")):
+    with patch.object(commit, "_check_events", side_effect=UnknownStream("a bug")):
         assert w.end("X", w.consumed("a", 1, 12)) == "UnknownStream"
     w.end("X", w.consumed("a", 1, 12))
     assert w.turn() == "[commit X] X COMMITTED 1"

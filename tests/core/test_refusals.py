@@ -700,7 +700,7 @@ PREPARE: dict[str, Row] = {
         after(with_batch_bytes(20), then=preparing()), "EventTooLarge", "takes up to 20 now",
     ),
     "positions": (
-        lambda w: replace(preparing()(w), consumed=r.Consumed("nyc/p", b"", ())), INVALID, "can't be prepared",
+        lambda w: replace(preparing()(w), consumed=r.Consumed("nyc/p", b"", ())), "FeatureNotEnabled", "level 3",
     ),
     "the same again": (after(asks(preparing()), then=preparing()), "A PREPARED 0", ""),
     "another attempt": (after(asks(preparing()), then=preparing(attempt=b"2")), ILLEGAL, "by another attempt"),

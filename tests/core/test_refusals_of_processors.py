@@ -88,6 +88,7 @@ def marked_begin(world: Stored) -> r.Begin:
     return r.Begin(world.id("B"), "nyc", None, MINUTE, SECRET)
 
 
+NOT_ENABLED, TOGETHER = "FeatureNotEnabled", "these parts together needs feature level 3"
 NOTHING = r.TaskStep((), 9, ())
 FIRST, SECOND = INPUTS
 PROCESSORS: dict[str, Row] = {
@@ -158,13 +159,13 @@ POSITIONS: dict[str, Row] = {
         after(lambda w: w.find_scope("lax"), then=lambda w: r.OneShot(w.id("M"), "lax", None, (), moves()(w))),
         INVALID, "",
     ),
-    "with a name": (shot_of_tasks(moves(), name="n"), INVALID, "then has no name"),
+    "with a name": (shot_of_tasks(moves(), name="n"), INVALID, "marked if it moves positions and has no name"),
     "with locks": (
         lambda w: moved()(w)._replace(locks=(r.TableLocks("nyc/a", 0, 0, (), ()),)),
-        "FeatureNotEnabled", "positions and locks needs feature level 3",
+        NOT_ENABLED, TOGETHER,
     ),
-    "an id without a mark": (shot_of_tasks(moves(), "unmarked"), INVALID, "if its id is marked so"),
-    "a marked id without positions": (shot_of_tasks(this(None)), INVALID, "if its id is marked so"),
+    "an id without a mark": (shot_of_tasks(moves(), "unmarked"), INVALID, "marked if it moves positions"),
+    "a marked id without positions": (shot_of_tasks(this(None)), INVALID, "marked if it moves positions"),
     "a marked id is begun": (marked_begin, INVALID, "make another one"),
     "a marked id is resolved": (lambda w: r.Resolve(w.id("first"), "nyc"), INVALID, "no outcome of its own"),
     "begun with a name": (
@@ -172,7 +173,11 @@ POSITIONS: dict[str, Row] = {
     ),
     "outputs without positions": (ends("X", this(None)), INVALID, "give `consumed`"),
     "positions of another owner": (ends("X", moves("b")), INVALID, "no others"),
-    "a commit with a name": (ends("X", moves(), name="n"), INVALID, "no name and no number"),
+    "a commit with a name": (ends("X", moves(), name="n"), NOT_ENABLED, TOGETHER),
+    "a one-shot with a name": (shot_of_tasks(moves(), "unmarked", name="n"), NOT_ENABLED, TOGETHER),
+    "a commit that prepares": (
+        lambda w: replace(ends("X", moves())(w), prepare=r.Prepare(b"", b"")), NOT_ENABLED, TOGETHER,
+    ),
     "begun without ownership": (ends("P", moves()), INVALID, "begin it with that ownership"),
     "lost since": (after(taken_by("b"), then=ends("X", moves())), "OwnershipLost", "has another owner, b"),
     "its processor is deleted while it is merged": (

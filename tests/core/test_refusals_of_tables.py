@@ -160,7 +160,7 @@ REGISTERED: dict[str, Row] = {
     "validated through a time to come": (validating(1, AHEAD), INVALID, "no time of a reply"),
     "validated before it is registered": (validating(2, 1), INVALID, "is not registered"),
     "prepared": (
-        lambda w: replace(w.committing("T"), prepare=r.Prepare(b"", b"")), INVALID, "can't be prepared",
+        lambda w: replace(w.committing("T"), prepare=r.Prepare(b"", b"")), "FeatureNotEnabled", "level 3",
     ),
     "locks of all": (Lowered("REGISTERED", 2, lock(b"1", b"2")), "TooMuchLocked", "wait for some"),
     "ranges of a table": (Lowered("RANGES", 0, lock(span=(b"a", b"b"))), "TooMuchLocked", "its share is 0:"),

@@ -14,7 +14,16 @@ from anabranch.controller import controller, durability
 from anabranch.controller.lanes import Replies
 from anabranch.core import journal_runs
 from anabranch.core import rows as k
-from anabranch.core.decisions import claims, commit, decide, merge, one_shot, times, transactions
+from anabranch.core.decisions import (
+    claims,
+    commit,
+    decide,
+    merge,
+    one_shot,
+    parts,
+    times,
+    transactions,
+)
 from anabranch.core.decisions import turn as turn_module
 from anabranch.core.decisions.lanes import position_of, set_lane
 from anabranch.core.decisions.turn import AT_END, Turn, close_round
@@ -123,6 +132,7 @@ def forget_names() -> Iterator[None]:
     with (
         patch.object(commit, "earlier_outcome", lambda *_: None),
         patch.object(one_shot, "earlier_outcome", lambda *_: None),
+        patch.object(parts, "earlier_outcome", lambda *_: None),
     ):
         yield
 

@@ -47,7 +47,7 @@ def superseded() -> Iterator[None]:
         return None if held else usual(turn, scope, name, owner)
 
     with ExitStack() as stack:
-        for module in ("transactions", "commit", "one_shot"):
+        for module in ("transactions", "commit", "one_shot", "parts"):
             place = f"anabranch.core.decisions.{module}.earlier_outcome"
             stack.enter_context(patch(place, earlier))
         stack.enter_context(patch.object(prepared, "prepared_of_name", lambda *_: None))

@@ -74,7 +74,7 @@ def numbers_outlive_rounds(real: Any, draft: RecentWritesDraft, row: Any, number
 
 
 @wrapping(row_changes, "values_of")
-def bases_below_the_reach(real: Any, turn: Turn, command: OneShot) -> Any:
+def bases_below_the_reach(real: Any, *given: Any) -> Any:
     """A client's row counts from before the leader's memory of writes begins."""
 
     def holds(draft: RecentWritesDraft, asked: TableLocks, last: int) -> bool:
@@ -84,7 +84,7 @@ def bases_below_the_reach(real: Any, turn: Turn, command: OneShot) -> Any:
         return not any(t.unknown > asked.since or t.has(asked.points, asked.since) for t in known)
 
     with patch.object(RecentWritesDraft, "holds", holds):
-        return real(turn, command)
+        return real(*given)
 
 
 @instead_of(conflicts, "write_of")
@@ -116,16 +116,15 @@ def carried_digest_lacks(real: Any, turn: Any, step: StreamCommit, taken: Any) -
 def no_freezing() -> Iterator[None]:
     """Nobody waits for a frozen lock."""
     with (
-        patch.object(frozen, "waits", lambda *_: False),
-        patch.object(frozen, "may_freeze", lambda *_: True),
+        patch.object(frozen, "waits", lambda *_: None),
+        patch.object(frozen, "_to_freeze", lambda *_, **__: None),
     ):
         yield
 
 
-@wrapping(frozen, "may_freeze")
-def frozen_one_sided(real: Any, turn: Any, txn_id: bytes, written: Any) -> Any:
-    """A transaction is carried though what another one, carried, writes breaks its locks."""
-    return real(turn, txn_id, lambda other: written(other) if other == txn_id else {})
+def frozen_one_sided() -> Planted:
+    """A transaction is carried or prepared though what another one, which is, too, writes breaks its locks."""
+    return patch.object(frozen, "_written_by", lambda *_: {})
 
 
 def _unnoticed(is_such: Callable[[Any, StreamCommit], bool]) -> Planted:
@@ -195,7 +194,7 @@ def judged_again() -> Planted:
     real = shots.one_shot
 
     def one_shot(turn: Any, command: OneShot, to: Any) -> None:
-        again = conflicts.judge(turn, command) if command.locks else None
+        again = conflicts.judge(turn, command.locks) if command.locks else None
         if again is not None:
             turn.reply(to, again)
         else:
@@ -204,14 +203,19 @@ def judged_again() -> Planted:
     return patch.dict(decide._DECISIONS, {OneShot: one_shot})
 
 
-@wrapping(conflicts, "judge")
-def broken_by_itself(real: Any, turn: Any, command: OneShot) -> Any:
+def broken_by_itself() -> Planted:
     """A transaction's own writes break its locks."""
-    own = {fingerprint(event.key) for event in command.events if event.key}
-    if any(own & set(each.points) for each in command.locks):
-        tables = conflicts.table_times(turn, conflicts.named(command.locks))
-        return Revalidate(turn.hybrid_time, tables)
-    return real(turn, command)
+    real = shots.one_shot
+
+    def one_shot(turn: Any, command: OneShot, to: Any) -> None:
+        own = {fingerprint(event.key) for event in command.events if event.key}
+        if any(own & set(each.points) for each in command.locks):
+            tables = conflicts.table_times(turn, conflicts.named(command.locks))
+            turn.reply(to, Revalidate(turn.hybrid_time, tables))
+        else:
+            real(turn, command, to)
+
+    return patch.dict(decide._DECISIONS, {OneShot: one_shot})
 
 
 @wrapping(Locks, "validate")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.core.decisions import commit, one_shot, ownership, positions
+from anabranch.core.decisions import one_shot, ownership, positions
 from anabranch.core.decisions.turn import Turn
 from anabranch.processing.batch import WorkBatch
 from anabranch.processing.handlers import Handlers
@@ -69,15 +69,13 @@ def decided_unmarked() -> Planted:
 
 def judged_early_only() -> Planted:
     """A commit is judged when it comes, and not when it is decided: its tasks may be another's by then."""
-    return patch.object(commit, "_judge", _unless_waiting(commit._judge))
+    judge = positions.judge
 
+    def seen(turn: Turn, consumed: Consumed, txn_id: bytes, *rest: Any) -> None:
+        if txn_id not in turn.state.committing:
+            judge(turn, consumed, txn_id, *rest)
 
-def _unless_waiting(judge: Callable[..., None]) -> Callable[..., None]:
-    def seen(turn: Turn, row: Any, consumed: Consumed | None) -> None:
-        if row.txn_id not in turn.state.committing:
-            judge(turn, row, consumed)
-
-    return seen
+    return patch.object(positions, "judge", seen)
 
 
 def taken_too_early() -> Planted:

@@ -27,10 +27,11 @@ from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.times import admit_change, is_repeated
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.round import ReplyTo
+from anabranch.core.state import OpenTxn
 from anabranch.errors import check
 from anabranch.protocol import limits
 from anabranch.protocol.hybrid_time import to_ms
-from anabranch.protocol.ids import NO_TXN, made_ms_of
+from anabranch.protocol.ids import NO_TXN, made_ms_of, txn_text
 from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE, check_name
 from anabranch.protocol.schemas import records as r
 
@@ -227,8 +228,9 @@ def _up_to(runs: tuple[int, ...], number: int) -> tuple[int, ...]:
     return tuple(n for first, last in pairs if first <= number for n in (first, min(last, number)))
 
 
-def give_back(turn: Turn, scope: str, pending: r.PendingCommitRow | None) -> None:
+def give_back(turn: Turn, txn: OpenTxn) -> None:
     """Set a series back to the number before, if the commit of an aborted transaction was decided."""
+    scope, pending = txn.row.scope, txn.pending
     if pending is None or not pending.decided or pending.number is None or pending.name is None:
         return
     row = turn.state.series(scope, pending.name)
@@ -256,16 +258,30 @@ def reason(yielded: r.YieldedRow) -> str:
     )
 
 
-def answer(turn: Turn, yielded: r.YieldedRow, owner: str) -> r.Outcome | None:
-    """The answer to a commit that gave way: the earlier transaction's outcome.
+def answer(turn: Turn, yielded: r.YieldedRow, late: r.TxnRow) -> r.Outcome | None:
+    """The answer to the commit of ``late``, which gave way: the earlier transaction's outcome.
 
     `AlreadyCommitted` if the earlier commit has another number, belongs to another lane, or is not known any more.
-    For a claim of a name, the latter two cases return None instead.
+    For a claim of a name, the latter two cases return None instead. Raises also as `earlier`.
     """
     if yielded.number in (None, yielded.highest):
         row = turn.state.txn_row(yielded.txn_id)
-        if row is not None and row.owner == owner:
-            return turn.outcome(row)
+        if row is not None and row.owner == late.owner:
+            return earlier(turn, row, late)
         if yielded.number is None:
             return None
     raise errors.AlreadyCommitted(f"{reason(yielded)}; this transaction is aborted")
+
+
+def earlier(turn: Turn, row: r.TxnRow, late: r.TxnRow) -> r.Outcome:
+    """The outcome of an earlier commit (``row``), to which the commit of ``late`` gave way.
+
+    `AlreadyCommitted` if ``late`` would have moved positions: after COMMITTED its worker would believe that they
+    have moved.
+    """
+    if late.consumes is not None:
+        raise errors.AlreadyCommitted(
+            f"transaction {txn_text(row.txn_id)} has committed that name or number before; this one is aborted, "
+            "and its positions did not move: commit these alone"
+        )
+    return turn.outcome(row)

@@ -18,14 +18,13 @@ from anabranch import errors
 from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.authorize import check_writes
-from anabranch.core.decisions import claims, one_shot, positions, prepared
+from anabranch.core.decisions import claims, one_shot, parts, positions, prepared
 from anabranch.core.decisions.merge import merge_decided
 from anabranch.core.decisions.transactions import (
     abort_txn,
     earlier_outcome,
     end_pending,
     journal_op,
-    supersede,
 )
 from anabranch.core.decisions.turn import Turn, is_finished, refuse
 from anabranch.core.decisions.writers import (
@@ -34,9 +33,9 @@ from anabranch.core.decisions.writers import (
     take_exactly,
     writers_text,
 )
-from anabranch.core.journal_index import JournalIndex, Weighed
+from anabranch.core.journal_index import JournalIndex
 from anabranch.core.journal_runs import not_covered
-from anabranch.core.locks import conflicts
+from anabranch.core.locks import conflicts, frozen
 from anabranch.core.memory import STUCK, Merging, wait_text
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
@@ -72,7 +71,7 @@ def commit(turn: Turn, command: r.Commit, to: ReplyTo | None) -> None:
     )
     named = (*command.own, *(command.receipts or ()))
     if row.state != "OPEN":
-        _check_decided(row, command)
+        _check_decided(turn, row, command)
         if command.prepare is not None:
             prepared.check_same(turn, row, command.prepare)
     if is_finished(row) and _answer_ended(turn, row, command, named, to):
@@ -145,14 +144,28 @@ def _log_pending(
     turn.put(k.pending_key(txn_id), pending)
 
 
+def _check_level(turn: Turn, request: _Request) -> None:
+    locks = bool(turn.state.locks.of(request.txn.row.txn_id).rows)
+    parts.check_level(turn, request.command, locks=locks)
+
+
 def _check_rights(turn: Turn, request: _Request) -> None:
     check_writes(turn.state, request.txn.row, request.txn.participants)
 
 
 def _check_positions(turn: Turn, request: _Request) -> None:
+    """Check that the commit moves positions of the ownership that its begin named, and no others."""
+    row, consumed = request.txn.row, request.command.consumed
+    named = None if consumed is None else hash_of(consumed.processor, consumed.fencing_token)
+    if named != row.consumes:
+        raise errors.InvalidArgument(
+            "a commit moves the positions of the ownership that its transaction began with, no others: begin it "
+            "with that ownership, and give `consumed`"
+        )
     # Lost ownership is no refusal: `_try_decide` aborts the transaction then.
     with suppress(errors.OwnershipLost):
-        _check_consumed(turn, request.txn.row, request.command)
+        if consumed is not None:
+            positions.judge(turn, consumed, row.txn_id, row.scope, row.owner)
 
 
 def _check_claim(turn: Turn, request: _Request) -> None:
@@ -186,11 +199,12 @@ def _check_state(turn: Turn, request: _Request) -> None:
 
 
 def _check_locks(turn: Turn, request: _Request) -> None:
-    conflicts.check_conflicts(turn, request.txn, request.writers, request.command)
+    conflicts.check_conflicts(turn, request.txn, request.writers)
 
 
 # The checks of a commit, in their order; a new check is one more entry. The checks put no row.
 CHECKS: tuple[Callable[[Turn, _Request], None], ...] = (
+    _check_level,
     _check_rights,
     _check_positions,
     _check_claim,
@@ -241,8 +255,8 @@ def _commit_prepared(turn: Turn, txn: OpenTxn, command: r.Commit, to: ReplyTo | 
 
 def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
     """Log that a PREPARED transaction commits. If a row has its events, this round merges it, else a later one."""
-    txn = turn.open(txn_id)
-    if txn.pending is None:
+    txn, kept = turn.open(txn_id), turn.state.prepared_row(txn_id)
+    if txn.pending is None or (kept is not None and kept.events):
         one_shot.commit_events(turn, txn, to)
         return
     waiting = join_waiting(txn.pending, to)
@@ -253,37 +267,17 @@ def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
         journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 
 
-def _check_consumed(turn: Turn, row: r.TxnRow, command: r.Commit) -> None:
-    """Check that the commit moves positions of the task ownership that its begin named, and no others.
+def _check_decided(turn: Turn, row: r.TxnRow, command: r.Commit) -> None:
+    """Refuse a commit whose transaction was decided with other positions: `AlreadyCommitted`, `OutcomeUnknown`.
 
-    Raises: InvalidArgument, and as `positions.judge`.
+    A coordinator need not name what was prepared (`prepared.check_ending`).
     """
     consumed = command.consumed
-    named = None if consumed is None else hash_of(consumed.processor, consumed.fencing_token)
-    if named != row.consumes:
-        raise errors.InvalidArgument(
-            "a commit moves the positions of the ownership that its transaction began with, no others: begin it "
-            "with that ownership, and give `consumed`"
-        )
-    if consumed is not None:
-        if command.name is not None:
-            raise errors.InvalidArgument(
-                "a commit that moves positions claims no name and no number"
-            )
-        _judge(turn, row, consumed)
-
-
-def _judge(turn: Turn, row: r.TxnRow, consumed: r.Consumed | None) -> None:
-    if consumed is not None:
-        positions.judge(turn, consumed, row.txn_id, row.scope, row.owner)
-
-
-def _check_decided(row: r.TxnRow, command: r.Commit) -> None:
-    """Refuse a commit whose transaction was decided with other positions: `AlreadyCommitted`, `OutcomeUnknown`."""
-    consumed = command.consumed
-    if row.state in ("ABORT_IN_PROGRESS", "ABORTED"):
+    if row.state in ("ABORT_IN_PROGRESS", "ABORTED", "PREPARED"):
         return
     if row.consumes == (None if consumed is None else positions.digest_of(consumed)):
+        return
+    if consumed is None and command.prepare is None and turn.state.prepared_row(row.txn_id):
         return
     if row.state == "COMMITTED":
         raise errors.AlreadyCommitted(
@@ -303,7 +297,7 @@ def _earlier_answer(turn: Turn, row: r.TxnRow, command: r.Commit) -> r.Outcome |
     """The outcome with which this commit of an aborted transaction is answered; None if it gave way to no other."""
     yielded = turn.state.yielded(row.txn_id)
     if yielded is not None and (yielded.name, yielded.number) == (command.name, command.number):
-        earlier = claims.answer(turn, yielded, row.owner)
+        earlier = claims.answer(turn, yielded, row)
         if earlier is not None:
             return earlier
     if command.number is not None:
@@ -312,7 +306,7 @@ def _earlier_answer(turn: Turn, row: r.TxnRow, command: r.Commit) -> r.Outcome |
     # Another lane's outcome is not shown: the answer is then that this transaction is aborted.
     with suppress(errors.NotAuthorized):
         named = earlier_outcome(turn, row.scope, command.name, row.owner)
-    return None if named is None else turn.outcome(named)
+    return None if named is None else claims.earlier(turn, named, row)
 
 
 def _check_replaced(
@@ -407,109 +401,86 @@ def next_due_ms(
 
 def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommitRow) -> None:
     late = turn.wall_ms >= pending.deadline_ms
-    unmoved: errors.AnabranchError | None = None
+    ending = parts.Ending(
+        row=txn.row,
+        name=pending.name,
+        number=pending.number,
+        consumed=pending.consumed,
+        prepare=pending.prepare,
+        check_events=lambda: _check_events(turn, txn, pending, ending, late=late),
+        writes=lambda: frozen.writes_in_journals(turn, txn_id, pending.writers, turn.state.tables),
+        pending=pending,
+    )
     try:
-        _judge(turn, txn.row, pending.consumed)
+        may = parts.check(turn, ending)
     except (errors.OwnershipLost, errors.UnknownProcessor) as lost:
         # Another worker has the tasks, so the transaction can never commit.
         end_pending(turn, txn_id, lost)
         abort_txn(turn, txn_id, str(lost))
-        return
-    except (errors.FixCallError, errors.NotReady) as refusal:
-        unmoved = refusal
+    except (errors.FixCallError, errors.RetryError, errors.LocksBroken) as error:
+        if late or not isinstance(error, errors.ReceiptsNotCovered | errors.NotReady):
+            end_pending(turn, txn_id, error)
+            turn.hear(txn_id)  # the keepalive, which stops while a commit is pending, starts again
+    else:
+        if may:
+            _decide(turn, txn, pending, ending)
+        elif ending.instead is not None:
+            _yield_to(turn, txn_id, ending.instead)
+        else:
+            for to in end_pending(turn, txn_id, None):
+                turn.reply(to, ending.again)
+            turn.hear(txn_id)
+
+
+def _check_events(
+    turn: Turn, txn: OpenTxn, pending: r.PendingCommitRow, ending: parts.Ending, *, late: bool
+) -> None:
+    """Check what the journals show of a commit. ``late``: whether its deadline has passed."""
     if not late and not turn.index.covers(pending.writers, txn):
-        return  # the usual wait
-    if (again := conflicts.to_revalidate(turn, txn_id)) is not None:
-        for to in end_pending(turn, txn_id, None):
-            turn.reply(to, again)
-        turn.hear(txn_id)
-        return
-    weighed = turn.index.weigh(turn.state, txn_id, pending.writers)
-    error = _why_not(turn, txn, weighed, pending) or unmoved
-    if error is None:
-        _decide(turn, txn_id, txn, pending, weighed)
-    elif late or not isinstance(error, errors.ReceiptsNotCovered | errors.NotReady):
-        end_pending(turn, txn_id, error)
-        turn.hear(txn_id)  # the keepalive, which stops while a commit is pending, starts again
-
-
-def _why_not(
-    turn: Turn, txn: OpenTxn, weighed: Weighed, pending: r.PendingCommitRow
-) -> errors.AnabranchError | None:
+        raise errors.ReceiptsNotCovered("the usual wait")
     gone = [s for s in sorted(txn.participants) if not turn.usable(s)]
     if gone:
         why = turn.memory.waiting.get(gone[0], "it is lost")
-        return errors.NotReady(f"{gone[0]} waits: {why}; the transaction is still open")
+        raise errors.NotReady(f"{gone[0]} waits: {why}; the transaction is still open")
+    weighed = ending.weighed = turn.index.weigh(turn.state, txn.row.txn_id, pending.writers)
     if not weighed.covered:
-        return errors.ReceiptsNotCovered(
+        raise errors.ReceiptsNotCovered(
             "the journal did not show all that the receipts claim before the deadline; the transaction "
             "is still open: commit again"
         )
     if weighed.wrong:
-        return errors.ReceiptMismatch(weighed.wrong)
-    try:
-        for stream, latest in weighed.latest.items():
-            limits.check_ahead(latest, turn.latest_time(stream), stream)
-        check_writes(turn.state, txn.row, txn.participants)
-        conflicts.check_conflicts(turn, txn, pending.writers, pending)
-        positions.check_state_size(turn, weighed.state)
-        _earlier(turn, txn.row, pending)
-        if pending.prepare is not None:
-            prepared.check_room(turn, txn, weighed)
-    except (errors.FixCallError, errors.RetryError, errors.LocksBroken) as error:
-        return error
-    return None
+        raise errors.ReceiptMismatch(weighed.wrong)
+    for stream, latest in weighed.latest.items():
+        limits.check_ahead(latest, turn.latest_time(stream), stream)
+    check_writes(turn.state, txn.row, txn.participants)
+    positions.check_state_size(turn, weighed.state)
 
 
-def _decide(
-    turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommitRow, weighed: Weighed
-) -> None:
-    """Log that the transaction commits (or is prepared) with exactly these writers, or that it gives way."""
-    row = txn.row
-    earlier = _earlier(turn, row, pending)
-    if earlier is not None:
-        _yield_to(turn, txn_id, earlier)
-        return
-    if pending.name is not None and pending.number is not None:
-        claims.take_number(turn, row, pending.name, pending.number)
-    elif pending.name is not None and pending.name != row.name:
-        supersede(turn, row.scope, pending.name, txn_id)
-        row = row._replace(name=pending.name)
-    if pending.consumed is not None:
-        positions.begin_moving(turn, pending.consumed, txn_id)
-        row = row._replace(consumes=positions.digest_of(pending.consumed))
-    prepare = pending.prepare
-    op: Op = "begin_commit" if prepare is None else "prepare"
-    moved = turn.move(row, op, committed=weighed.committed, left_out=weighed.left_out)
-    turn.put(k.txn_key(txn_id), moved)
+def _decide(turn: Turn, txn: OpenTxn, pending: r.PendingCommitRow, ending: parts.Ending) -> None:
+    """Log that the transaction commits, or is prepared, with exactly these writers."""
+    txn_id, weighed = txn.row.txn_id, ending.weighed
+    check(weighed is not None, "a commit is decided whose journals were not weighed")
+    prepares = pending.prepare is not None
+    waiting = end_pending(turn, txn_id, None) if prepares else []
+    parts.hold(turn, ending)
+    op: Op = "prepare" if prepares else "begin_commit"
+    if weighed is not None:
+        counts = {"committed": weighed.committed, "left_out": weighed.left_out}
+        ending.row = turn.move(ending.row, op, **counts)
+    turn.put(k.txn_key(txn_id), ending.row)
     take_exactly(turn, txn, pending.writers)
-    if prepare is not None:
-        waiting = end_pending(turn, txn_id, None)
-        prepared.log_prepared(turn, txn_id, pending, prepare)
-        for to in waiting:
-            turn.answer(to, moved)
-        return
-    turn.put(k.pending_key(txn_id), replace(pending, decided=True))
-    for stream, epoch in sorted(txn.participants.items()):
-        journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
-
-
-def _earlier(turn: Turn, row: r.TxnRow, pending: r.PendingCommitRow) -> r.YieldedRow | None:
-    """The earlier claim to which this commit gives way. Raises as `claims.overtaken` and `earlier_outcome`."""
-    if pending.name is None:
-        return None
-    if pending.number is not None:
-        return claims.overtaken(turn, row, pending.name, pending.number)
-    if pending.name == row.name:
-        return None
-    earlier = earlier_outcome(turn, row.scope, pending.name, row.owner)
-    return None if earlier is None else r.YieldedRow(pending.name, None, -1, earlier.txn_id)
+    for to in waiting:
+        turn.answer(to, ending.row)
+    if not prepares:
+        turn.put(k.pending_key(txn_id), replace(pending, decided=True))
+        for stream, epoch in sorted(txn.participants.items()):
+            journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 
 
 def _yield_to(turn: Turn, txn_id: bytes, earlier: r.YieldedRow) -> None:
     """Answer with the outcome of the commit that has the claim, and abort this transaction."""
     try:
-        answer: object = claims.answer(turn, earlier, turn.open(txn_id).row.owner)
+        answer: object = claims.answer(turn, earlier, turn.open(txn_id).row)
     except errors.AlreadyCommitted as error:
         answer = refuse(error)
     for to in end_pending(turn, txn_id, None):

@@ -23,7 +23,7 @@ from anabranch.core import rows as k
 from anabranch.core import segments as seg
 from anabranch.core import work
 from anabranch.core.decisions import positions
-from anabranch.core.decisions.prepared import leave_out_lost, needed
+from anabranch.core.decisions.prepared import leave_out_lost
 from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decisions.transactions import abort_txn, end_pending, finish, journal_op
 from anabranch.core.decisions.turn import Turn
@@ -35,7 +35,7 @@ from anabranch.core.memory import STUCK, Why, unusable
 from anabranch.core.round import Landed, NewEpoch, Part, PlainWrites, Round, StreamCommit
 from anabranch.core.segments import TxnSegment
 from anabranch.core.state import OpenTxn
-from anabranch.errors import check
+from anabranch.errors import ReservedByPrepared, check
 from anabranch.protocol.ids import NO_TXN, segment_number
 from anabranch.protocol.legal_names import is_state
 from anabranch.protocol.schemas.records import (
@@ -161,8 +161,8 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
         txn, since = turn.state.open.get(plan.txn_id), turn.work
         if not conflicts.ready_to_merge(turn, plan.txn_id):
             _wait(turn, plan.txn_id, RECHECK_MS, "validation")
-        elif _breaks_frozen(turn, plan):
-            _wait(turn, plan.txn_id, RECHECK_MS, "locks")
+        elif _waits_for_locks(turn, plan.txn_id, _breaks_frozen(turn, plan)):
+            pass
         elif sizes[rolls] < share and _merge(turn, layouts, plan):
             merged += 1
             sizes[rolls] += plan.state if plan.staged else plan.size
@@ -172,8 +172,21 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
     layouts.close()
 
 
-def _breaks_frozen(turn: Turn, plan: Plan) -> bool:
-    return not plan.staged and frozen.waits(turn, plan.txn_id, lambda: _written(turn, plan))
+def _breaks_frozen(turn: Turn, plan: Plan) -> frozen.Refused | None:
+    return None if plan.staged else frozen.waits(turn, plan.txn_id, lambda: _written(turn, plan))
+
+
+def _waits_for_locks(turn: Turn, txn_id: bytes, refused: frozen.Refused | None) -> bool:
+    """Whether a commit is not merged now because of frozen locks (``refused``).
+
+    If a prepared transaction has had them for long, the commit is aborted.
+    """
+    if isinstance(refused, ReservedByPrepared):
+        end_pending(turn, txn_id, refused)
+        abort_txn(turn, txn_id, str(refused))
+    elif refused is not None:
+        _wait(turn, txn_id, RECHECK_MS, "locks")
+    return refused is not None
 
 
 def _written(turn: Turn, plan: Plan) -> dict[str, Write]:
@@ -232,8 +245,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     # Checked before planning, which takes time for a big transaction.
     if wait is not None and wait.why == "others" and not _has_room(turn, txn_id, _places(txn)):
         return None
-    if frozen.still_waits(turn, txn_id):
-        _wait(turn, txn_id, RECHECK_MS, "locks")
+    if _waits_for_locks(turn, txn_id, frozen.still_waits(turn, txn_id)):
         return None
     plan = plan_of(turn, txn_id, txn)
     if plan.records != txn.row.committed:
@@ -323,9 +335,7 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
         journal_op(turn, target.stream, op)
     row = turn.move(txn.row, "begin_finalize", commit_timestamp=timestamp)
     row = turn.move(row, "finalize_commit", finished_ms=turn.wall_ms, rejected=turn.rejected(row))
-    if txn.pending is not None and txn.pending.consumed is not None:
-        state = positions.state_of(txn.participants, txn.pending.writers)
-        positions.move(turn, txn.pending.consumed, plan.txn_id, timestamp, row.committed, state)
+    positions.merged(turn, txn, row)
     waiting = end_pending(turn, plan.txn_id, None)
     finish(turn, row)
     if waiting:
@@ -403,11 +413,11 @@ def _begin_staged_merge(turn: Turn, plan: Plan) -> None:
             )
             for source, place in zip(target.sources, idle, strict=False)
         ]  # fmt: skip
-    may_freeze = conflicts.ready_to_merge(turn, plan.txn_id) and frozen.may_freeze(
-        turn, plan.txn_id, lambda txn_id: _written_by(turn, plan, txn_id)
-    )
-    if not may_freeze:
+    if not conflicts.ready_to_merge(turn, plan.txn_id):
         _wait(turn, plan.txn_id, RECHECK_MS, "locks")
+        return
+    refused = frozen.may_stage(turn, plan.txn_id, lambda: _written(turn, plan))
+    if _waits_for_locks(turn, plan.txn_id, refused):
         return
     txn = turn.open(plan.txn_id)
     turn.put(k.txn_key(plan.txn_id), turn.move(txn.row, "begin_finalize"))
@@ -455,28 +465,6 @@ def _lets_go(turn: Turn, stream: str) -> bool:
             if wait is None or wait.why not in STUCK:
                 return True
     return False
-
-
-def _written_by(turn: Turn, plan: Plan, txn_id: bytes) -> Mapping[str, Write] | None:
-    """The writes of a staged transaction to the tables that this plan's transaction locked. For the plan's own
-    transaction, they are all its writes.
-
-    None: the journals of these tables are not read up to these writes yet. Writes of other transactions are cached.
-    """
-    if txn_id == plan.txn_id:
-        return _written(turn, plan)
-    txn, known = turn.open(txn_id), turn.memory.written.setdefault(txn_id, {})
-    missing = txn.participants.keys() & set(turn.state.locks.of(plan.txn_id).tables) - known.keys()
-    if missing:
-        receipts = () if txn.pending is None else needed(turn.state, txn.pending)
-        its = [
-            replace(receipt, extents=tuple(e for e in receipt.extents if e.stream in missing))
-            for receipt in receipts
-        ]
-        if not turn.index.covers(its):
-            return None
-        known.update(_written(turn, plan_of(turn, txn_id, txn, missing)))
-    return known
 
 
 def runs_to_stage(

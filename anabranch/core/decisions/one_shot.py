@@ -1,7 +1,7 @@
 """Decisions on one-shots: a whole transaction in one command, which commits at once, or is prepared.
 
 Their events are in the command, so no journal and no receipts take part. A one-shot that moves positions of tasks
-has a marked id (`protocol.ids`) and leaves no row of its own.
+and has no name has a marked id (`protocol.ids`) and leaves no row of its own: the rows of its tasks prove it.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hmac import compare_digest
-from typing import NamedTuple
+from typing import Any
 
 from anabranch import errors
 from anabranch.core import history_records
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_right, writing
 from anabranch.core.command_events import CommandEvents, EventRun, SomeEvents
-from anabranch.core.decisions import positions, prepared
+from anabranch.core.decisions import claims, parts, positions, prepared
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import (
     check_id_partition,
@@ -24,12 +24,13 @@ from anabranch.core.decisions.transactions import (
     check_same_partition,
     drop_epoch,
     earlier_outcome,
+    end_pending,
     finish,
-    supersede,
 )
-from anabranch.core.decisions.turn import Turn
+from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.locks import conflicts, frozen, row_changes
 from anabranch.core.locks.row_changes import Placed
+from anabranch.core.locks.table_writes import Write
 from anabranch.core.memory import is_gone
 from anabranch.core.round import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn
@@ -44,8 +45,8 @@ from anabranch.protocol.limits import NO_TIME, RESERVED
 from anabranch.protocol.partitioner import place_of
 from anabranch.protocol.schemas import records as r
 
-TOGETHER_LEVEL = 3  # the feature level from which on parts of a commit come together
 _KEEPALIVE_MS = 1_000  # in the row of a `PrepareEvents`, which no keepalive ends
+_OTHERS = "the transaction id is in use with other arguments: make a new one"
 
 
 def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
@@ -53,70 +54,141 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     check_served(turn, command.scope)
     check_id_partition(turn, command.txn_id)
     check_name(command.name)
-    if command.consumed is not None or is_marked(command.txn_id):
-        _one_shot_of_tasks(turn, command, to)
+    marked, consumed = is_marked(command.txn_id), command.consumed
+    if marked != (consumed is not None and command.name is None):
+        raise errors.InvalidArgument(
+            "the id of a one-shot is marked if it moves positions and has no name, and no other one is"
+        )
+    if _answered_before(turn, command, to):
         return
-    row = turn.state.txn_row(command.txn_id)
-    if row is not None:
-        if row.state == "ABORTED":
-            row = _instead_of(turn, row, command)
-        elif (row.state, row.scope, row.name, row.committed) != (
-            "COMMITTED",
-            command.scope,
-            command.name,
-            _count(command),
-        ):
-            raise errors.InvalidArgument(
-                "the transaction id is in use with other arguments: make a new one"
-            )
-        turn.answer(to, row)
-        return
-    turn.check_new_id(command.txn_id)
-    placed = _place(turn, command)
-    earlier = earlier_outcome(turn, command.scope, command.name, turn.lane)
-    if earlier is not None:
-        _give_way(turn, command, earlier, to)
-        return
-    judged = _judge(turn, command, placed)
-    if isinstance(judged, r.Revalidate):
-        turn.reply(to, judged)
-        return
-    supersede(turn, command.scope, command.name, command.txn_id)
-    timestamp = _append_judged(turn, command, judged)
+    if not marked:
+        turn.check_new_id(command.txn_id)
+    shot = _Shot(turn, command)
     row = born(
         "one_shot",
         command.txn_id,
         turn.wall_ms,
         scope=command.scope,
-        name=command.name,
-        commit_timestamp=timestamp,
         committed=_count(command),
         owner=turn.lane,
     )
-    turn.put(k.txn_key(command.txn_id), row)
-    if to is not None:
-        turn.reply(to, _with_times(turn, command, turn.outcome(row, full=False)))
+    ending = shot.ending(row, command, at_once=True)
+    if not parts.check(turn, ending):
+        _instead(turn, command, ending, to)
+        return
+    parts.hold(turn, ending)
+    placed = row_changes.filled(command, ending.values, shot.placed)
+    timestamp = _append(turn, command.txn_id, placed)
+    row_changes.keep(turn, command, ending.values, timestamp)
+    proof = None
+    if consumed is not None:
+        state = _state_of(shot.placed)
+        proof = positions.move(turn, consumed, command.txn_id, timestamp, row.committed, state)
+    if proof is not None and marked:
+        outcome = positions.outcome(command.scope, proof, turn.lane)
+    else:
+        row = ending.row._replace(commit_timestamp=timestamp)
+        turn.put(k.txn_key(command.txn_id), row)
+        outcome = turn.outcome(row, full=False)
+    turn.reply(to, _with_times(turn, command, outcome))
 
 
-def _instead_of(turn: Turn, row: r.TxnRow, command: r.OneShot | r.PrepareEvents) -> r.TxnRow:
-    """The commit to which an aborted transaction gave way. `TransactionAborted` if it was aborted otherwise."""
+def _answered_before(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> bool:
+    """Answer a repeated one-shot from its row or, if its id is marked, from the row of one of its tasks."""
+    if is_marked(command.txn_id) and command.consumed is not None:
+        moved = positions.moved_by(turn, command.consumed, command.txn_id)
+        if moved is not None:
+            turn.reply(to, positions.outcome(command.scope, moved, turn.lane))
+        return moved is not None
+    row = turn.state.txn_row(command.txn_id)
+    if row is None:
+        return False
+    if row.state == "ABORTED":
+        turn.reply(to, _gave_way_to(turn, row, command))
+        return True
+    digest = None if command.consumed is None else positions.digest_of(command.consumed)
+    if (row.state, row.scope, row.name, row.committed, row.consumes) != (
+        "COMMITTED",
+        command.scope,
+        command.name,
+        _count(command),
+        digest,
+    ):
+        raise errors.InvalidArgument(_OTHERS)
+    turn.answer(to, row)
+    return True
+
+
+def _gave_way_to(turn: Turn, row: r.TxnRow, command: r.OneShot | r.PrepareEvents) -> r.Outcome:
+    """The outcome of the commit to which an aborted transaction gave way.
+
+    Raises: TransactionAborted (it was aborted otherwise), AlreadyCommitted (`claims.earlier`).
+    """
     with suppress(errors.NotAuthorized):
-        earlier = earlier_outcome(turn, command.scope, command.name, row.owner)
-        if earlier is not None:
-            return earlier
+        before = earlier_outcome(turn, command.scope, command.name, row.owner)
+        if before is not None:
+            return claims.earlier(turn, before, row)
     raise errors.TransactionAborted(f"the transaction is aborted ({row.reason}): begin a new one")
 
 
-def _give_way(turn: Turn, command: r.OneShot, earlier: r.TxnRow, to: ReplyTo | None) -> None:
-    """Answer with an earlier commit of the name, and log ABORTED.
+def _instead(
+    turn: Turn, command: r.OneShot | r.PrepareEvents, ending: parts.Ending, to: ReplyTo | None
+) -> None:
+    """Answer a command that is not carried out: it asks for a validation of locks, or gives way.
 
-    Without that row a repeated command could commit after the name is forgotten.
+    If it gives way, ABORTED is logged: else a repeated command could commit after the name is forgotten.
     """
-    reason = f"the name {command.name!r} was committed before by {earlier.txn_id.hex()}"
+    if ending.instead is None:
+        turn.reply(to, ending.again)
+        return
+    before = turn.row(ending.instead.txn_id)
+    reason = f"the name {command.name!r} was committed before by {before.txn_id.hex()}"
     scope, owner = command.scope, turn.lane
-    never = born("give_way", command.txn_id, turn.wall_ms, scope=scope, owner=owner, reason=reason)
+    consumed = command.consumed
+    never = born(
+        "give_way",
+        command.txn_id,
+        turn.wall_ms,
+        scope=scope,
+        owner=owner,
+        reason=reason,
+        consumes=None if consumed is None else positions.digest_of(consumed),
+    )
     turn.put(k.txn_key(command.txn_id), never)
-    turn.answer(to, earlier)
+    try:
+        turn.reply(to, claims.earlier(turn, before, never))
+    except errors.AlreadyCommitted as error:
+        turn.reply(to, refuse(error))
+
+
+class _Shot:
+    """A command with a whole transaction, whose events are placed when they are checked."""
+
+    def __init__(self, turn: Turn, command: r.OneShot | r.PrepareEvents) -> None:
+        self._turn, self._command = turn, command
+        self.placed: Placed = {}
+
+    def ending(
+        self, row: r.TxnRow, command: r.OneShot | r.PrepareEvents, **given: Any
+    ) -> parts.Ending:
+        return parts.Ending(
+            row=row,
+            name=command.name,
+            number=None,
+            consumed=command.consumed,
+            prepare=getattr(command, "prepare", None),
+            check_events=self._place,
+            writes=self._writes,
+            locks=command.locks,
+            changes=getattr(command, "changes", ()),
+            **given,
+        )
+
+    def _place(self) -> None:
+        self.placed = _place(self._turn, self._command)
+
+    def _writes(self) -> frozen.Writes:
+        return _writes(self._turn, self.placed)
 
 
 def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> None:
@@ -125,8 +197,8 @@ def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> 
     check_id_partition(turn, command.txn_id)
     check_name(command.name)
     prepared.check_coordinator(command.prepare)
-    if is_marked(command.txn_id) or command.consumed is not None or command.locks:
-        raise errors.InvalidArgument("a prepared transaction takes no locks and moves no positions")
+    if is_marked(command.txn_id):
+        raise errors.InvalidArgument("ids like this one are of one-shots that move positions")
     row = turn.state.txn_row(command.txn_id)
     if row is not None:
         _prepared_before(turn, command, row, to)
@@ -139,33 +211,35 @@ def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> 
             f"events of {size:,} bytes in one command that prepares, {limits.PREPARED_EVENTS.value:,} are allowed: "
             "write them to journals"
         )
-    shot = r.OneShot(command.txn_id, command.scope, command.name, command.events)
-    streams = sorted(_place(turn, shot))
-    earlier = earlier_outcome(turn, command.scope, command.name, turn.lane)
-    if earlier is not None:
-        _give_way(turn, shot, earlier, to)
-        return
-    check_open(turn)
-    prepared.check_count(turn, turn.lane)
-    supersede(turn, command.scope, command.name, command.txn_id)
     row = born(
         "begin",
         command.txn_id,
         turn.wall_ms,
         scope=command.scope,
-        name=command.name,
         keepalive_ms=_KEEPALIVE_MS,
         secret=command.secret,
         owner=turn.lane,
     )
-    row = turn.move(row, "prepare", committed=len(events))
+    # A row with the positions, where journals have one too.
+    moves = r.PendingCommitRow(
+        (), True, (), command.name, None, 0, command.consumed, command.prepare
+    )
+    shot = _Shot(turn, command)
+    pending = moves if command.consumed is not None else None
+    ending = shot.ending(row, command, pending=pending, events=command.events)
+    if not parts.check(turn, ending):
+        _instead(turn, command, ending, to)
+        return
+    check_open(turn)
     turn.put(k.txn_key(command.txn_id), row)
-    for stream in streams:
+    parts.hold(turn, ending)
+    row = turn.move(ending.row, "prepare", committed=len(events))
+    turn.put(k.txn_key(command.txn_id), row)
+    for stream in sorted(shot.placed):
         epoch = turn.state.streams[stream].reference_epoch
         turn.put(k.participant_key(command.txn_id, stream), r.ParticipantRow(stream, epoch))
-    kept = r.PreparedRow(command.prepare, turn.wall_ms, command.events)
-    turn.put(k.prepared_key(command.txn_id), kept)
     if to is not None:
+        kept = turn.state.prepared_row(command.txn_id)
         turn.reply(to, turn.outcome(row, full=False, prepared=kept))
 
 
@@ -174,14 +248,14 @@ def _prepared_before(
 ) -> None:
     """Answer a repeated `PrepareEvents`."""
     if row.state == "ABORTED":
-        turn.answer(to, _instead_of(turn, row, command))
+        turn.reply(to, _gave_way_to(turn, row, command))
         return
     if row.secret is None or not compare_digest(row.secret, command.secret):
         raise errors.NotAuthorized("the transaction was begun with another secret")
-    if row.state == "OPEN" or (row.scope, row.name) != (command.scope, command.name):
-        raise errors.InvalidArgument(
-            "the transaction id is in use with other arguments: make a new one"
-        )
+    digest = None if command.consumed is None else positions.digest_of(command.consumed)
+    known = row.scope, row.name, row.consumes
+    if row.state == "OPEN" or known != (command.scope, command.name, digest):
+        raise errors.InvalidArgument(_OTHERS)
     prepared.check_same(turn, row, command.prepare)
     turn.answer(to, row, full=False)
 
@@ -189,26 +263,32 @@ def _prepared_before(
 def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
     """Commit a PREPARED transaction whose events are in a row; they are placed by key in the segments active now.
 
-    Events of LOST streams are left out. `NotReady` while a stream is in trouble or being recovered.
+    Events of LOST streams are left out. `NotReady` while a stream is in trouble or being recovered, or while a
+    staged merge has read what they write.
     """
     txn_id, row = txn.row.txn_id, txn.row
-    held = turn.state.prepared_row(txn_id)
-    events = () if held is None else held.events
+    kept = turn.state.prepared_row(txn_id)
+    events = CommandEvents.of(() if kept is None else kept.events)
     check(len(events) == row.committed, "a PREPARED transaction lost its events")
     gone = {stream for stream in txn.participants if is_gone(turn.state, stream)}
     for stream in sorted(txn.participants.keys() - gone):
         if state_of(turn.state.streams.get(stream)) == RECOVERING:
             raise errors.NotReady(f"{stream} is being taken back: ask again")
         active_stream(turn, stream)
-    all_events = CommandEvents.of(events)
-    kept = {s: its for s, its in all_events.by_stream().items() if s not in gone}
-    placed = _spread(turn, all_events, all_events.places, kept)
-    frozen.check_free(turn, txn_id, placed)
+    placed = _spread(
+        turn, events, {s: its for s, its in events.by_stream().items() if s not in gone}
+    )
+    frozen.check_free(turn, txn_id, lambda: _writes(turn, placed))
     if gone:
-        row = prepared.without(row, sum(event.stream in gone for event in events), gone)
+        left_out = sum(len(its) for s, its in events.by_stream().items() if s in gone)
+        row = prepared.without(row, left_out, gone)
     timestamp = _append(turn, txn_id, placed)
     row = turn.move(row, "begin_commit", commit_timestamp=timestamp, finished_ms=turn.wall_ms)
     row = turn.move(row, "finalize_commit")
+    consumed = None if txn.pending is None else txn.pending.consumed
+    if consumed is not None:
+        positions.move(turn, consumed, txn_id, timestamp, row.committed, _state_of(placed))
+    end_pending(turn, txn_id, None)
     left = prepared.drop_events(turn, txn_id)
     for stream, epoch in [(s, e) for s, e in txn.participants.items() if s in placed]:
         now = r.ParticipantRow(stream, turn.state.streams[stream].reference_epoch)
@@ -222,31 +302,6 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
         turn.reply(to, outcome._replace(streams=tuple(sorted(txn.participants))))
 
 
-def _one_shot_of_tasks(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
-    """Commit a one-shot that moves positions. The rows of its tasks prove that it is committed."""
-    consumed = command.consumed
-    if consumed is None or command.name is not None or not is_marked(command.txn_id):
-        raise errors.InvalidArgument(
-            "a one-shot moves positions if its id is marked so, and then has no name"
-        )
-    before = positions.moved_by(turn, consumed, command.txn_id)
-    if before is not None:
-        turn.reply(to, positions.outcome(command.scope, before, turn.lane))
-        return
-    positions.judge(turn, consumed, command.txn_id, command.scope, turn.lane)
-    placed = _place(turn, command)
-    if command.locks:
-        turn.state.check_enabled(TOGETHER_LEVEL, "a one-shot with positions and locks")
-    judged = _judge(turn, command, placed)
-    if isinstance(judged, r.Revalidate):
-        turn.reply(to, judged)
-        return
-    timestamp = _append_judged(turn, command, judged)
-    state = _state_of(command, placed)
-    moved = positions.move(turn, consumed, command.txn_id, timestamp, _count(command), state)
-    turn.reply(to, _with_times(turn, command, positions.outcome(command.scope, moved, turn.lane)))
-
-
 def _with_times(turn: Turn, command: r.OneShot, outcome: r.Outcome) -> r.Outcome:
     """The outcome of a one-shot with the times of the tables that its locks name."""
     if not command.locks:
@@ -254,7 +309,14 @@ def _with_times(turn: Turn, command: r.OneShot, outcome: r.Outcome) -> r.Outcome
     return outcome._replace(tables=conflicts.table_times(turn, conflicts.named(command.locks)))
 
 
-def _state_of(command: r.OneShot, placed: Placed) -> dict[str, set[int]]:
+def _writes(turn: Turn, placed: Placed) -> frozen.Writes:
+    """The writes of placed events, by table."""
+    tables = placed.keys() & turn.state.tables.keys()
+    keys = {table: [key for _, its in placed[table] for key in its.keys] for table in tables}
+    return {table: Write.of(0, its) for table, its in keys.items()}
+
+
+def _state_of(placed: Placed) -> dict[str, set[int]]:
     """The tasks whose state a one-shot writes, by state stream."""
     return {
         stream: {event.segment_id for _, events in by_segment for event in events}
@@ -263,45 +325,15 @@ def _state_of(command: r.OneShot, placed: Placed) -> dict[str, set[int]]:
     }
 
 
-def _size_of(event: r.Event) -> int:
-    """The least number of bytes of a record batch with only this event."""
-    size = limits.FRAMING + len(event.key or b"") + len(event.value or b"")
-    return size + sum(len(name) + len(content or b"") for name, content in event.headers)
-
-
 def _count(command: r.OneShot) -> int:
     """The number of events that a one-shot commits."""
     return len(command.events) + len(command.changes)
 
 
-class _Judged(NamedTuple):
-    """A one-shot that may commit now. ``values``: of the rows that its changes write."""
-
-    placed: Placed
-    values: list[int]
-
-
-def _judge(turn: Turn, command: r.OneShot, placed: Placed) -> _Judged | r.Revalidate:
-    """Check locks and changes of rows as of now. `Revalidate` asks the client to do that first. Puts nothing.
-
-    Raises: NotReady (it would break a frozen lock), NotANumber, NumberOverflow; as `conflicts.judge`.
-    """
-    if command.locks and (again := conflicts.judge(turn, command)) is not None:
-        return again
-    values = row_changes.values_of(turn, command)
-    if values is None:
-        return conflicts.again(turn, command)
-    if values:
-        placed = row_changes.filled(command, values, placed)
-    frozen.check_free(turn, command.txn_id, placed)
-    return _Judged(placed, values)
-
-
-def _append_judged(turn: Turn, command: r.OneShot, judged: _Judged) -> int:
-    """Put the events of a one-shot into the round. Returns their commit timestamp."""
-    timestamp = _append(turn, command.txn_id, judged.placed)
-    row_changes.keep(turn, command, judged.values, timestamp)
-    return timestamp
+def _size_of(event: r.Event) -> int:
+    """The least number of bytes of a record batch with only this event."""
+    size = limits.FRAMING + len(event.key or b"") + len(event.value or b"")
+    return size + sum(len(name) + len(content or b"") for name, content in event.headers)
 
 
 def _append(turn: Turn, txn_id: bytes, placed: Placed) -> int:
@@ -323,7 +355,7 @@ def _append(turn: Turn, txn_id: bytes, placed: Placed) -> int:
     return timestamp
 
 
-def _place(turn: Turn, command: r.OneShot) -> Placed:
+def _place(turn: Turn, command: r.OneShot | r.PrepareEvents) -> Placed:
     """Check the events of a one-shot, and group them by stream and present segment of their key, in order.
 
     Raises: NotAuthorized, InvalidArgument, EventTooLarge, CrossScope; NotReady, StreamLost, UnknownStream.
@@ -360,11 +392,10 @@ def _place(turn: Turn, command: r.OneShot) -> Placed:
             raise errors.InvalidArgument(
                 f"{table} is a table: each row has a key, which is not empty"
             )
-    by_stream, places = events.by_stream(), events.places
+    by_stream = events.by_stream()
     for stream in of_state:
-        rows = SomeEvents(events, by_stream[stream])
-        places = _state_places(turn, command, stream, rows, places)
-    return _spread(turn, events, places, by_stream)
+        _check_state(turn, command.consumed, stream, SomeEvents(events, by_stream[stream]))
+    return _spread(turn, events, by_stream)
 
 
 def _check_event(event: r.Event, most: int, latest: int) -> None:
@@ -382,26 +413,29 @@ def _check_event(event: r.Event, most: int, latest: int) -> None:
             raise errors.InvalidArgument(f"header {name!r}: names that begin so are reserved")
 
 
-def _state_places(
-    turn: Turn, command: r.OneShot, stream: str, rows: SomeEvents, places: Sequence[int]
-) -> Sequence[int]:
-    """Check the rows of a processor's state. Returns all places: these rows go to the segments that they name."""
+def _check_state(turn: Turn, consumed: r.Consumed | None, stream: str, rows: SomeEvents) -> None:
+    """`InvalidArgument` unless a command may write these rows of a processor's state."""
     events = list(rows)
-    positions.check_state(command.consumed, {stream: {row.segment_id for row in events}})
+    positions.check_state(consumed, {stream: {row.segment_id for row in events}})
     if any(row.key is None for row in events):
         raise errors.InvalidArgument(f"{stream}: each row of a state has a key")
     positions.check_state_size(turn, rows.size)
-    found = list(places)
-    for number, row in zip(rows.numbers, events, strict=True):
-        found[number] = place_of(None, row.segment_id)
-    return found
 
 
-def _spread(
-    turn: Turn, events: CommandEvents, places: Sequence[int], by_stream: Mapping[str, Sequence[int]]
-) -> Placed:
-    """Group events by stream and present segment. ``by_stream``: their numbers."""
-    layouts = turn.state.layouts
+def _spread(turn: Turn, events: CommandEvents, by_stream: Mapping[str, Sequence[int]]) -> Placed:
+    """Group events by stream and present segment. ``by_stream``: their numbers.
+
+    Rows of a processor's state go to the segments that they name.
+    """
+    layouts, places = turn.state.layouts, events.places
+    of_state = [stream for stream in by_stream if is_state(stream)]
+    if of_state:
+        found = list(places)
+        for stream in of_state:
+            numbers = by_stream[stream]
+            for number, row in zip(numbers, SomeEvents(events, numbers), strict=True):
+                found[number] = place_of(None, row.segment_id)
+        places = found
     return {
         stream: [
             (segment, SomeEvents(events, some))

@@ -9,6 +9,7 @@ from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.positions import check_tasks, processor_of, task_of
+from anabranch.core.decisions.prepared import held
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.streams import end_stream, with_aborted
 from anabranch.core.decisions.times import admit_change, check_informed, is_repeated, note_change
@@ -314,10 +315,16 @@ def _ended(row: r.ProcessorRow, *, keep_state: bool) -> r.ProcessorRow:
 
 
 def _may_end(turn: Turn, row: r.ProcessorRow, resets: int) -> dict[int, r.TaskRow]:
-    """The tasks' rows. `NotReady` while a commit moves one; `IllegalState`: the processor was reset meanwhile."""
+    """The tasks' rows.
+
+    Raises: IllegalState (the processor was reset meanwhile), NotReady and ReservedByPrepared (a commit moves one).
+    """
     if resets != row.resets:
         raise IllegalState(f"{row.processor} was reset meanwhile: look at it again")
     tasks = {task: task_of(turn, row.processor, task) for task in range(row.tasks)}
-    if any(known.in_progress is not None for known in tasks.values()):
+    moving = {known.in_progress for known in tasks.values() if known.in_progress is not None}
+    for txn_id in sorted(moving & set(turn.state.prepared)):
+        raise held(txn_id, f"a task of {row.processor}")
+    if moving:
         raise NotReady(f"a commit of {row.processor} is being merged: ask again")
     return tasks

@@ -14,8 +14,9 @@ from typing import NamedTuple
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_right
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.state import OpenTxn
 from anabranch.errors import InvalidArgument, NotReady, OwnershipLost, UnknownProcessor
-from anabranch.protocol.ids import FENCING_TOKEN_SIZE, HASH_SIZE, NO_TXN, hash_of
+from anabranch.protocol.ids import FENCING_TOKEN_SIZE, HASH_SIZE, NO_TXN, hash_of, txn_text
 from anabranch.protocol.legal_names import is_state, split_stream, state_stream
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import encode
@@ -97,7 +98,10 @@ def judge(turn: Turn, consumed: r.Consumed, txn_id: bytes, scope: str, lane: str
         )
     for step in steps:
         if step.row.in_progress not in (None, txn_id):
-            raise NotReady(f"another commit of task {step.task} of {row.processor} is being merged")
+            raise NotReady(
+                f"another commit of task {step.task} of {row.processor}, by {txn_text(step.row.in_progress)}, is "
+                "prepared or being merged"
+            )
         if step.sequence != step.row.sequence + 1:
             raise InvalidArgument(
                 f"sequence {step.sequence} of task {step.task} of {row.processor}, which is at "
@@ -198,12 +202,19 @@ def move(
     return moved
 
 
-def give_back(turn: Turn, consumed: r.Consumed | None, txn_id: bytes) -> None:
+def merged(turn: Turn, txn: OpenTxn, row: r.TxnRow) -> None:
+    """Move the positions of a transaction that is merged in this round. ``row``: with its commit timestamp."""
+    pending = txn.pending
+    if pending is not None and pending.consumed is not None:
+        state = state_of(txn.participants, pending.writers)
+        move(turn, pending.consumed, row.txn_id, row.commit_timestamp, row.committed, state)
+
+
+def give_back(turn: Turn, txn: OpenTxn) -> None:
     """Let other commits move the tasks again, because the decided transaction is aborted after all."""
-    if consumed is None:
-        return
-    for step in _steps(turn, consumed):
-        if step.row.in_progress == txn_id:
+    consumed = None if txn.pending is None else txn.pending.consumed
+    for step in () if consumed is None else _steps(turn, consumed):
+        if consumed is not None and step.row.in_progress == txn.row.txn_id:
             turn.put(k.task_key(consumed.processor, step.task), step.row._replace(in_progress=None))
 
 

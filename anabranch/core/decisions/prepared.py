@@ -33,13 +33,8 @@ def check_arguments(command: r.Commit) -> None:
     """`InvalidArgument` for impossible arguments of a commit that concern a coordinator."""
     if command.secret is not None and len(command.secret) != SECRET_SIZE:
         raise errors.InvalidArgument(f"a coordinator's secret has {SECRET_SIZE} bytes")
-    if command.prepare is None:
-        return
-    check_coordinator(command.prepare)
-    if command.consumed is not None:
-        raise errors.InvalidArgument(
-            "a transaction that moves positions can't be prepared: its tasks would make no progress until its end"
-        )
+    if command.prepare is not None:
+        check_coordinator(command.prepare)
 
 
 def check_coordinator(prepare: r.Prepare) -> None:
@@ -116,6 +111,9 @@ def check_ending(txn: OpenTxn, command: r.Commit, behind: list[int]) -> None:
     prepared = (txn.row.name, None) if pending is None else (pending.name, pending.number)
     if claim not in ((None, None), prepared):
         raise errors.InvalidArgument("the transaction was prepared with another name or number")
+    moves = None if pending is None else pending.consumed
+    if command.consumed != moves and (command.consumed is not None or command.prepare is not None):
+        raise errors.InvalidArgument("the transaction was prepared with other positions")
     if behind:
         raise errors.IllegalState(
             "the transaction was prepared without some of these receipts: they can't be added; nothing was changed"
@@ -137,15 +135,14 @@ def check_count(turn: Turn, lane: str) -> None:
     quotas.check_prepared(turn, lane)
 
 
-def check_room(turn: Turn, txn: OpenTxn, weighed: Weighed) -> None:
-    """Refuse to prepare a transaction whose merge could fail, or that exceeds the limits of PREPARED transactions.
+def check_room(turn: Turn, txn_id: bytes, weighed: Weighed) -> None:
+    """Refuse to prepare a transaction whose merge could fail, or whose journals have no room for it.
 
-    Raises: TooManyTransactions, TooManyUncommittedBytes, EventTooLarge.
+    Raises: TooManyUncommittedBytes, EventTooLarge.
     """
-    check_count(turn, txn.row.owner)
     most = turn.settings.max_uncommitted_bytes // 2
     if turn.index.uncommitted.total > most:
-        uncommitted = turn.index.uncommitted.size_of((*turn.state.prepared, txn.row.txn_id))
+        uncommitted = turn.index.uncommitted.size_of((*turn.state.prepared, txn_id))
         if uncommitted > most:
             raise errors.TooManyUncommittedBytes(
                 f"prepared transactions would have {uncommitted:,} bytes in journals, {most:,} are allowed: "
@@ -160,12 +157,13 @@ def check_room(turn: Turn, txn: OpenTxn, weighed: Weighed) -> None:
 
 
 def log_prepared(
-    turn: Turn, txn_id: bytes, pending: r.PendingCommitRow, prepare: r.Prepare
+    turn: Turn, txn_id: bytes, pending: r.PendingCommitRow | None, row: r.PreparedRow
 ) -> None:
-    """Log PREPARED. The pending commit loses its askers and its deadline: it waits for the coordinator now."""
-    kept = replace(pending, askers=(), deadline_ms=0, decided=True)
-    turn.put(k.pending_key(txn_id), kept)
-    turn.put(k.prepared_key(txn_id), r.PreparedRow(prepare, turn.wall_ms))
+    """Log how it was prepared. The pending commit loses its askers and its deadline: a coordinator decides."""
+    if pending is not None:
+        kept = replace(pending, askers=(), deadline_ms=0, decided=True)
+        turn.put(k.pending_key(txn_id), kept)
+    turn.put(k.prepared_key(txn_id), row)
 
 
 def leave_out_lost(turn: Turn, txn_id: bytes, txn: OpenTxn) -> bool:
@@ -200,6 +198,12 @@ def without(row: r.TxnRow, events: int, gone: Collection[str]) -> r.TxnRow:
     return row._replace(
         committed=row.committed - events, left_out=row.left_out + events, reason=limits.cut(said)
     )
+
+
+def give_back(turn: Turn, txn: OpenTxn) -> None:
+    """Drop the events that a PREPARED transaction keeps, because it is aborted."""
+    if txn.row.state == "PREPARED":
+        drop_events(turn, txn.row.txn_id)
 
 
 def drop_events(turn: Turn, txn_id: bytes) -> r.PreparedRow | None:

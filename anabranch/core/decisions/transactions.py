@@ -156,7 +156,7 @@ LIMITS: tuple[Callable[[Turn, r.Begin], None], ...] = (
 def _gave_way_to(turn: Turn, row: r.TxnRow) -> r.Outcome | None:
     """The outcome of the earlier commit to which this transaction's commit gave way; None if it did not."""
     yielded = turn.state.yielded(row.txn_id) if row.state == "ABORTED" else None
-    return None if yielded is None else claims.answer(turn, yielded, row.owner)
+    return None if yielded is None else claims.answer(turn, yielded, row)
 
 
 def check_open(turn: Turn, replaced: int = 0) -> None:
@@ -344,11 +344,8 @@ def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort")
     row = turn.move(row, "finalize_abort", rejected=rejected, committed=0, left_out=0)
     for stream, epoch in sorted(txn.participants.items()):
         journal_op(turn, stream, r.JournalOp("ABORT_TXN", txn_id, epoch, 0))
-    claims.give_back(turn, row.scope, txn.pending)
-    if txn.row.state == "PREPARED":
-        prepared.drop_events(turn, txn_id)
-    if txn.pending is not None:
-        positions.give_back(turn, txn.pending.consumed, txn_id)
+    for give_back in GIVE_BACK:
+        give_back(turn, txn)
     if row.broken is None:
         end_pending(
             turn, txn_id, errors.TransactionAborted(f"the transaction is aborted ({reason})")
@@ -356,6 +353,15 @@ def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort")
     for to in end_pending(turn, txn_id, None):
         turn.reply(to, turn.outcome(row, lane=to.lane))
     finish(turn, row)
+
+
+# What a decided or prepared transaction holds (`parts`), and gives back when it is aborted after all. Its locks are
+# rows, which go when it ends.
+GIVE_BACK: tuple[Callable[[Turn, OpenTxn], None], ...] = (
+    lambda turn, txn: claims.give_back(turn, txn),
+    lambda turn, txn: prepared.give_back(turn, txn),
+    lambda turn, txn: positions.give_back(turn, txn),
+)
 
 
 def end_pending(turn: Turn, txn_id: bytes, error: errors.AnabranchError | None) -> list[ReplyTo]:

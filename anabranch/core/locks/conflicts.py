@@ -75,30 +75,34 @@ def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
         if txn.row.broken is not None:
             continue
         turn.put(k.txn_key(txn_id), txn.row._replace(broken=broken))
-        # A staged merge can't be aborted, and need not be: commits that would break its frozen locks wait.
+        # Commits that would break a frozen lock wait, so this is never one; and it could not be aborted.
         acts = txn.participants or txn.pending is not None
-        if acts and TRANSACTIONS.moves(txn.row.state, "begin_abort"):
+        if (
+            acts
+            and txn_id not in turn.state.locks.frozen
+            and TRANSACTIONS.moves(txn.row.state, "begin_abort")
+        ):
             abort_txn(turn, txn_id, broken_text(broken))
 
 
-def judge(turn: Turn, command: r.OneShot) -> r.Revalidate | None:
-    """The answer that asks the sender of a one-shot to revalidate; None: all its locks hold. Puts nothing.
+def judge(turn: Turn, locked: Sequence[r.TableLocks]) -> r.Revalidate | None:
+    """The answer that asks a sender to revalidate the locks in its command; None: all of them hold. Puts nothing.
 
     Raises: InvalidArgument, NotAuthorized, UnknownStream, CrossScope.
     """
-    limits.LOCKS.check(count_of(command.locks), "a transaction")
-    check_locks(turn, command.locks)
+    limits.LOCKS.check(count_of(locked), "a transaction")
+    check_locks(turn, locked)
     state, windows = turn.state, turn.recent_writes
-    for locks in command.locks:
+    for locks in locked:
         asks = locks.points or locks.ranges
         if asks and not windows.holds(locks, state.tables[locks.table].last):
-            return again(turn, command)
+            return again(turn, locked)
     return None
 
 
-def again(turn: Turn, command: r.OneShot) -> r.Revalidate:
-    """The answer that asks the sender of a one-shot to revalidate."""
-    return r.Revalidate(turn.hybrid_time, table_times(turn, named(command.locks)))
+def again(turn: Turn, locked: Sequence[r.TableLocks]) -> r.Revalidate:
+    """The answer that asks the sender of a one-shot with these locks to revalidate."""
+    return r.Revalidate(turn.hybrid_time, table_times(turn, named(locked)))
 
 
 def named(locks: Iterable[r.TableLocks]) -> list[str]:
@@ -262,19 +266,16 @@ class _Reads:
     txn: OpenTxn
     locks: TxnLocks
     taken: Mapping[int, r.Receipt]
-    prepares: bool
 
 
-def check_conflicts(
-    turn: Turn, txn: OpenTxn, writers: Iterable[r.Receipt], wanted: r.Commit | r.PendingCommitRow
-) -> None:
+def check_conflicts(turn: Turn, txn: OpenTxn, writers: Iterable[r.Receipt]) -> None:
     """Refuse a commit because of what its transaction read.
 
-    Raises: LocksBroken, InvalidArgument (it prepares), WritersUnfinished (it lacks events that were read).
+    Raises: LocksBroken, WritersUnfinished (it lacks events that were read).
     """
     locks = turn.state.locks.of(txn.row.txn_id)
     taken = {receipt.writer: receipt for receipt in writers}
-    reads = _Reads(txn, locks, taken, wanted.prepare is not None)
+    reads = _Reads(txn, locks, taken)
     turn.charge(work.of_items(len(taken) + locks.count))
     for one in CHECKS:
         one(reads)
@@ -283,13 +284,6 @@ def check_conflicts(
 def _check_broken(reads: _Reads) -> None:
     if reads.txn.row.broken is not None:
         raise locks_broken(reads.txn.row.broken)
-
-
-def _check_prepare(reads: _Reads) -> None:
-    if reads.locks.rows and reads.prepares:
-        raise errors.InvalidArgument(
-            "a transaction with locks on tables can't be prepared: commit it"
-        )
 
 
 def _check_read_from(reads: _Reads) -> None:
@@ -308,7 +302,7 @@ def _check_read_from(reads: _Reads) -> None:
 
 
 # The conflicts that refuse a commit, in order; a new conflict is one more entry.
-CHECKS: tuple[Callable[[_Reads], None], ...] = (_check_broken, _check_prepare, _check_read_from)
+CHECKS: tuple[Callable[[_Reads], None], ...] = (_check_broken, _check_read_from)
 
 
 def _is_taken(receipt: r.Receipt | None, known: r.Receipt | None, sequence: int) -> bool:

@@ -1,21 +1,35 @@
-"""Decisions on frozen locks: those of transactions with a staged merge, which can't be aborted any more.
+"""Decisions on frozen locks: those of transactions that can't be aborted any more.
 
-A commit that would break a frozen lock waits until the lock's transaction ends. A staged merge does not begin while
-its writes would break a frozen lock, or while the writes of another staged merge would break its own locks. So a
-staged merge that has begun never waits for another one, and there is no deadlock.
+There are two kinds. A *staged* merge has chunks in the stream, and ends by itself. A *prepared* transaction ends
+when its coordinator decides, which may have committed elsewhere already. A commit that would break a frozen lock
+waits until the lock's transaction ends; for a prepared one, until `PREPARED_HOLD_MS` after its prepare at most.
+
+No wait is part of a cycle: a staged merge waits for no lock, and a prepared transaction that commits waits for
+staged merges alone. So a merge is not staged while its writes would break a frozen lock, or while the writes of
+another merge that can't be aborted would break its own locks. And a transaction is not prepared while its writes
+would break a lock of another prepared one, or while the writes of any of both kinds would break its own locks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from anabranch.core.command_events import SomeEvents
+from anabranch.core import rows as k
+from anabranch.core import work
+from anabranch.core.command_events import CommandEvents, SomeEvents
+from anabranch.core.decisions.prepared import held, needed
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.journal_index import extents_by_place, taken_runs
+from anabranch.core.locks.conflicts import written
+from anabranch.core.locks.lock_table import LockTable
 from anabranch.core.locks.table_writes import FEW_POINTS, Write
 from anabranch.core.memory import Waiting, Who
-from anabranch.errors import NotReady
+from anabranch.core.round import StreamCommit
+from anabranch.errors import NotReady, ReservedByPrepared
+from anabranch.protocol import limits
 from anabranch.protocol.ids import NO_TXN
-from anabranch.protocol.schemas.records import SegmentRange
+from anabranch.protocol.schemas import records as r
 
 BARS_MS = 1_000  # when a commit has waited this long, locks that it breaks are not frozen before it
 HEARD_MS = 5_000  # … unless it did not try again for this time, like a one-shot that was given up
@@ -23,71 +37,188 @@ MOST = 1_000  # waiting commits that are noted; more wait without a note
 
 Writes = Mapping[str, Write]  # by table
 On = set[tuple[bytes, str]]  # the transactions that a commit waits for, with the table
+Refused = NotReady | ReservedByPrepared  # why a commit waits, or why it does not any more
 
 
-def check_free(
-    turn: Turn, txn_id: bytes, placed: Mapping[str, Sequence[tuple[SegmentRange, SomeEvents]]]
-) -> None:
-    """`NotReady` if a one-shot would break a frozen lock."""
+def check_free(turn: Turn, txn_id: bytes, writes: Callable[[], Writes]) -> None:
+    """Refuse a one-shot, or the commit of one that was prepared, that would break a frozen lock.
 
-    def writes() -> Writes:
-        tables = placed.keys() & turn.state.tables.keys()
-        keys = {table: (key for _, its in placed[table] for key in its.keys) for table in tables}
-        return {table: Write.of(0, its) for table, its in keys.items()}
-
-    if waits(turn, txn_id, writes):
-        raise NotReady(
-            "a row that this writes was read by a big transaction whose commit is under way; nothing was changed: "
-            "call again, it takes seconds a gigabyte (`anabranch txn locks`)"
-        )
-
-
-def waits(turn: Turn, who: Who, writes: Callable[[], Writes]) -> bool:
-    """Whether these writes break, or may break, a frozen lock, so that they wait. ``writes``: called if needed."""
-    if still_waits(turn, who):
-        return True
-    if not turn.state.locks.frozen and turn.merging.waiting.get(who, None) is None:
-        return False
-    found = writes() if turn.state.locks.frozen else {}
-    by = who if isinstance(who, bytes) else NO_TXN
-    return _note(turn, who, _frozen_by(turn, by, found), found)
-
-
-def still_waits(turn: Turn, who: Who) -> bool:
-    """Whether a transaction for which ``who`` waited before is still frozen. No lock is compared."""
-    known = turn.merging.waiting.get(who, None)
-    if known is None or not any(txn_id in turn.state.locks.frozen for txn_id, _ in known.on):
-        return False
-    turn.merging.waiting.put(who, known._replace(heard_ms=turn.now_ms))
-    return True
-
-
-def may_freeze(turn: Turn, txn_id: bytes, written: Callable[[bytes], Writes | None]) -> bool:
-    """Whether a transaction's locks, which hold until now, may be frozen.
-
-    ``written``: returns the writes of a transaction; None if the journals are not read up to them yet.
+    Raises: NotReady, ReservedByPrepared.
     """
-    state = turn.state
-    others = [other for other in state.locks.frozen if other != txn_id]
+    refused = waits(turn, txn_id, writes)
+    if refused is not None:
+        raise refused
+
+
+def check_prepare(
+    turn: Turn, txn_id: bytes, writes: Callable[[], Writes], locks: Sequence[r.TableLocks]
+) -> None:
+    """Refuse to prepare a transaction whose locks can't be frozen now. ``locks``: those that are not registered.
+
+    Raises: NotReady, ReservedByPrepared.
+    """
+    refused = _to_freeze(turn, txn_id, writes, locks=locks, prepares=True)
+    if refused is not None:
+        raise refused
+
+
+def waits(turn: Turn, who: Who, writes: Callable[[], Writes]) -> Refused | None:
+    """Why a commit waits for a frozen lock that its writes break, or may break; None if it need not.
+
+    ``writes``: called if needed.
+    """
+    refused = still_waits(turn, who)
+    if refused is not None:
+        return refused
+    holding: Collection[bytes] = turn.state.locks.holding
+    if who in turn.state.locks.frozen:  # it was prepared
+        holding = [one for one in holding if one != who and _is_staged(turn, one)]
+    if not holding and turn.merging.waiting.get(who, None) is None:
+        return None
+    found = writes() if holding else {}
+    by = who if isinstance(who, bytes) else NO_TXN
+    return _note(turn, who, _broken_by(turn.state.locks, by, found, holding), found)
+
+
+def still_waits(turn: Turn, who: Who) -> Refused | None:
+    """Why a commit waits for a transaction for which it waited before and which is still frozen.
+
+    No lock is compared.
+    """
+    known = turn.merging.waiting.get(who, None)
+    on = () if known is None else [one for one in known.on if one[0] in turn.state.locks.frozen]
+    if known is None or not on:
+        return None
+    turn.merging.waiting.put(who, known._replace(heard_ms=turn.now_ms))
+    return _refused(turn, on)
+
+
+def may_stage(turn: Turn, txn_id: bytes, writes: Callable[[], Writes]) -> Refused | None:
+    """Why a merge can't be staged now; None if it can. Its locks hold until now.
+
+    A prepared transaction has frozen its locks already: it waits only while it would break those of a staged merge.
+    """
+    if txn_id in turn.state.locks.frozen:
+        return waits(turn, txn_id, writes)
+    return _to_freeze(turn, txn_id, writes, locks=(), prepares=False)
+
+
+def _to_freeze(
+    turn: Turn,
+    txn_id: bytes,
+    writes: Callable[[], Writes],
+    *,
+    locks: Sequence[r.TableLocks],
+    prepares: bool,
+) -> Refused | None:
+    """Why a transaction's locks, which hold until now, can't be frozen yet; None if they can.
+
+    ``prepares``: its coordinator decides later; else its merge is to be staged.
+    """
+    known = _alone(txn_id, locks) if locks else turn.state.locks
+    tables = known.of(txn_id).tables
     on: On = set()
-    if state.locks.of(txn_id).rows:
-        theirs = {other: written(other) for other in others}
-        if None in theirs.values():
-            return False
-        on = {
-            (other, table)
-            for other, writes in theirs.items()
-            for table, write in (writes or {}).items()
-            if txn_id in turn.state.locks.possible_conflicts(table, write, other)
-        } | _bars(turn, txn_id)
+    if tables:
+        others = [one for one in turn.state.locks.frozen if one != txn_id]
+        if not prepares:
+            others = [one for one in others if one not in turn.state.prepared]
+        turn.charge(work.of_items(len(others)))
+        for other in others:
+            theirs = _written_by(turn, other, tables)
+            if theirs is None:
+                return NotReady(
+                    "the journals of a prepared transaction or a staged merge are read first"
+                )
+            on |= {(other, table) for _, table in _broken_by(known, other, theirs, (txn_id,))}
+        on |= _bars(turn, txn_id, known)
     found: Writes = {}
-    if not on and any(state.locks.of(other).rows for other in others):
-        found = written(txn_id) or {}
-        on = _frozen_by(turn, txn_id, found)
-    return not _note(turn, txn_id, on, found, freezes=True)
+    # What is prepared may wait for a staged merge when it commits.
+    holding = [one for one in turn.state.locks.holding if not (prepares and _is_staged(turn, one))]
+    if not on and holding:
+        found = writes()
+        on = _broken_by(turn.state.locks, txn_id, found, holding)
+    return _note(turn, txn_id, on, found, freezes=True)
 
 
-def _bars(turn: Turn, txn_id: bytes) -> On:
+def _alone(txn_id: bytes, locks: Sequence[r.TableLocks]) -> LockTable:
+    """Locks that are not registered, as if they were."""
+    found = LockTable()
+    identifier = k.read_lock_key(txn_id, 0, 1)[len(txn_id) + 1 :]
+    found.derive(txn_id, identifier, r.ReadLockRow(tuple(locks), ()))
+    return found
+
+
+def _is_staged(turn: Turn, txn_id: bytes) -> bool:
+    return bool(turn.state.open[txn_id].staged_merges)
+
+
+def _written_by(turn: Turn, txn_id: bytes, tables: Iterable[str]) -> Writes | None:
+    """The writes of a frozen transaction to some tables; None if the journals are not read up to them yet."""
+    txn, known = turn.open(txn_id), turn.memory.written.setdefault(txn_id, {})
+    wanted = txn.participants.keys() & set(tables)
+    missing = wanted - known.keys()
+    found = {table: known[table] for table in wanted - missing}
+    if not missing:
+        return found
+    kept = turn.state.prepared_row(txn_id)
+    if kept is not None and kept.events:
+        events = CommandEvents.of(kept.events)
+        fresh = writes_of(events, missing, events.by_stream())
+    else:
+        receipts = () if txn.pending is None else needed(turn.state, txn.pending)
+        its = [
+            replace(receipt, extents=tuple(e for e in receipt.extents if e.stream in missing))
+            for receipt in receipts
+        ]
+        if not turn.index.covers(its):
+            return None
+        fresh = writes_in_journals(turn, txn_id, its, missing)
+    # A prepared transaction may stay for weeks, so its big writes are not kept.
+    is_staged = _is_staged(turn, txn_id)
+    known.update({t: write for t, write in fresh.items() if is_staged or not write.is_packed})
+    return found | fresh
+
+
+def writes_of(
+    events: CommandEvents, tables: Collection[str], by_stream: Mapping[str, Sequence[int]]
+) -> dict[str, Write]:
+    """The writes of events to these tables. ``by_stream``: their numbers."""
+    return {
+        table: Write.of(0, SomeEvents(events, by_stream[table]).keys)
+        for table in sorted(by_stream.keys() & set(tables))
+    }
+
+
+def writes_in_journals(
+    turn: Turn, txn_id: bytes, writers: Sequence[r.Receipt], tables: Collection[str]
+) -> dict[str, Write]:
+    """The writes to these tables that the receipts of a transaction take, by the journals' index."""
+    extents = extents_by_place(writers)
+    found = {}
+    for table, epoch in sorted(turn.open(txn_id).participants.items()):
+        if table not in tables:
+            continue
+        places = [segment.partition for segment in turn.state.layout(table, epoch)]
+        taken = [
+            (at, taken_runs(turn.index.runs(txn_id, table, at), extents[table, at]))
+            for at in places
+            if (table, at) in extents
+        ]
+        found[table] = written(turn, StreamCommit(txn_id, table, 0, 0, ()), taken)
+    return found
+
+
+def _broken_by(locks: LockTable, by: bytes, writes: Writes, holding: Collection[bytes]) -> On:
+    """Those of these transactions whose locks the writes break, or may break, with the table."""
+    return {
+        (txn_id, table)
+        for table, write in writes.items()
+        for txn_id in locks.possible_conflicts(table, write, by)
+        if txn_id in holding
+    }
+
+
+def _bars(turn: Turn, txn_id: bytes, locks: LockTable) -> On:
     """The commits that have waited for this transaction's locks for `BARS_MS` and come before it.
 
     If two commits would both freeze locks, the commit with the older id comes first: otherwise each might wait for
@@ -101,37 +232,38 @@ def _bars(turn: Turn, txn_id: bytes) -> On:
         and not (its.freezes and isinstance(who, bytes) and who >= txn_id)
         for table, write in its.writes
         if txn_id
-        in turn.state.locks.possible_conflicts(
-            table, write, who if isinstance(who, bytes) else NO_TXN
-        )
+        in locks.possible_conflicts(table, write, who if isinstance(who, bytes) else NO_TXN)
     }
 
 
-def _frozen_by(turn: Turn, by: bytes, writes: Writes) -> On:
-    """The frozen transactions whose locks these writes break, or may break, with the table."""
-    return {
-        (txn_id, table)
-        for table, write in writes.items()
-        for txn_id in turn.state.locks.possible_conflicts(table, write, by)
-        & turn.state.locks.frozen.keys()
-    }
-
-
-def _note(turn: Turn, who: Who, on: On, writes: Writes, *, freezes: bool = False) -> bool:
-    """Note the transactions that a commit waits for. Returns whether there are any."""
+def _note(turn: Turn, who: Who, on: On, writes: Writes, *, freezes: bool = False) -> Refused | None:
+    """Note the transactions that a commit waits for. Returns why it waits, if there are any."""
     waiting = turn.merging.waiting
     known = waiting.get(who, None)
     if not on:
         if known is not None:
             waiting.put(who, None)
-        return False
+        return None
+    refused = _refused(turn, on)
     if known is None and not _room(turn, waiting.as_dict()):
-        return True
+        return refused
     kept = tuple((table, _few(write)) for table, write in sorted(writes.items()))
     since_ms = turn.now_ms if known is None else known.since_ms
     kept = kept or (() if known is None else known.writes)
     waiting.put(who, Waiting(since_ms, turn.now_ms, tuple(sorted(on)), kept, freezes))
-    return True
+    return refused
+
+
+def _refused(turn: Turn, on: Iterable[tuple[bytes, str]]) -> Refused:
+    """Why a commit that would break these locks waits; or that it does not, as a prepared one has them for long."""
+    for txn_id, table in sorted(on):
+        kept = turn.state.prepared_row(txn_id) if txn_id in turn.state.prepared else None
+        if kept is not None and turn.wall_ms - kept.prepared_ms >= limits.PREPARED_HOLD_MS:
+            return held(txn_id, f"a row of {table}, by a lock,")
+    return NotReady(
+        "a row that this writes was read by a prepared transaction, or by a big one whose commit is under way; "
+        "nothing was changed: call again (`anabranch txn locks` shows who waits)"
+    )
 
 
 def _few(write: Write) -> Write:

@@ -122,13 +122,16 @@ class LockTable:
     # Table -> transaction that reads the table -> the lane that named it; and transaction -> table -> lane.
     readers: dict[str, dict[bytes, str]] = field(default_factory=dict)
     named: dict[bytes, Mapping[str, str]] = field(default_factory=dict)
-    frozen: dict[bytes, bool] = field(default_factory=dict)  # transactions whose locks are frozen
+    # Transactions that can't be aborted, as their merge is staged or their coordinator decides: their locks are
+    # frozen. And those of them that have locks.
+    frozen: dict[bytes, bool] = field(default_factory=dict)
+    holding: dict[bytes, bool] = field(default_factory=dict)
     count: int = 0
     _tables: dict[str, _Locked] = field(default_factory=dict)
 
     def clear(self) -> None:
         for kept in (
-            self.sets, self.snapshots, self.readers, self.named, self.frozen, self._tables,
+            self.sets, self.snapshots, self.readers, self.named, self.frozen, self.holding, self._tables,
         ):  # fmt: skip
             kept.clear()
         self.count = 0
@@ -143,8 +146,13 @@ class LockTable:
             self.snapshots[txn_id] = row.snapshot
         else:
             self.snapshots.pop(txn_id, None)
-        if row.state == "FINALIZE_IN_PROGRESS":
+        if row.state in ("FINALIZE_IN_PROGRESS", "PREPARED"):
             self.frozen[txn_id] = True
+            self._note_holding(txn_id)
+
+    def _note_holding(self, txn_id: bytes) -> None:
+        if txn_id in self.frozen and self.of(txn_id).rows:
+            self.holding[txn_id] = True
 
     def name(self, txn_id: bytes, tables: Mapping[str, str]) -> None:
         """Follow the `ReadsRow` of a transaction: the tables that it reads, each with the lane that named it."""
@@ -171,6 +179,7 @@ class LockTable:
             self.count += held_by(row)
             for each in _with_locks(row):
                 self._tables.setdefault(each.table, _Locked()).put(txn_id, each)
+            self._note_holding(txn_id)
         elif isinstance(row, r.ValidatedRow):
             sets.validated[writer] = row
         elif not sequence:
@@ -185,6 +194,7 @@ class LockTable:
 
     def end(self, txn_id: bytes) -> None:
         self.frozen.pop(txn_id, None)
+        self.holding.pop(txn_id, None)
         self.snapshots.pop(txn_id, None)
         self.name(txn_id, {})
         sets = self.sets.pop(txn_id, None)

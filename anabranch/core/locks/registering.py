@@ -126,15 +126,20 @@ def _check(turn: Turn, row: r.TxnRow, command: r.LockReads, kept: r.ReadLockRow)
             f"the transaction would have {sets.count + more:,} locks and sources of locks, {most:,} are allowed: "
             "lock a range, or read with lock=False"
         )
+    check_room(turn, row.owner, command.locks, more)
+
+
+def check_room(turn: Turn, lane: str, locks: Iterable[r.TableLocks], more: int) -> None:
+    """`TooMuchLocked` unless a lane may register these locks. ``more``: their number, as `held_by`."""
     most = limits.REGISTERED.value
     if turn.state.locks.count + more > most:
         raise errors.TooMuchLocked(
             f"{most:,} locks are registered: wait for some transactions to end"
         )
-    quotas.check_locks(turn, row.owner, more)
-    for each in command.locks:
+    quotas.check_locks(turn, lane, more)
+    for each in locks:
         if each.ranges:
-            _check_ranges(turn, row.owner, each)
+            _check_ranges(turn, lane, each)
 
 
 def _check_ranges(turn: Turn, lane: str, locks: r.TableLocks) -> None:

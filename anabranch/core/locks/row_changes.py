@@ -7,7 +7,7 @@ it; else the client's `base`, with the proof that a lock needs. If neither is ce
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from anabranch.core import work
 from anabranch.core.command_events import CommandEvents, SomeEvents
@@ -48,9 +48,9 @@ def check_changes(command: r.OneShot) -> None:
             )
 
 
-def events_of(turn: Turn, command: r.OneShot) -> CommandEvents:
-    """The events of a one-shot, and one for each change, which has the longest value. `InvalidArgument`."""
-    if not command.changes:
+def events_of(turn: Turn, command: r.OneShot | r.PrepareEvents) -> CommandEvents:
+    """The events of a command, and one for each change, which has the longest value. `InvalidArgument`."""
+    if not isinstance(command, r.OneShot) or not command.changes:
         return CommandEvents.of(command.events)
     check_changes(command)
     turn.charge(work.of_items(_ITEMS * len(command.changes)))
@@ -65,29 +65,27 @@ def _with(command: r.OneShot, values: Iterable[int]) -> CommandEvents:
     return CommandEvents.of(command.events).followed_by(changed)
 
 
-def values_of(turn: Turn, command: r.OneShot) -> list[int] | None:
-    """What becomes of the changed rows; None: the client has to revalidate. Its locks were checked before.
+def values_of(
+    turn: Turn, changes: Sequence[r.RowChange], locked: Sequence[r.TableLocks]
+) -> list[int] | None:
+    """What becomes of the changed rows; None: the client has to revalidate. ``locked``: was checked before.
 
     Raises: NotANumber, NumberOverflow.
     """
-    if not command.changes:
-        return []
     recent = turn.recent_writes
     before: list[int | None] = []
     unsure: dict[str, set[int]] = {}
-    for change in command.changes:
+    for change in changes:
         number = recent.number((change.table, change.key))
         if number is None:
             unsure.setdefault(change.table, set()).add(fingerprint(change.key))
         before.append(number)
-    for locks in command.locks:
+    for locks in locked:
         points = tuple(sorted(unsure.get(locks.table, ())))
         bases = r.TableLocks(locks.table, locks.since, locks.last, points, ())
         if points and not recent.holds(bases, turn.state.tables[locks.table].last):
             return None
-    return [
-        _changed(change, number) for change, number in zip(command.changes, before, strict=True)
-    ]
+    return [_changed(change, number) for change, number in zip(changes, before, strict=True)]
 
 
 def _changed(change: r.RowChange, known: int | None) -> int:
@@ -101,6 +99,8 @@ def _changed(change: r.RowChange, known: int | None) -> int:
 
 def filled(command: r.OneShot, values: Iterable[int], placed: Placed) -> Placed:
     """The events of `events_of`, which were placed, with these values."""
+    if not command.changes:
+        return placed
     events = _with(command, values)
     return {
         stream: [(segment, SomeEvents(events, some.numbers)) for segment, some in by_segment]

@@ -1,0 +1,214 @@
+"""The parts of a commit, and the steps of each: a commit by journals, a one-shot and a prepare walk the same list.
+
+A commit may have any of them together, so no step asks which other parts there are. A step that can refuse is a
+*check*, and puts nothing. What a part changes when its commit is decided or prepared, it *holds*: from then on no
+other commit gets it. Two parts do more: positions move in the round of the merge (`positions.merged`), and what is
+held is given back if the transaction is aborted after all (`transactions.GIVE_BACK`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from anabranch.core import rows as k
+from anabranch.core.decisions import claims, positions, prepared
+from anabranch.core.decisions.transactions import earlier_outcome, supersede
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.journal_index import Weighed
+from anabranch.core.locks import conflicts, frozen, registering, row_changes
+from anabranch.core.locks.lock_table import held_by
+from anabranch.core.locks.table_writes import Write
+from anabranch.protocol.ids import is_marked
+from anabranch.protocol.schemas import records as r
+
+TOGETHER_LEVEL = 3  # the feature level from which on all parts come together
+
+
+@dataclass(slots=True)
+class Ending:
+    """A commit or a prepare while it is decided.
+
+    ``row``: of its transaction; the caller puts it. ``check_events``: the check of its events, which for journals
+    sets ``weighed``. ``writes``: its writes by table, called if a lock may need them. ``locks``: those of the
+    command; others are registered. ``changes``: of rows; their check sets ``values``. ``at_once``: it is merged in
+    this round. ``pending``: the row that keeps a prepare until its coordinator decides, if it needs one;
+    ``events``: those that a prepare keeps.
+
+    Two fields say what is answered instead: ``instead`` (the earlier claim to which it gives way), ``again``.
+    """
+
+    row: r.TxnRow
+    name: str | None
+    number: int | None
+    consumed: r.Consumed | None
+    prepare: r.Prepare | None
+    check_events: Callable[[], None]
+    writes: Callable[[], Mapping[str, Write]]
+    locks: tuple[r.TableLocks, ...] = ()
+    changes: tuple[r.RowChange, ...] = ()
+    values: Sequence[int] = ()
+    at_once: bool = False
+    pending: r.PendingCommitRow | None = None
+    events: tuple[r.Event, ...] = ()
+    weighed: Weighed | None = None
+    instead: r.YieldedRow | None = None
+    again: r.Revalidate | None = None
+
+
+def check(turn: Turn, ending: Ending) -> bool:
+    """Whether the commit may be decided now; False: ``instead`` or ``again`` is answered.
+
+    Raises: as each check of `PARTS`; OwnershipLost and UnknownProcessor before all others.
+    """
+    locks = bool(ending.locks or turn.state.locks.of(ending.row.txn_id).rows)
+    check_level(turn, ending, locks=locks, at_once=ending.at_once)
+    for part in PARTS:
+        part.check(turn, ending)
+        if ending.instead is not None or ending.again is not None:
+            return False
+    return True
+
+
+def hold(turn: Turn, ending: Ending) -> None:
+    """Put what the parts hold. Call it after `check`, and put ``row`` then."""
+    for part in PARTS:
+        part.hold(turn, ending)
+
+
+def check_level(
+    turn: Turn, wanted: Ending | r.Commit, *, locks: bool, at_once: bool = False
+) -> None:
+    """`FeatureNotEnabled` for parts that level 2 does not accept together. ``locks``: whether there are some."""
+    moves, prepares = wanted.consumed is not None, wanted.prepare is not None
+    claims_one = wanted.name is not None
+    if (locks and (prepares or (moves and at_once))) or (moves and (claims_one or prepares)):
+        turn.state.check_enabled(TOGETHER_LEVEL, "a commit with these parts together")
+
+
+# -- positions of tasks ---------------------------------------------------------------------------------
+
+
+def _check_positions(turn: Turn, ending: Ending) -> None:
+    if ending.consumed is not None:
+        row = ending.row
+        positions.judge(turn, ending.consumed, row.txn_id, row.scope, row.owner)
+
+
+def _hold_positions(turn: Turn, ending: Ending) -> None:
+    if ending.consumed is not None:
+        if not is_marked(ending.row.txn_id):  # else it leaves no row
+            ending.row = ending.row._replace(consumes=positions.digest_of(ending.consumed))
+        if not ending.at_once:
+            positions.begin_moving(turn, ending.consumed, ending.row.txn_id)
+
+
+# -- a name, or a number of a series --------------------------------------------------------------------
+
+
+def _check_claim(turn: Turn, ending: Ending) -> None:
+    row, name, number = ending.row, ending.name, ending.number
+    if name is None or (number is None and name == row.name):
+        return
+    if number is not None:
+        ending.instead = claims.overtaken(turn, row, name, number)
+        return
+    earlier = earlier_outcome(turn, row.scope, name, row.owner)
+    ending.instead = earlier and r.YieldedRow(name, None, -1, earlier.txn_id)
+
+
+def _hold_claim(turn: Turn, ending: Ending) -> None:
+    row, name = ending.row, ending.name
+    if name is None:
+        return
+    if ending.number is not None:
+        claims.take_number(turn, row, name, ending.number)
+    elif name != row.name:
+        supersede(turn, row.scope, name, row.txn_id)
+        ending.row = row._replace(name=name)
+
+
+# -- locks on what was read -----------------------------------------------------------------------------
+
+
+def _check_locks(turn: Turn, ending: Ending) -> None:
+    """Check that they hold until now; those of a prepare have to be such that they may be frozen."""
+    txn_id = ending.row.txn_id
+    txn = turn.state.open.get(txn_id)
+    if txn is not None:
+        ending.again = conflicts.to_revalidate(turn, txn_id)
+        writers = () if ending.pending is None else ending.pending.writers
+        if ending.again is None:
+            conflicts.check_conflicts(turn, txn, writers)
+    elif ending.locks:
+        ending.again = conflicts.judge(turn, ending.locks)
+    if ending.again is not None:
+        return
+    if ending.prepare is not None:
+        if ending.locks:
+            more = held_by(r.ReadLockRow(ending.locks, ()))
+            registering.check_room(turn, ending.row.owner, ending.locks, more)
+        frozen.check_prepare(turn, txn_id, ending.writes, ending.locks)
+    elif ending.at_once:
+        frozen.check_free(turn, txn_id, ending.writes)
+
+
+def _hold_locks(turn: Turn, ending: Ending) -> None:
+    if ending.prepare is not None and ending.locks:
+        key = k.read_lock_key(ending.row.txn_id, 0, 1)  # no writer is 0
+        turn.put(key, r.ReadLockRow(ending.locks, ()))
+
+
+# -- changes of rows that commute -----------------------------------------------------------------------
+
+
+def _check_changes(turn: Turn, ending: Ending) -> None:
+    if ending.changes:
+        values = row_changes.values_of(turn, ending.changes, ending.locks)
+        if values is None:
+            ending.again = conflicts.again(turn, ending.locks)
+        else:
+            ending.values = values
+
+
+# -- a coordinator that decides later -------------------------------------------------------------------
+
+
+def _check_coordinator(turn: Turn, ending: Ending) -> None:
+    if ending.prepare is not None:
+        prepared.check_count(turn, ending.row.owner)
+        if ending.weighed is not None:
+            prepared.check_room(turn, ending.row.txn_id, ending.weighed)
+
+
+def _hold_coordinator(turn: Turn, ending: Ending) -> None:
+    if ending.prepare is not None:
+        prepared.log_prepared(
+            turn,
+            ending.row.txn_id,
+            ending.pending,
+            r.PreparedRow(ending.prepare, turn.wall_ms, ending.events),
+        )
+
+
+def _nothing(_: Turn, __: Ending) -> None:
+    """A step of a part that has none."""
+
+
+class Part(NamedTuple):
+    """The steps of a part, up to its decision."""
+
+    check: Callable[[Turn, Ending], None]
+    hold: Callable[[Turn, Ending], None] = _nothing
+
+
+# In the order of their checks. A name that was committed before is answered before any lock is checked.
+PARTS: tuple[Part, ...] = (
+    Part(_check_positions, _hold_positions),
+    Part(lambda _, ending: ending.check_events()),
+    Part(_check_claim, _hold_claim),
+    Part(_check_locks, _hold_locks),
+    Part(_check_changes),
+    Part(_check_coordinator, _hold_coordinator),
+)
