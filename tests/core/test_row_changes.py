@@ -16,6 +16,7 @@ from anabranch.errors import NotANumber, NumberOverflow
 from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
 from tests.core.harness import event
+from tests.core.test_one_commit import Both
 from tests.core.test_registered_locks import Long
 from tests.core.test_table_locks import PLAIN, A, B, told
 
@@ -362,6 +363,32 @@ def test_a_row_may_be_locked_and_changed() -> None:
     assert bank.add(1, stale=(None, (lock, other))) == "COMMITTED"
     assert bank.add(1, stale=(None, (lock, other))) == "Revalidate"
     assert bank.value() == b"1"
+
+
+def test_a_change_and_positions_are_one_commit() -> None:
+    bank = Both()
+
+    def shot(label: str, who: str, sequence: int) -> str:
+        if label not in bank.ids:
+            bank.marked(label)
+        consumed, marks = bank.consumed(who, sequence, 10 + sequence), (bank.lock(A),)
+        change = r.RowChange(A, K, "ADD", 1, None)
+        bank.ask(label, r.OneShot(bank.id(label), "nyc", None, (), consumed, marks, (change,)))
+        return told(bank.result)
+
+    assert shot("X", "a", 1) == shot("X", "a", 1) == "COMMITTED"
+    assert (bank.result.committed, bank.task()) == (1, "1 a 1:11")
+    bank.take("b")
+    assert shot("Y", "a", 2) == "OwnershipLost"
+    assert shot("Y", "b", 2) == "COMMITTED"
+    written = [
+        event.value
+        for round_ in bank.rounds
+        for commit in round_.commits
+        for part in commit.parts
+        for event in part.events
+    ]
+    assert written == [b"1", b"2"]
 
 
 # -- what is refused -------------------------------------------------------------------------------
