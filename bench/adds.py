@@ -89,7 +89,7 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
 
 def _adding(rows: Replica, table: str, done: list[None]) -> Callable[[], None]:
     def commit() -> None:
-        with rows.begin() as txn:
+        with rows.begin(fresh=False) as txn:
             txn.add(table, KEY, 1)
             txn.commit()
         done.append(None)

@@ -1076,6 +1076,7 @@ class AsyncReplica(Handle):
         *,
         isolation: Isolation = "serializable",
         name: str | None = None,
+        fresh: bool = True,
         timeout: float | None = None,
     ) -> Transacted[T]:
         """As `Replica.transact`."""
@@ -1093,6 +1094,7 @@ class AsyncReplica(Handle):
         isolation: Isolation = "serializable",
         keepalive: float | None = None,
         writers: Writers = "own",
+        fresh: bool = True,
         timeout: float | None = None,
     ) -> Opening[AsyncTableTransaction]:
         """As `Replica.begin`."""
@@ -1104,6 +1106,7 @@ class AsyncReplica(Handle):
                 isolation=isolation,
                 keepalive=keepalive,
                 writers=writers,
+                fresh=fresh,
                 timeout=timeout,
             ),
         )

@@ -69,10 +69,12 @@ class Replica(ReadReplica):
         isolation: Isolation = "serializable",
         keepalive: float | None = None,
         writers: Writers = "own",
+        fresh: bool = True,
         timeout: float | None = None,
     ) -> TableTransaction:
         """Begin a transaction that reads all tables at the newest moment here, including all that this client saw.
 
+        ``fresh`` False: without waiting for what this client saw, as a transaction that only adds to rows needs it.
         ``isolation``: 'snapshot' locks written keys instead of read keys (the first committer wins). ``keepalive``,
         for a long transaction: it is aborted after this many seconds without the heartbeats that the handle sends.
         ``writers``: 'all' also reads what the transaction's other processes wrote, once they have finished
@@ -80,7 +82,8 @@ class Replica(ReadReplica):
         seconds to catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`.
         """
         _check(isolation, writers)
-        least = max(1, self._controller.last_timestamp, self.broken_at)
+        seen = self._controller.last_timestamp if fresh else 0
+        least = max(1, seen, self.broken_at)
         view = self._open_snapshot(least, None, self.deadline(timeout))
         return TableTransaction(self._shared, self, view, isolation, keepalive, writers)
 
@@ -131,6 +134,7 @@ class Replica(ReadReplica):
         *,
         isolation: Isolation = "serializable",
         name: str | None = None,
+        fresh: bool = True,
         timeout: float | None = None,
     ) -> Transacted[T]:
         """Call ``function`` with a transaction, and commit; repeat this while locks break, for ``timeout`` seconds.
@@ -138,11 +142,12 @@ class Replica(ReadReplica):
         The function may be called several times, so it must have no side effects. The result has what it returned
         as ``value``. An exception from it drops the transaction, and is raised. An unknown outcome is resolved
         before the function is called again. Also if the ``name`` is committed, the function runs, on the present
-        rows, and its writes are dropped. Raises: as `TableTransaction.commit`; LocksBroken after the timeout.
+        rows, and its writes are dropped. ``fresh``: as for `begin`. Raises: as `TableTransaction.commit`;
+        LocksBroken after the timeout.
         """
         return transact(
             self._shared,
-            lambda left: self.begin(isolation=isolation, timeout=left),
+            lambda left: self.begin(isolation=isolation, fresh=fresh, timeout=left),
             function,
             name,
             self.deadline(timeout),

@@ -97,7 +97,7 @@ class CounterMachine(TableMachine):
         """Several transactions, that more of them are in one round."""
         begun = []
         for _ in range(self._random.choice((1, 1, 2, 4))):
-            txn = replica.begin(timeout=5.0)
+            txn = replica.begin(fresh=self._random.random() < 0.5, timeout=5.0)
             changes: dict[bytes, tuple[r.ChangeKind, int]] = {}
             for key in {self._random.choice(KEYS) for _ in range(self._random.choice((1, 1, 2)))}:
                 changes[key] = (self._random.choice(_KINDS), self._random.randint(-9, 9))

@@ -45,7 +45,7 @@ def change(bank: Bank, kind: str, *numbers: int, key: Any = K, table: Any = A) -
         for number in numbers:
             getattr(txn, kind)(table, key, number)
 
-    return bank.rows.transact(function, timeout=2.0).counts.committed
+    return bank.rows.transact(function, fresh=False, timeout=2.0).counts.committed
 
 
 def test_rows_are_numbers_for_any_reader(bank: Bank) -> None:
@@ -75,6 +75,26 @@ def test_a_hot_row_makes_nobody_try_again(bank: Bank) -> None:
             txn.commit()
     assert bank.sent == 20
     assert value(bank) == b"20"
+
+
+def test_it_begins_without_waiting_for_the_replica(bank: Bank) -> None:
+    """And its reads are of an older time, with locks that break if that matters."""
+    seen = bank.rows.timestamp
+    bank.put(bank.client, n="1")
+    with bank.rows.begin(fresh=False) as txn:
+        assert txn.timestamp == seen
+        txn.add(A, K, 1)
+        txn.commit()
+    assert value(bank) == b"2"
+    seen = bank.rows.timestamp
+    bank.put(bank.client, n="5")
+    with bank.rows.begin(fresh=False) as txn:
+        assert txn.get(A, K) == b"2"
+        txn.put(A, K, b"3")
+        with pytest.raises(LocksBroken):
+            txn.commit()
+    with bank.rows.begin(fresh=False) as txn:
+        assert txn.get(A, K) == b"5", "a transaction that begins again sees what broke the locks"
 
 
 def takeover(bank: Bank) -> None:
