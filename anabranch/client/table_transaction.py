@@ -373,8 +373,8 @@ class TableWork:
         """Add to the number in a row when the transaction commits. A missing row counts as 0.
 
         This takes no lock, so any number of transactions may add to a row at once. The row is a decimal integer of
-        64 bits. It can't be read or written in the same transaction, which is one command: it never becomes a long
-        one. `NotANumber` and `NumberOverflow` are raised by the commit.
+        64 bits. The same transaction can't read or write it afterwards, and is a short one: one command. The commit
+        raises `NotANumber` and `NumberOverflow`.
 
         Raises: InvalidArgument (also in a long transaction), IllegalState; LocksBroken, as `put`.
         """
@@ -406,10 +406,10 @@ class TableWork:
             table, _, key = encoded(table, None, key)
         self._check_table(table)
         self._check_writable()
-        row = (table, check_row_key(key))
+        row = table, check_row_key(key)
         if type(number) is not int or not LEAST_NUMBER <= number <= MOST_NUMBER:
             raise InvalidArgument(f"{number!r:.100} is no integer of 64 bits")
-        if self._own.get(*row) is not None:
+        if self._own.get(table, key) is not None:
             raise InvalidArgument(f"{_shown(row)} is written by this transaction: `put` the number")
         known = self._changes.get(row)
         if known is None:
@@ -420,7 +420,7 @@ class TableWork:
         else:
             number = changed(kind, known[1], number)
         self._wrote = True
-        self._changes[row] = (kind, number)
+        self._changes[row] = kind, number
 
     def _check_changes(self, size: int) -> None:
         """`InvalidArgument` if rows can't be changed here. ``size``: of a row's table and key."""

@@ -25,7 +25,7 @@ def number_in(value: bytes | None) -> int | None:
 
 
 def changed(kind: ChangeKind, before: int | None, number: int) -> int:
-    """What a change makes of a row. ``before``: None if there is no row. `NumberOverflow`."""
+    """The number that a change makes of a row. ``before``: None if there is no row. `NumberOverflow`."""
     if kind == "ADD":
         total = (before or 0) + number
         if LEAST_NUMBER <= total <= MOST_NUMBER:

@@ -68,7 +68,7 @@ def _with(command: r.OneShot, values: Iterable[int]) -> CommandEvents:
 def values_of(
     turn: Turn, changes: Sequence[r.RowChange], locked: Sequence[r.TableLocks]
 ) -> list[int] | None:
-    """What becomes of the changed rows; None: the client has to revalidate. ``locked``: was checked before.
+    """The new numbers in the changed rows; None: the client has to revalidate. ``locked``: was checked before.
 
     Raises: NotANumber, NumberOverflow.
     """
@@ -89,7 +89,7 @@ def values_of(
 
 
 def _changed(change: r.RowChange, known: int | None) -> int:
-    """What a change makes of its row. ``known``: the number in it; None: the client's row counts."""
+    """The number that a change makes of its row. ``known``: the number in it; None: the client's row counts."""
     try:
         before = number_in(change.base) if known is None else known
         return changed(change.kind, before, change.number)
