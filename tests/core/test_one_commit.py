@@ -190,10 +190,9 @@ def test_locks_that_come_after_the_prepare_was_asked_for_need_the_level_too() ->
     bank.finish("J", "J")
     command = replace(bank.committing("J"), prepare=PREPARE)
     assert bank.ask("end", command) == ""
-    bank.reads("J", b"k")
-    bank.held = False
-    bank.wait(60)
-    assert bank.refusal_of("end") == "FeatureNotEnabled"
+    locks = (r.TableLocks(A, 0, 0, (fingerprint(b"k"),), ()),)
+    bank.ask("lock", r.LockReads(bank.token("J"), bank.writer("J"), 1, locks))
+    assert (bank.refusal_of("lock"), bank.refusal_of("end")) == ("ReadsLocked", "FeatureNotEnabled")
 
 
 # -- positions and a claim -------------------------------------------------------------------------

@@ -8,14 +8,18 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.client.client import Client
-from anabranch.core.decisions import prepared, transactions
+from anabranch.core.decisions import claims, one_shot, positions, prepared, transactions
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.locks import frozen
+from anabranch.core.locks.lock_table import LockTable
 from anabranch.core.memory import Keepalives, is_gone
 from anabranch.core.state import OpenTxn
 from anabranch.core.transaction_states import TRANSACTIONS, Op
 from anabranch.ledger import Ledger, Recovered, ledger
 from anabranch.ledger.book import ABORT, COMMIT, Row
-from anabranch.protocol.schemas.records import TxnRow, TxnState
+from anabranch.protocol import limits
+from anabranch.protocol.ids import hash_of
+from anabranch.protocol.schemas.records import Consumed, OneShot, TxnRow, TxnState
 from tests.mutants.planting import Planted, instead_of, wrapping
 
 
@@ -94,3 +98,69 @@ def rows_go_too_early(
 ) -> str | None:
     """A ledger's row `commit` goes before the log says COMMITTED."""
     return row.outcome if row.outcome == COMMIT else usual(client, secret, row, found)
+
+
+# -- with the other parts of a commit ----------------------------------------------------------------------
+
+
+def given_way_is_committed() -> Planted:
+    """A commit with positions that gives way to an earlier one is answered with that one's outcome."""
+    return patch.object(claims, "earlier", lambda turn, row, _: turn.outcome(row))
+
+
+@wrapping(one_shot, "_answered_before")
+def tasks_prove_a_named_one(usual: Any, turn: Turn, command: OneShot, to: Any) -> bool:
+    """A one-shot with positions and a name that is repeated is looked up in the rows of its tasks alone."""
+    if command.consumed is None or command.name is None:
+        return bool(usual(turn, command, to))
+    moved = positions.moved_by(turn, command.consumed, command.txn_id)
+    if moved is not None:
+        turn.answer(to, turn.row(command.txn_id))
+    return moved is not None
+
+
+@wrapping(LockTable, "follow")
+def locks_not_frozen(usual: Any, locks: LockTable, txn_id: bytes, row: TxnRow) -> None:
+    """The locks of a prepared transaction are not frozen, and break like others."""
+    usual(locks, txn_id, row)
+    if row.state == "PREPARED":
+        locks.frozen.pop(txn_id, None)
+        locks.holding.pop(txn_id, None)
+
+
+@wrapping(frozen, "check_prepare")
+def its_reads_ignored(usual: Any, turn: Turn, txn_id: bytes, *given: Any) -> None:
+    """A transaction is prepared though what another prepared one writes would break its locks."""
+    with patch.object(frozen, "_written_by", lambda *_: {}):
+        usual(turn, txn_id, *given)
+
+
+@wrapping(frozen, "check_prepare")
+def its_writes_ignored(usual: Any, turn: Turn, txn_id: bytes, writes: Any, locks: Any) -> None:
+    """A transaction is prepared though what it writes would break a lock of another prepared one."""
+    usual(turn, txn_id, dict, locks)
+
+
+def waits_for_ever() -> Planted:
+    """A commit that would break a lock of a prepared transaction waits for as long as that one stays."""
+    return patch.object(limits, "PREPARED_HOLD_MS", 1 << 40)
+
+
+@wrapping(positions, "begin_moving")
+def tasks_not_in_progress(usual: Any, turn: Turn, consumed: Consumed, txn_id: bytes) -> None:
+    """The tasks of a prepared transaction can be moved by other commits before it ends."""
+    pending = turn.open(txn_id).pending
+    if pending is not None and pending.prepare is None:
+        usual(turn, consumed, txn_id)
+
+
+@wrapping(positions, "move")
+def fenced_when_it_commits(
+    usual: Any, turn: Turn, consumed: Consumed, txn_id: bytes, *more: Any
+) -> Any:
+    """A prepared transaction whose tasks were taken meanwhile commits without moving their positions."""
+    steps = positions._steps
+    mine = hash_of(consumed.processor, consumed.fencing_token)
+    kept = lambda *of: (step for step in steps(*of) if step.row.fencing_hash == mine)  # noqa: E731
+    with patch.object(positions, "_steps", kept):
+        return usual(turn, consumed, txn_id, *more)

@@ -63,6 +63,7 @@ from tests.sim.retention import Retention
 from tests.sim.safe_times import check_safe_times
 from tests.sim.tables import COMPANIONS, Noted, TableMachine, without_tables
 from tests.sim.tasks import TaskMachine
+from tests.sim.together import check_together
 from tests.sim.trouble import Outages
 from tests.sim.weather import Weather
 from tests.sim.world import Violation, World
@@ -476,6 +477,7 @@ class _Run:
             check_clients(picture, self.ledger)
             check_tasks(picture, self.ledger)
         check_counters(picture, self.counted)
+        check_together(picture, self.ledger.deleted)
         self._judge(picture)
         return len(picture.commits()), epochs_of(picture)
 

@@ -35,6 +35,8 @@ from tests.sim.clients import REFUSED, beat
 from tests.sim.readers import reading_client
 from tests.sim.recorded import recorded_plain
 from tests.sim.scaling import scale_somehow
+from tests.sim.together import REFUSED as OF_POSITIONS
+from tests.sim.together import Shared, Together
 from tests.sim.world import Process, World
 from tests.sim.writers import COUNTERS, FINE, TABLES, create_tables
 from tests.tables.recorded import (
@@ -59,7 +61,7 @@ LEAST = 1
 _WHOSE: tuple[Writers, ...] = ("own", "own", "all")  # writes that are read
 _RESTART_S = 1.0
 _TIMEOUT_S = 10.0
-_ANYWAY = (*FINE, UnknownStream, UnknownScope, SnapshotExpired)
+_ANYWAY = (*FINE, *OF_POSITIONS, UnknownStream, UnknownScope, SnapshotExpired)
 
 
 @dataclass(slots=True)
@@ -81,6 +83,7 @@ class Noted:
     labels: int = 0
     told: int = 0  # the highest commit timestamp that anybody was told
     writes: int = 0
+    together: Shared = field(default_factory=Shared)
 
     def value(self, number: int, more: bytes = b"") -> bytes:
         """A row's value, never used before."""
@@ -113,6 +116,7 @@ class TableMachine:
         self._random = Random(f"{world.seed}/{self.name}")
         self._starts = 0
         self._jobs, self._bases = 12, 0
+        self._together = Together(world, cluster, ledger, noted, self.name)
         self.done = False
         self._folder = Path(tempfile.mkdtemp(prefix="anabranch-sim-"))
 
@@ -157,7 +161,7 @@ class TableMachine:
                         replica = None
                 elif self.faults.calm:
                     # In calm nothing is in the way of one that goes on trying.
-                    last = self._until_it_works(lambda r=replica: self._last(r))  # type: ignore[misc]
+                    last = self._until_it_works(lambda r=replica: self._last(client, r))  # type: ignore[misc]
                     self.done = last
         finally:
             if replica is not None:
@@ -185,6 +189,7 @@ class TableMachine:
 
     def _create(self, client: Client) -> bool:
         create_tables(self.world, client)
+        self._together.create(client)
         return True
 
     def _choose_folder(self) -> None:
@@ -208,6 +213,8 @@ class TableMachine:
 
     def _job(self, client: Client, replica: Replica) -> None:
         rows = self._recorded(replica)
+        if self._together.job(client, rows, self._use):
+            return
         kinds: list[tuple[float, Callable[[], None]]] = [
             (8, lambda: self._transactions(rows)),
             (4, lambda: self._long(rows)),
@@ -376,8 +383,9 @@ class TableMachine:
             number = self._random.randrange(3)
             view.lookup(TABLES[0], "number", b"%d" % number, begins=f"{number}/")
 
-    def _last(self, replica: Replica) -> bool:
-        """A transaction that ends well, and what stands then."""
+    def _last(self, client: Client, replica: Replica) -> bool:
+        """A transaction that ends well, and what stands then. Whatever is prepared is ended first."""
+        self._together.recover(client, all_of_them=True)
 
         def use(txn: RecordedTransaction) -> None:
             self._scan(txn, TABLES[0])

@@ -258,7 +258,7 @@ class Outages:
         try:
             commit_one(self._world, self._ledger, client, deal, stream, timeout)
         except AnabranchError as error:
-            # Clocks stay where they jumped to. A commit whose answer was lost asks, and the wrong clock is the cause.
+            # Clocks stay where they jumped to. If an answer was lost, the wrong clock is the cause of the error.
             clocks = any(isinstance(e, ClockSkew | Expired) for e in (error, error.__cause__))
             if must and not clocks:
                 self._waits(stream, error)

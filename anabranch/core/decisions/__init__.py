@@ -4,7 +4,8 @@ A decision is a function of a `turn.Turn`, a command and the asker (`core.round.
 first, and puts rows only then: a refusal is an error of `anabranch.errors`, raised before anything is put. `decide`
 is the entrance: a table from commands to decisions, and the order of what is due in each turn. A new command is a
 line there, a line in `anabranch.core.authorize` and a function in the file of its subject. A new refusal of a
-commit or of a begin is one more entry in the list of checks of `commit` or `transactions`.
+commit or of a begin is one more entry in the list of checks of `commit` or `transactions`; a new part of a commit
+is one more entry in the list of `parts`.
 
 Transactions:
 
@@ -12,6 +13,7 @@ Transactions:
   heartbeats are aborted, and old outcomes deleted.
 - `writers`: writers and their receipts. `claims`: who may use a name of a transaction, or a series of numbered
   commits. `positions`: what tasks have consumed.
+- `parts`: what a commit consists of: positions, events, a claim, locks, a coordinator. Each is checked and held.
 - `commit`: a commit through journals, from its arrival to its decision, and an end that an operator forces.
 - `merge`: the merge of decided commits and plain writes into streams, in one round or, if they are big, staged in
   several.

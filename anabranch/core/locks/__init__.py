@@ -13,7 +13,8 @@ against locks are there.
 - `registering`: the decisions that register locks, and list them.
 - `conflicts`: `check_conflicts` refuses a commit because of what its transaction read; `merge` notes what a commit
   writes, and breaks the locks of others.
-- `frozen`: locks of a staged merge, which can't be aborted: commits that would break them wait.
+- `frozen`: locks of transactions that can't be aborted, which are staged or prepared: commits that would break them
+  wait.
 
 `table_writes`, `recent_writes` and `lock_table` are data, which `anabranch.core.state` and `memory` keep. The other
 three are decisions, over a `Turn`.

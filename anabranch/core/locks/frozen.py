@@ -57,7 +57,8 @@ def check_prepare(
 
     Raises: NotReady, ReservedByPrepared.
     """
-    refused = _to_freeze(turn, txn_id, writes, locks=locks, prepares=True)
+    refused = still_waits(turn, txn_id)
+    refused = refused or _to_freeze(turn, txn_id, writes, locks=locks, prepares=True)
     if refused is not None:
         raise refused
 
