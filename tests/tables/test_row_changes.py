@@ -31,6 +31,7 @@ def bank() -> Iterator[Bank]:
     made = Bank()
     made.connect(lane=ADMIN_LANE).feature_level(raise_to=LEVEL)
     made.rows._shared.one_shot_bytes = 1 << 18
+    made.rows.snapshot().close()  # it is loaded
     yield made
     made.rows.close()
 
