@@ -7,7 +7,7 @@ journals, calls the core, and appends what the core decided.
 
 Start with `transaction_states`, one page that says what a transaction can do. Then read `decisions.turn` (what a
 decision sees and changes) and `decisions.transactions` (begin, touch, which adds a stream, and abort). For a
-commit, read `decisions.commit`, then `decisions.merge`.
+commit, read `parts` (what it may consist of), `decisions.commit`, then `decisions.merge`.
 
 The state of a control partition:
 

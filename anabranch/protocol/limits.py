@@ -38,7 +38,7 @@ LEAST_NUMBER = -(1 << 63)
 MOST_NUMBER = (1 << 63) - 1
 NUMBER_BYTES = 20
 MAX_WAIT_MS = 600_000  # the longest wait for the journals to cover a commit's receipts
-# For so long from its prepare on, commits wait for the locks of a prepared transaction; then they are refused.
+# Commits wait for the locks of a prepared transaction until this time after its prepare; then they are refused.
 PREPARED_HOLD_MS = 10_000
 
 COMMAND = Limit(

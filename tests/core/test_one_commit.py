@@ -228,6 +228,14 @@ def test_what_gives_way_moves_no_position_and_is_never_called_committed() -> Non
     assert bank.shot("Z", (A, b"k")) == "COMMITTED", "the positions move alone"
 
 
+def test_a_late_copy_of_what_was_resolved_is_not_called_committed_either() -> None:
+    bank = Both()
+    bank.one_shot("E", name="n")
+    assert bank.resolve("X").startswith("X ABORTED")
+    assert bank.shot("X", (A, b"k"), name="n") == "AlreadyCommitted"
+    assert bank.task() == "1 a 0:-"
+
+
 def test_a_former_owner_learns_that_first() -> None:
     bank = Both()
     bank.one_shot("E", name="n")

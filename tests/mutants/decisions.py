@@ -12,7 +12,7 @@ from anabranch.client import receipts as written
 from anabranch.client.session import Session
 from anabranch.controller import controller, durability
 from anabranch.controller.lanes import Replies
-from anabranch.core import journal_runs
+from anabranch.core import journal_runs, parts
 from anabranch.core import rows as k
 from anabranch.core.decisions import (
     claims,
@@ -20,7 +20,6 @@ from anabranch.core.decisions import (
     decide,
     merge,
     one_shot,
-    parts,
     times,
     transactions,
 )

@@ -51,8 +51,8 @@ def superseded() -> Iterator[None]:
         return None if held else usual(turn, scope, name, owner)
 
     with ExitStack() as stack:
-        for module in ("transactions", "commit", "one_shot", "parts"):
-            place = f"anabranch.core.decisions.{module}.earlier_outcome"
+        for module in ("decisions.transactions", "decisions.commit", "decisions.one_shot", "parts"):
+            place = f"anabranch.core.{module}.earlier_outcome"
             stack.enter_context(patch(place, earlier))
         stack.enter_context(patch.object(prepared, "prepared_of_name", lambda *_: None))
         yield
@@ -105,7 +105,7 @@ def rows_go_too_early(
 
 def given_way_is_committed() -> Planted:
     """A commit with positions that gives way to an earlier one is answered with that one's outcome."""
-    return patch.object(claims, "earlier", lambda turn, row, _: turn.outcome(row))
+    return patch.object(claims, "earlier", lambda turn, row, **_: turn.outcome(row))
 
 
 @wrapping(one_shot, "_answered_before")

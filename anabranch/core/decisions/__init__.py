@@ -5,7 +5,7 @@ first, and puts rows only then: a refusal is an error of `anabranch.errors`, rai
 is the entrance: a table from commands to decisions, and the order of what is due in each turn. A new command is a
 line there, a line in `anabranch.core.authorize` and a function in the file of its subject. A new refusal of a
 commit or of a begin is one more entry in the list of checks of `commit` or `transactions`; a new part of a commit
-is one more entry in the list of `parts`.
+is one more entry in the list of `core.parts`.
 
 Transactions:
 
@@ -13,7 +13,6 @@ Transactions:
   heartbeats are aborted, and old outcomes deleted.
 - `writers`: writers and their receipts. `claims`: who may use a name of a transaction, or a series of numbered
   commits. `positions`: what tasks have consumed.
-- `parts`: what a commit consists of: positions, events, a claim, locks, a coordinator. Each is checked and held.
 - `commit`: a commit through journals, from its arrival to its decision, and an end that an operator forces.
 - `merge`: the merge of decided commits and plain writes into streams, in one round or, if they are big, staged in
   several.

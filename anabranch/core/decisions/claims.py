@@ -267,19 +267,19 @@ def answer(turn: Turn, yielded: r.YieldedRow, late: r.TxnRow) -> r.Outcome | Non
     if yielded.number in (None, yielded.highest):
         row = turn.state.txn_row(yielded.txn_id)
         if row is not None and row.owner == late.owner:
-            return earlier(turn, row, late)
+            return earlier(turn, row, moves=late.consumes is not None)
         if yielded.number is None:
             return None
     raise errors.AlreadyCommitted(f"{reason(yielded)}; this transaction is aborted")
 
 
-def earlier(turn: Turn, row: r.TxnRow, late: r.TxnRow) -> r.Outcome:
-    """The outcome of an earlier commit (``row``), to which the commit of ``late`` gave way.
+def earlier(turn: Turn, row: r.TxnRow, *, moves: bool) -> r.Outcome:
+    """The outcome of an earlier commit (``row``), to which another one gave way.
 
-    `AlreadyCommitted` if ``late`` would have moved positions: after COMMITTED its worker would believe that they
-    have moved.
+    `AlreadyCommitted` if that other one would have moved positions (``moves``): after COMMITTED its worker would
+    believe that they have moved.
     """
-    if late.consumes is not None:
+    if moves:
         raise errors.AlreadyCommitted(
             f"transaction {txn_text(row.txn_id)} has committed that name or number before; this one is aborted, "
             "and its positions did not move: commit these alone"

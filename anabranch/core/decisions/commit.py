@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from anabranch import errors
+from anabranch.core import parts, work
 from anabranch.core import rows as k
-from anabranch.core import work
 from anabranch.core.authorize import check_writes
-from anabranch.core.decisions import claims, one_shot, parts, positions, prepared
+from anabranch.core.decisions import claims, one_shot, positions, prepared
 from anabranch.core.decisions.merge import merge_decided
 from anabranch.core.decisions.transactions import (
     abort_txn,
@@ -306,7 +306,7 @@ def _earlier_answer(turn: Turn, row: r.TxnRow, command: r.Commit) -> r.Outcome |
     # Another lane's outcome is not shown: the answer is then that this transaction is aborted.
     with suppress(errors.NotAuthorized):
         named = earlier_outcome(turn, row.scope, command.name, row.owner)
-    return None if named is None else claims.earlier(turn, named, row)
+    return None if named is None else claims.earlier(turn, named, moves=row.consumes is not None)
 
 
 def _check_replaced(

@@ -12,11 +12,11 @@ from hmac import compare_digest
 from typing import Any
 
 from anabranch import errors
-from anabranch.core import history_records
+from anabranch.core import history_records, parts
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_right, writing
 from anabranch.core.command_events import CommandEvents, EventRun, SomeEvents
-from anabranch.core.decisions import claims, parts, positions, prepared
+from anabranch.core.decisions import claims, positions, prepared
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import (
     check_id_partition,
@@ -72,7 +72,7 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
         committed=_count(command),
         owner=turn.lane,
     )
-    ending = shot.ending(row, command, at_once=True)
+    ending = shot.ending(row, at_once=True)
     if not parts.check(turn, ending):
         _instead(turn, command, ending, to)
         return
@@ -127,7 +127,7 @@ def _gave_way_to(turn: Turn, row: r.TxnRow, command: r.OneShot | r.PrepareEvents
     with suppress(errors.NotAuthorized):
         before = earlier_outcome(turn, command.scope, command.name, row.owner)
         if before is not None:
-            return claims.earlier(turn, before, row)
+            return claims.earlier(turn, before, moves=command.consumed is not None)
     raise errors.TransactionAborted(f"the transaction is aborted ({row.reason}): begin a new one")
 
 
@@ -156,7 +156,7 @@ def _instead(
     )
     turn.put(k.txn_key(command.txn_id), never)
     try:
-        turn.reply(to, claims.earlier(turn, before, never))
+        turn.reply(to, claims.earlier(turn, before, moves=consumed is not None))
     except errors.AlreadyCommitted as error:
         turn.reply(to, refuse(error))
 
@@ -168,9 +168,8 @@ class _Shot:
         self._turn, self._command = turn, command
         self.placed: Placed = {}
 
-    def ending(
-        self, row: r.TxnRow, command: r.OneShot | r.PrepareEvents, **given: Any
-    ) -> parts.Ending:
+    def ending(self, row: r.TxnRow, **given: Any) -> parts.Ending:
+        command = self._command
         return parts.Ending(
             row=row,
             name=command.name,
@@ -226,7 +225,7 @@ def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> 
     )
     shot = _Shot(turn, command)
     pending = moves if command.consumed is not None else None
-    ending = shot.ending(row, command, pending=pending, events=command.events)
+    ending = shot.ending(row, pending=pending, events=command.events)
     if not parts.check(turn, ending):
         _instead(turn, command, ending, to)
         return

@@ -355,8 +355,8 @@ def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort")
     finish(turn, row)
 
 
-# What a decided or prepared transaction holds (`parts`), and gives back when it is aborted after all. Its locks are
-# rows, which go when it ends.
+# The parts of a decided or prepared transaction (`core.parts`) that it gives back when it is aborted after all. Its
+# locks are rows, which go when it ends.
 GIVE_BACK: tuple[Callable[[Turn, OpenTxn], None], ...] = (
     lambda turn, txn: claims.give_back(turn, txn),
     lambda turn, txn: prepared.give_back(turn, txn),

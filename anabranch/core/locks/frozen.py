@@ -133,7 +133,7 @@ def _to_freeze(
             on |= {(other, table) for _, table in _broken_by(known, other, theirs, (txn_id,))}
         on |= _bars(turn, txn_id, known)
     found: Writes = {}
-    # What is prepared may wait for a staged merge when it commits.
+    # A prepared transaction may wait for a staged merge when it commits.
     holding = [one for one in turn.state.locks.holding if not (prepares and _is_staged(turn, one))]
     if not on and holding:
         found = writes()

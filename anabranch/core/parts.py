@@ -1,9 +1,9 @@
 """The parts of a commit, and the steps of each: a commit by journals, a one-shot and a prepare walk the same list.
 
 A commit may have any of them together, so no step asks which other parts there are. A step that can refuse is a
-*check*, and puts nothing. What a part changes when its commit is decided or prepared, it *holds*: from then on no
-other commit gets it. Two parts do more: positions move in the round of the merge (`positions.merged`), and what is
-held is given back if the transaction is aborted after all (`transactions.GIVE_BACK`).
+*check*, and puts nothing. When the commit is decided or prepared, each part *holds* its name, number, tasks or
+locks: from then on no other commit gets these. Positions also move in the round of the merge (`positions.merged`).
+A transaction that is aborted after all gives back all that it holds (`transactions.GIVE_BACK`).
 """
 
 from __future__ import annotations
