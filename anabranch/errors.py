@@ -337,7 +337,10 @@ class TooManyLocks(FixCallError):
 
 
 class NonTransactional(FixCallError):
-    """The call takes effect at once, so it can't be part of the open transaction: make it before or after."""
+    """The call takes effect at once, so it can't be part of the open transaction: make it before or after.
+
+    If it is to stay also when that transaction is aborted, make it in ``with client.outside()``.
+    """
 
 
 class SnapshotExpired(FixCallError):

@@ -7,6 +7,7 @@ of ``None`` for each call.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
 from anabranch.protocol.ids import CORRELATION_HEADER
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
     from opentelemetry.trace import Link, SpanContext, Tracer
     from opentelemetry.trace import Span as Span
 
@@ -28,6 +28,7 @@ _HEADER_BYTES = 55  # of a traceparent
 # The header's part of an event's size: name, value, and their framing in a record and in a command.
 TRACED_BYTES = len(TRACE_HEADER) + _HEADER_BYTES + 8
 _SAMPLED = 1  # a bit of a trace's flags
+_KNOWN_FORM = re.compile(rb"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")  # of a traceparent
 MOST_LINKS = 128  # of a span; OpenTelemetry's default limit
 _MOST_SERVED = 10_000  # commands whose answer is awaited
 _MOST_HEADER_BYTES = (
@@ -47,7 +48,11 @@ class _Event(Protocol):
 
 
 class Tracing:
-    """Makes the spans of a program that has configured OpenTelemetry."""
+    """Makes the spans of a program that has configured OpenTelemetry.
+
+    A trace that the sampler has not chosen has no spans here: none is started under a span that is not sampled, as
+    that would take most of the time of a sampled one.
+    """
 
     def __init__(self, tracer: Tracer) -> None:
         from opentelemetry import context, trace
@@ -56,23 +61,21 @@ class Tracing:
         self._tracer = tracer
         self._attach, self._detach = context.attach, context.detach
         self._api, self._empty = trace, context.Context()
+        self._current, self._none = trace.get_current_span, trace.INVALID_SPAN
+        self._kinds = {kind.name: kind for kind in trace.SpanKind}
         self._last: tuple[SpanContext | None, bytes] = (None, b"")  # whose header was made last
         self._extract = TraceContextTextMapPropagator().extract
 
-    def here(self) -> Context | None:
-        """The context of the current span; None without one."""
-        span = self._api.get_current_span()
-        return self.under(span) if span.get_span_context().is_valid else None
-
-    def under(self, span: Span) -> Context:
-        """The context for children of a span."""
-        return self._api.set_span_in_context(span)
+    def here(self) -> Span | None:
+        """The current span; None without one."""
+        span = self._current()
+        return span if span is not self._none and span.get_span_context().is_valid else None
 
     def start(
         self,
         name: str,
         kind: Kind,
-        parent: Context | None = None,
+        parent: Span | None = None,
         links: Sequence[Link] | None = None,
         attributes: dict[str, Any] | None = None,
         start_ns: int | None = None,
@@ -80,8 +83,8 @@ class Tracing:
         """Start a span. ``parent``: None: the current span, or none. The caller ends it."""
         return self._tracer.start_span(
             f"anabranch {name}",
-            parent,
-            kind=self._api.SpanKind[kind],
+            None if parent is None else self._api.set_span_in_context(parent),
+            kind=self._kinds[kind],
             attributes=attributes,
             links=links,
             start_time=start_ns,
@@ -93,7 +96,7 @@ class Tracing:
 
     def enter(self, span: Span) -> object:
         """Make a span the current one, until `leave`."""
-        return self._attach(self.under(span))
+        return self._attach(self._api.set_span_in_context(span))
 
     def leave(self, entered: Any) -> None:
         self._detach(entered)
@@ -108,7 +111,10 @@ class Tracing:
 
         Events are kept for long, so those of traces that are not collected don't get the header.
         """
-        found = (span or self._api.get_current_span()).get_span_context()
+        span = span or self._current()
+        if span is self._none:
+            return None
+        found = span.get_span_context()
         if not (found.is_valid and found.trace_flags & _SAMPLED):
             return None
         context, header = self._last
@@ -117,18 +123,24 @@ class Tracing:
             self._last = found, header
         return header
 
-    def context_of(self, header: bytes | None) -> Context | None:
-        """The context of a traceparent; None if it is missing or malformed."""
+    def remote(self, header: bytes | None) -> Span | None:
+        """The span of another process that a traceparent names; None if the header is missing or malformed."""
         if header is None:
             return None
-        found = self._extract({TRACE_HEADER: header.decode("ascii", "replace")}, self._empty)
-        return found if self.span_context(found).is_valid else None
+        if known := _KNOWN_FORM.fullmatch(header):
+            trace_id, span_id, flags = (int(part, 16) for part in known.groups())
+            found = self._api.SpanContext(trace_id, span_id, True, self._api.TraceFlags(flags))
+            return self._api.NonRecordingSpan(found) if found.is_valid else None
+        context = self._extract({TRACE_HEADER: header.decode("ascii", "replace")}, self._empty)
+        span = self._current(context)
+        return span if span.get_span_context().is_valid else None
 
-    def span_context(self, context: Context) -> SpanContext:
-        return self._api.get_current_span(context).get_span_context()
+    def link(self, span: Span) -> Link:
+        return self._api.Link(span.get_span_context())
 
-    def link(self, context: Context) -> Link:
-        return self._api.Link(self.span_context(context))
+
+def _is_sampled(span: Span) -> bool:
+    return span.is_recording() or bool(span.get_span_context().trace_flags & _SAMPLED)
 
 
 class _Within:
@@ -181,27 +193,27 @@ class Trace:
 
     __slots__ = ("_base", "_tracing")
 
-    def __init__(self, tracing: Tracing, base: Context | None = None) -> None:
+    def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
-        self._base = base or tracing.here()
+        self._base = tracing.here()
 
-    def start(self, name: str, kind: Kind) -> Span:
-        """Start a span, which the caller ends."""
-        tracing = self._tracing
+    def start(self, name: str, kind: Kind, txn_id: bytes | None = None) -> Span | None:
+        """Start a span, which the caller ends; None if its trace is not sampled."""
+        tracing, base = self._tracing, self._base
         now = tracing.here()
+        parent = base if now is None else now
+        if parent is not None and not _is_sampled(parent):
+            return None
         links = None
-        if now is not None and self._base is not None:
-            others = tracing.span_context(self._base)
-            if others.trace_id != tracing.span_context(now).trace_id:
-                links = [tracing.link(self._base)]
-        span = tracing.start(name, kind, now or self._base, links)
-        if self._base is None:
-            self._base = tracing.under(span)
-        return span
-
-    def span(self, name: str, kind: Kind = "CLIENT") -> _Within:
-        """A ``with`` block with a span of its own."""
-        return self._tracing.within(self.start(name, kind))
+        if now is not None and base is not None and base is not now:
+            other = base.get_span_context()
+            if other.trace_id != now.get_span_context().trace_id:
+                links = [tracing.link(base)]
+        attributes = None if txn_id is None else {_TXN: txn_id.hex()}
+        span = tracing.start(name, kind, base if now is None else None, links, attributes)
+        if base is None:
+            self._base = span
+        return span if _is_sampled(span) else None
 
     def within(self, span: Span) -> _Within:
         """As `Tracing.within`."""
@@ -212,10 +224,13 @@ class Trace:
         return self._tracing.header(span)
 
 
+_TXN = "anabranch.txn_id"
+
+
 def name_txn(span: Span, txn_id: bytes | None) -> None:
     """Give a span the id of its transaction."""
     if txn_id is not None and span.is_recording():
-        span.set_attribute("anabranch.txn_id", txn_id.hex())
+        span.set_attribute(_TXN, txn_id.hex())
 
 
 class Traced(Protocol):
@@ -238,13 +253,19 @@ def traced(name: str, kind: Kind = "CLIENT") -> Callable[[Method[H, P, T]], Meth
     def around(method: Method[H, P, T]) -> Method[H, P, T]:
         @wraps(method)
         def call(handle: H, /, *args: P.args, **named: P.kwargs) -> T:
-            if handle.trace is None:
+            trace = handle.trace
+            if trace is None:
                 return method(handle, *args, **named)
-            with handle.trace.span(name, kind) as span:
+            txn_id = handle.txn_id
+            span = trace.start(name, kind, txn_id)
+            if span is None:
+                return method(handle, *args, **named)
+            with trace.within(span):
                 try:
                     return method(handle, *args, **named)
-                finally:  # the id may have been made only now
-                    name_txn(span, handle.txn_id)
+                finally:
+                    if txn_id is None:  # it may have been made only now
+                        name_txn(span, handle.txn_id)
 
         return call
 
@@ -268,20 +289,37 @@ def consume(events: _Event | Iterable[_Event]) -> AbstractContextManager[object]
     if tracing is None:
         return nullcontext()
     given: list[Any] = [events] if hasattr(events, "headers") else list(events)
-    headers = {value for one in given for name, value in one.headers if name == TRACE_HEADER}
-    contexts = [
-        c for h in sorted(filter(None, headers)) if (c := tracing.context_of(h)) is not None
-    ]
     attributes: dict[str, Any] = {"messaging.batch.message_count": len(given)}
     stream = given[0].stream if given else ""
     if stream:
         attributes["messaging.destination.name"] = stream
-    parent = tracing.here()
-    if parent is None and len(contexts) == 1:
-        parent, contexts = contexts[0], []
-    links = [tracing.link(each) for each in contexts[:MOST_LINKS]]
     name = f"consume {stream}".rstrip()
-    return tracing.within(tracing.start(name, "CONSUMER", parent, links, attributes))
+    return tracing.within(consuming(tracing, name, traces_of(given), attributes))
+
+
+def traces_of(events: Iterable[_Event]) -> set[bytes]:
+    """The different traceparents of events."""
+    return {
+        value for one in events for name, value in one.headers if name == TRACE_HEADER and value
+    }
+
+
+def consuming(
+    tracing: Tracing,
+    name: str,
+    traces: Iterable[bytes],
+    attributes: dict[str, Any],
+) -> Span:
+    """Start a span of work on events with these traceparents: their child, if they are one and no span is current.
+
+    Otherwise it links to up to `MOST_LINKS` of them.
+    """
+    spans = [span for each in sorted(traces) if (span := tracing.remote(each)) is not None]
+    parent = None
+    if len(spans) == 1 and tracing.here() is None:
+        parent = spans.pop()
+    links = [tracing.link(each) for each in spans[:MOST_LINKS]]
+    return tracing.start(name, "CONSUMER", parent, links, attributes)
 
 
 # -- of a controller --------------------------------------------------------------------------------------
@@ -311,15 +349,17 @@ class Served:
 
     def answered(self, lane: str, correlation_id: bytes, result: Any) -> None:
         """Make the span of an answered command, from its arrival at this leader until now."""
+        if not self._commands:
+            return
         found = self._commands.pop((lane, correlation_id), None)
-        context = None if found is None else self._tracing.context_of(found[0])
-        if found is None or context is None:
+        sender = None if found is None else self._tracing.remote(found[0])
+        if found is None or sender is None:
             return
         attributes: dict[str, Any] = {"anabranch.answer": type(result).__name__, **self._attributes}
         if code := getattr(result, "code", ""):
             attributes["error.type"] = code
         if timestamp := getattr(result, "commit_timestamp", 0):
             attributes["anabranch.commit_timestamp"] = timestamp
-        span = self._tracing.start("decide", "SERVER", context, None, attributes, found[1])
-        name_txn(span, getattr(result, "txn_id", None))
-        span.end()
+        if txn_id := getattr(result, "txn_id", None):
+            attributes[_TXN] = txn_id.hex()
+        self._tracing.start("decide", "SERVER", sender, None, attributes, found[1]).end()

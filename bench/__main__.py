@@ -28,6 +28,7 @@ from bench import (
     lanes,
     leading,
     ledger,
+    locked_rows,
     locking,
     lookups,
     many,
@@ -42,6 +43,7 @@ from bench import (
     starting,
     tables,
     tasks,
+    tracing,
     transfers,
     trouble,
     values,
@@ -158,6 +160,10 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         _on_cluster(ledger),
     ),
     "tasks": ("commits that move positions of tasks", _on_cluster(tasks)),
+    "locked_rows": (
+        "processors with a locked row of a table for each event, against a store",
+        _on_cluster(locked_rows),
+    ),
     "processing": (
         "map and count by peers: rates, latency, restore, failover",
         _on_cluster(processing),
@@ -165,6 +171,7 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
     "driver": ("handlers by a driver of tests, without a broker", _on_own(driver)),
     "many": ("small commits among many streams, and to many segments", _on_own(many)),
     "web": ("one-shots beside the web page and ten browsers; page loads", _on_cluster(web)),
+    "tracing": ("CPU of one-shots that OpenTelemetry traces, or not", _on_own(tracing)),
     "spark": ("Spark's sink and source against its own Kafka connector", _on_cluster(spark)),
     "tables": (
         "a replica from nothing, and its reads against bare rocksdict",

@@ -73,15 +73,17 @@ def controller(
     variables: Mapping[str, str] = {},
     *,
     trusts_open: bool = True,
+    module: str = "anabranch.cli",
 ) -> Iterator[int]:
     """A leading controller process; its process id. Its output goes to ``controller.log``.
 
     ``trusts_open``: clients of the lane `open` have no quotas; older builds don't know the option, and have none.
+    ``module``: the command line.
     """
     folder.mkdir(exist_ok=True)
     status = folder / "status.json"
     status.unlink(missing_ok=True)  # of one that was killed
-    command = [sys.executable, "-m", "anabranch.cli", "controller", "--bootstrap", bootstrap]
+    command = [sys.executable, "-m", module, "controller", "--bootstrap", bootstrap]
     command += ["--data-dir", str(folder / "data")]
     command += ["--status-file", str(status), *arguments]
     command += ["--trusts-open"] if trusts_open else []

@@ -153,7 +153,7 @@ def listed(*suffixes: str) -> tuple[Path, ...]:
 
 
 class File(NamedTuple):
-    """A file of the product."""
+    """A file of the tree."""
 
     name: str
     text: str
@@ -169,23 +169,35 @@ class File(NamedTuple):
 
 
 @cache
-def product() -> tuple[File, ...]:
-    # A finalizer in the middle that formats a traceback parses, too: a SystemError (python/cpython#106905).
+def parsed() -> tuple[File, ...]:
+    """All Python files of the tree."""
+    # A finalizer in the middle that formats a traceback parses, too: a SystemError (python/cpython#106905). And the
+    # collector would walk through all trees again and again.
     gc.disable()
     try:
-        paths = [(path.relative_to(ROOT).as_posix(), path) for path in listed(".py")]
         return tuple(
-            File(name, text := path.read_text(), ast.parse(text))
-            for name, path in paths
-            if name.startswith(f"{PRODUCT}/")
+            File(path.relative_to(ROOT).as_posix(), text := path.read_text(), ast.parse(text))
+            for path in listed(".py")
         )
     finally:
+        gc.freeze()
         gc.enable()
+
+
+@cache
+def product() -> tuple[File, ...]:
+    return tuple(file for file in parsed() if file.name.startswith(f"{PRODUCT}/"))
+
+
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """`ast.walk`, once for all rules."""
+    return tuple(ast.walk(tree))
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """(module, name) of each import, wherever it stands."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             yield from ((node.module, alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):
@@ -194,7 +206,7 @@ def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 def docstrings(tree: ast.Module) -> Iterator[str]:
     kinds = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, kinds) and (text := ast.get_docstring(node)):
             yield text
 
@@ -266,7 +278,7 @@ def test_exceptions_of_others_come_out_as_they_are() -> None:
     found = Counter(
         file.name
         for file in product()
-        for node in ast.walk(file.tree)
+        for node in nodes(file.tree)
         if isinstance(node, ast.ExceptHandler) and is_wide(node)
     )
     assert found == {name: count for name, (count, _) in WIDE.items()}
@@ -292,7 +304,7 @@ def test_a_wide_handler_is_known(handler: str, wide: bool) -> None:
 
 def prints(tree: ast.Module) -> bool:
     """Whether a file has a name by which it could print."""
-    names = {ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute | ast.Name)}
+    names = {ast.unparse(n) for n in nodes(tree) if isinstance(n, ast.Attribute | ast.Name)}
     return bool(names & PRINTING) or any(module.startswith("rich") for module, _ in imports(tree))
 
 
@@ -374,15 +386,10 @@ def test_the_map_has_every_file() -> None:
 @cache
 def all_classes() -> tuple[list[tuple[str, ast.ClassDef]], dict[str, ast.ClassDef]]:
     """(file, class) of the whole tree, and the classes by name: the first one of each."""
-    trees = {file.name: file.tree for file in product()}
-    for path in listed(".py"):
-        name = path.relative_to(ROOT).as_posix()
-        if name not in trees:
-            trees[name] = ast.parse(path.read_text())
     classes = [
-        (name, node)
-        for name in sorted(trees)
-        for node in ast.walk(trees[name])
+        (file.name, node)
+        for file in sorted(parsed(), key=lambda file: file.name)
+        for node in ast.walk(file.tree)
         if isinstance(node, ast.ClassDef)
     ]
     return classes, {node.name: node for _, node in reversed(classes)}
@@ -393,6 +400,7 @@ def bases_of(node: ast.ClassDef) -> list[str]:
     return [base.id for base in bases if isinstance(base, ast.Name)]
 
 
+@cache
 def is_protocol(node: ast.ClassDef) -> bool:
     return "Protocol" in bases_of(node)
 
@@ -408,6 +416,7 @@ def ancestry(node: ast.ClassDef) -> Iterator[ast.ClassDef]:
         left += [by_name[base] for base in bases_of(one) if base in by_name and base not in seen]
 
 
+@cache
 def methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef]:
     found = (method for method in node.body if isinstance(method, ast.FunctionDef))
     return {method.name: method for method in found if not method.name.startswith("__")}
@@ -417,7 +426,7 @@ def dropped(method: ast.FunctionDef) -> list[str]:
     """The arguments that a method's body does not use; empty for a method that only raises."""
     if isinstance(method.body[-1], ast.Raise):
         return []
-    names = {n.id for line in method.body for n in ast.walk(line) if isinstance(n, ast.Name)}
+    names = {n.id for line in method.body for n in nodes(line) if isinstance(n, ast.Name)}
     arguments = [*method.args.args[1:], *method.args.kwonlyargs]
     return [argument.arg for argument in arguments if argument.arg not in names]
 
@@ -446,7 +455,7 @@ def test_no_make_of_a_port_drops_an_argument() -> None:
 def members(node: ast.ClassDef) -> set[str]:
     """The names that objects of a class have: methods, fields, and what its methods set."""
     found = set[str]()
-    for part in (part for one in ancestry(node) for part in ast.walk(one)):
+    for part in (part for one in ancestry(node) for part in nodes(one)):
         match part:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 found.add(name)
@@ -477,7 +486,7 @@ def split_classes() -> set[str]:
     outside = set[tuple[str, str]]()
     for file in product():
         taken = {what: (of, what) for of, what in imports(file.tree)}
-        for node in ast.walk(file.tree):
+        for node in nodes(file.tree):
             if isinstance(node, ast.ClassDef):
                 if not is_protocol(node):
                     places[file.module, node.name] = file.name
@@ -485,7 +494,7 @@ def split_classes() -> set[str]:
                 subclasses.update({taken.get(base, (file.module, base)) for base in bases})
                 outside |= {taken[base] for base in bases if base in taken}
             elif isinstance(node, ast.Call | ast.ExceptHandler | ast.Raise):
-                names = (n for n in ast.walk(node) if isinstance(n, ast.Name))
+                names = (n for n in nodes(node) if isinstance(n, ast.Name))
                 called |= {taken.get(each.id, (file.module, each.id)) for each in names}
     return {
         f"{places[one]}: {one[1]}"
@@ -529,7 +538,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def functions(tree: ast.AST) -> Iterator[Function]:
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
+    return (node for node in nodes(tree) if isinstance(node, Function))
 
 
 def is_free(name: str, function: Function) -> bool:
@@ -565,12 +574,12 @@ def splats(file: File) -> Iterator[str]:
     for function in functions(file.tree):
         tuples = {
             node.targets[0].id
-            for node in ast.walk(function)
+            for node in nodes(function)
             if isinstance(node, ast.Assign)
             and isinstance(node.value, ast.Tuple)
             and isinstance(node.targets[0], ast.Name)
         }
-        for call in ast.walk(function):
+        for call in nodes(function):
             for given in call.args if isinstance(call, ast.Call) else ():
                 if isinstance(given, ast.Starred):
                     text = ast.unparse(given.value)
@@ -582,16 +591,16 @@ def truths(tree: ast.Module) -> set[str]:
     """Names that this file says are true or false."""
     noted = {
         node.arg if isinstance(node, ast.arg) else ast.unparse(node.target)
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.arg | ast.AnnAssign)
         and isinstance(node.annotation, ast.Name)
         and node.annotation.id == "bool"
     }
-    found = (node for node in ast.walk(tree) if isinstance(node, ast.Assign))
+    found = (node for node in nodes(tree) if isinstance(node, ast.Assign))
     compared = {ast.unparse(node.targets[0]) for node in found if is_truth(node.value, set())}
     other = {
         ast.unparse(node.targets[0])
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Assign) and not is_truth(node.value, set())
     }
     return noted | (compared - other)
@@ -613,7 +622,7 @@ def is_truth(node: ast.expr, names: set[str]) -> bool:
 
 def products_of_truths(file: File) -> Iterator[str]:
     names = truths(file.tree)
-    for node in ast.walk(file.tree):
+    for node in nodes(file.tree):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             sides = node.left, node.right
             yield from (ast.unparse(node) for side in sides if is_truth(side, names))

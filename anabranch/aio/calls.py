@@ -7,6 +7,7 @@ The file is long because it has every call.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -16,6 +17,7 @@ from anabranch.aio.handles import (
     OpeningReader,
     OpeningRows,
     Rows,
+    blocking,
     in_loop,
     opening,
     opening_client,
@@ -55,10 +57,12 @@ if TYPE_CHECKING:
         VersionRow,
     )
     from anabranch.protocol.schemas import records as r
+    from anabranch.protocol.schemas.records import Consumed
     from anabranch.protocol.tokens import TokenBytes
     from anabranch.reading.group_lag import ConsumerGroup, InputLag, Lag
     from anabranch.reading.history import Start
     from anabranch.reading.ordered_reader import Reader
+    from anabranch.reading.slices import Piece
     from anabranch.reading.snapshot import (
         At,
         Mode,
@@ -66,6 +70,7 @@ if TYPE_CHECKING:
         SnapshotPlan,
         SnapshotReader,
     )
+    from anabranch.reading.task_reader import TaskReader
     from anabranch.reading.transaction_reader import TransactionReader
     from anabranch.tables.changes import Changes
     from anabranch.tables.indexes import Index
@@ -86,6 +91,7 @@ if TYPE_CHECKING:
         Receipt,
         Result,
         StreamDescription,
+        TaskOwnership,
         Timeline,
         Transacted,
         TransactionInfo,
@@ -162,6 +168,32 @@ class AsyncChanges(Rows[Change[K, V]]):
 
     async def close(self) -> None:
         """As `Changes.close`."""
+        await self._waits.call(self._blocking.close)
+
+
+class AsyncTaskReader(Rows[Event]):
+    """`anabranch.reading.task_reader.TaskReader`, for asyncio."""
+
+    __slots__ = ()
+
+    _blocking: TaskReader
+
+    @property
+    def ownership(self) -> TaskOwnership:
+        """As `TaskReader.ownership`."""
+        return self._blocking.ownership
+
+    @property
+    def has_moved(self) -> bool:
+        """As `TaskReader.has_moved`."""
+        return self._blocking.has_moved
+
+    def consumed(self, also: Iterable[int] = (), left: Sequence[Piece] = ()) -> Consumed:
+        """As `TaskReader.consumed`."""
+        return self._blocking.consumed(also, left)
+
+    async def close(self) -> None:
+        """As `TaskReader.close`."""
         await self._waits.call(self._blocking.close)
 
 
@@ -245,6 +277,11 @@ class AsyncWriter(Handle):
     def txn_id(self) -> bytes:
         """As `Writer.txn_id`."""
         return self._blocking.txn_id
+
+    @property
+    def is_over(self) -> bool:
+        """As `Writer.is_over`."""
+        return self._blocking.is_over
 
     @property
     def number(self) -> int:
@@ -356,6 +393,11 @@ class AsyncTransaction(Handle):
         return self._blocking.txn_id
 
     @property
+    def is_over(self) -> bool:
+        """As `Transaction.is_over`."""
+        return self._blocking.is_over
+
+    @property
     def result(self) -> Result | None:
         """As `Transaction.result`."""
         return self._blocking.result
@@ -438,6 +480,7 @@ class AsyncTransaction(Handle):
         *,
         name: str | None = None,
         number: int | None = None,
+        consumed: r.Consumed | None = None,
         secret: bytes | None = None,
         timeout: float | None = None,
     ) -> Result:
@@ -447,6 +490,7 @@ class AsyncTransaction(Handle):
             receipts,
             name=name,
             number=number,
+            consumed=consumed,
             secret=secret,
             timeout=timeout,
         )
@@ -457,6 +501,7 @@ class AsyncTransaction(Handle):
         *,
         name: str | None = None,
         number: int | None = None,
+        consumed: r.Consumed | None = None,
         by: bytes = b"",
         attempt: bytes = b"",
         timeout: float | None = None,
@@ -467,6 +512,7 @@ class AsyncTransaction(Handle):
             receipts,
             name=name,
             number=number,
+            consumed=consumed,
             by=by,
             attempt=attempt,
             timeout=timeout,
@@ -602,6 +648,15 @@ class AsyncTableTransaction(Handle):
         """As `TableTransaction.result`."""
         return self._blocking.result
 
+    @property
+    def prepared(self) -> TransactionInfo | None:
+        """As `TableTransaction.prepared`."""
+        return self._blocking.prepared
+
+    async def cluster(self) -> str:
+        """As `TableTransaction.cluster`."""
+        return await self._waits.call(lambda: self._blocking.cluster)
+
     @overload
     async def get(self, table: str, key: bytes, *, lock: bool = True) -> bytes | None: ...
 
@@ -647,6 +702,21 @@ class AsyncTableTransaction(Handle):
     async def delete(self, table: Any, key: Any) -> None:
         """As `TableTransaction.delete`."""
         await self._waits.call(self._blocking.delete, table, key)
+
+    async def delete_range(
+        self,
+        table: str | Stream[Any, Any],
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+    ) -> int:
+        """As `TableTransaction.delete_range`."""
+        return await self._waits.call(self._blocking.delete_range, table, low, high, prefix=prefix)
+
+    async def truncate(self, table: str | Stream[Any, Any]) -> int:
+        """As `TableTransaction.truncate`."""
+        return await self._waits.call(self._blocking.truncate, table)
 
     @overload
     async def insert(self, table: str, key: bytes, value: bytes) -> None: ...
@@ -729,6 +799,14 @@ class AsyncTableTransaction(Handle):
         """As `TableTransaction.write`."""
         await self._waits.call(self._blocking.write, stream, value, key, headers, timestamp)
 
+    async def write_many(self, stream: str, events: Iterable[EventFields]) -> int:
+        """As `TableTransaction.write_many`."""
+        return await self._waits.call(self._blocking.write_many, stream, events)
+
+    async def write_batch(self, stream: str, batch: pa.RecordBatch | pa.Table) -> int:
+        """As `TableTransaction.write_batch`."""
+        return await self._waits.call(self._blocking.write_batch, stream, batch)
+
     async def token(
         self,
         rights: str | Iterable[str] = ("write", "heartbeat"),
@@ -743,19 +821,63 @@ class AsyncTableTransaction(Handle):
         """As `TableTransaction.flush`."""
         await self._waits.call(self._blocking.flush, timeout)
 
+    async def assign_id(self) -> bytes:
+        """As `TableTransaction.assign_id`."""
+        return await self._waits.call(self._blocking.assign_id)
+
     async def commit(
         self,
         receipts: Sequence[Receipt | bytes] | None = None,
         *,
         name: str | None = None,
+        number: int | None = None,
+        consumed: r.Consumed | None = None,
+        secret: bytes | None = None,
         timeout: float | None = None,
     ) -> Result:
         """As `TableTransaction.commit`."""
-        return await self._waits.call(self._blocking.commit, receipts, name=name, timeout=timeout)
+        return await self._waits.call(
+            self._blocking.commit,
+            receipts,
+            name=name,
+            number=number,
+            consumed=consumed,
+            secret=secret,
+            timeout=timeout,
+        )
 
-    async def abort(self, reason: str = "aborted by the client") -> None:
+    async def prepare(
+        self,
+        receipts: Sequence[Receipt | bytes] | None = None,
+        *,
+        name: str | None = None,
+        number: int | None = None,
+        consumed: r.Consumed | None = None,
+        by: bytes = b"",
+        attempt: bytes = b"",
+        timeout: float | None = None,
+    ) -> TransactionInfo:
+        """As `TableTransaction.prepare`."""
+        return await self._waits.call(
+            self._blocking.prepare,
+            receipts,
+            name=name,
+            number=number,
+            consumed=consumed,
+            by=by,
+            attempt=attempt,
+            timeout=timeout,
+        )
+
+    async def abort(
+        self,
+        reason: str = "aborted by the client",
+        *,
+        secret: bytes | None = None,
+        timeout: float | None = None,
+    ) -> None:
         """As `TableTransaction.abort`."""
-        await self._waits.call(self._blocking.abort, reason)
+        await self._waits.call(self._blocking.abort, reason, secret=secret, timeout=timeout)
 
     @overload
     def scan(
@@ -877,6 +999,21 @@ class AsyncJoinedTransaction(Handle):
     async def delete(self, table: Any, key: Any) -> None:
         """As `JoinedTransaction.delete`."""
         await self._waits.call(self._blocking.delete, table, key)
+
+    async def delete_range(
+        self,
+        table: str | Stream[Any, Any],
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+    ) -> int:
+        """As `JoinedTransaction.delete_range`."""
+        return await self._waits.call(self._blocking.delete_range, table, low, high, prefix=prefix)
+
+    async def truncate(self, table: str | Stream[Any, Any]) -> int:
+        """As `JoinedTransaction.truncate`."""
+        return await self._waits.call(self._blocking.truncate, table)
 
     @overload
     async def insert(self, table: str, key: bytes, value: bytes) -> None: ...
@@ -1076,6 +1213,7 @@ class AsyncReplica(Handle):
         *,
         isolation: Isolation = "serializable",
         name: str | None = None,
+        consume: AsyncTaskReader | None = None,
         fresh: bool = True,
         timeout: float | None = None,
     ) -> Transacted[T]:
@@ -1084,8 +1222,14 @@ class AsyncReplica(Handle):
         def run(txn: TableTransaction) -> T:
             return in_loop(function, AsyncTableTransaction(self._waits, txn))
 
+        moved = blocking(consume)
         return await self._waits.call(
-            self._blocking.transact, run, isolation=isolation, name=name, timeout=timeout
+            self._blocking.transact,
+            run,
+            isolation=isolation,
+            name=name,
+            consume=moved,
+            timeout=timeout,
         )
 
     def begin(
@@ -1094,6 +1238,7 @@ class AsyncReplica(Handle):
         isolation: Isolation = "serializable",
         keepalive: float | None = None,
         writers: Writers = "own",
+        ownership: TaskOwnership | None = None,
         fresh: bool = True,
         timeout: float | None = None,
     ) -> Opening[AsyncTableTransaction]:
@@ -1106,6 +1251,7 @@ class AsyncReplica(Handle):
                 isolation=isolation,
                 keepalive=keepalive,
                 writers=writers,
+                ownership=ownership,
                 fresh=fresh,
                 timeout=timeout,
             ),
@@ -1172,6 +1318,10 @@ class AsyncClient(Handle):
         """As `Client.open_snapshot`."""
         return AsyncSnapshot(self._waits, self._blocking.open_snapshot(plan))
 
+    def outside(self) -> AbstractContextManager[None]:
+        """As `Client.outside`."""
+        return self._blocking.outside()
+
     @overload
     def stream(
         self, name: str, key: Spec[K], value: ModuleType, undecodable: str = "raise"
@@ -1232,6 +1382,7 @@ class AsyncClient(Handle):
         name: str | None = None,
         number: int | None = None,
         *,
+        consumed: r.Consumed | None = None,
         secret: bytes | None = None,
         timeout: float | None = None,
     ) -> Result:
@@ -1242,6 +1393,7 @@ class AsyncClient(Handle):
             receipts,
             name,
             number,
+            consumed=consumed,
             secret=secret,
             timeout=timeout,
         )
@@ -1253,6 +1405,7 @@ class AsyncClient(Handle):
         name: str | None = None,
         number: int | None = None,
         *,
+        consumed: r.Consumed | None = None,
         by: bytes = b"",
         attempt: bytes = b"",
         timeout: float | None = None,
@@ -1264,6 +1417,7 @@ class AsyncClient(Handle):
             receipts,
             name,
             number,
+            consumed=consumed,
             by=by,
             attempt=attempt,
             timeout=timeout,
@@ -1625,6 +1779,25 @@ class AsyncClient(Handle):
         """As `Client.delete_processor`."""
         await self._waits.call(self._blocking.delete_processor, processor, timeout=timeout)
 
+    async def take_tasks(
+        self,
+        processor: str,
+        tasks: Iterable[int] | None = None,
+        *,
+        holder: str | None = None,
+        timeout: float | None = None,
+    ) -> TaskOwnership:
+        """As `Client.take_tasks`."""
+        return await self._waits.call(
+            self._blocking.take_tasks, processor, tasks, holder=holder, timeout=timeout
+        )
+
+    async def release_tasks(
+        self, ownership: TaskOwnership, *, timeout: float | None = None
+    ) -> None:
+        """As `Client.release_tasks`."""
+        await self._waits.call(self._blocking.release_tasks, ownership, timeout=timeout)
+
     async def processors(
         self, scope: str, *, timeout: float | None = None
     ) -> list[r.ProcessorInfo]:
@@ -1787,6 +1960,7 @@ class AsyncClient(Handle):
         *,
         scope: str | None = None,
         name: str | None = None,
+        consume: AsyncTaskReader | None = None,
         keepalive: float = defaults.KEEPALIVE_S,
         timeout: float | None = None,
     ) -> Transacted[T]:
@@ -1795,11 +1969,13 @@ class AsyncClient(Handle):
         def run(txn: Transaction) -> T:
             return in_loop(function, AsyncTransaction(self._waits, txn))
 
+        moved = blocking(consume)
         return await self._waits.call(
             self._blocking.transact,
             run,
             scope=scope,
             name=name,
+            consume=moved,
             keepalive=keepalive,
             timeout=timeout,
         )
@@ -1810,11 +1986,18 @@ class AsyncClient(Handle):
         self._waits.close()
 
     def begin(
-        self, scope: str, name: str | None = None, keepalive: float = defaults.KEEPALIVE_S
+        self,
+        scope: str,
+        name: str | None = None,
+        keepalive: float = defaults.KEEPALIVE_S,
+        *,
+        ownership: TaskOwnership | None = None,
     ) -> Opening[AsyncTransaction]:
         """As `Client.begin`."""
         return opening(
-            self._waits, AsyncTransaction, partial(self._blocking.begin, scope, name, keepalive)
+            self._waits,
+            AsyncTransaction,
+            partial(self._blocking.begin, scope, name, keepalive, ownership=ownership),
         )
 
     def join(
@@ -1834,6 +2017,8 @@ class AsyncClient(Handle):
         group: str | None = None,
         timeout: float | None = None,
         start: Start = "begin",
+        *,
+        ownership: None = None,
     ) -> OpeningReader[AsyncReader[K, V], Event[K, V]]: ...
 
     @overload
@@ -1843,6 +2028,8 @@ class AsyncClient(Handle):
         group: str | None = None,
         timeout: float | None = None,
         start: Start = "begin",
+        *,
+        ownership: None = None,
     ) -> OpeningReader[AsyncReader, Event]: ...
 
     @overload
@@ -1852,7 +2039,18 @@ class AsyncClient(Handle):
         group: str | None = None,
         timeout: float | None = None,
         start: Start = "begin",
+        *,
+        ownership: None = None,
     ) -> OpeningReader[AsyncReader[Any, Any], Event[Any, Any]]: ...
+
+    @overload
+    def read(
+        self,
+        streams: str | Sequence[str],
+        *,
+        timeout: float | None = None,
+        ownership: TaskOwnership,
+    ) -> OpeningReader[AsyncTaskReader, Event]: ...
 
     def read(
         self,
@@ -1860,11 +2058,14 @@ class AsyncClient(Handle):
         group: str | None = None,
         timeout: float | None = None,
         start: Start = "begin",
-    ) -> OpeningReader[AsyncReader[Any, Any], Event[Any, Any]]:
+        *,
+        ownership: TaskOwnership | None = None,
+    ) -> OpeningReader[Any, Any]:
         """As `Client.read`."""
-        return opening_reader(
-            self._waits, AsyncReader, partial(self._blocking.read, streams, group, timeout, start)
-        )
+        read = partial(self._blocking.read, streams, group, timeout, start, ownership=ownership)
+        if ownership is not None:
+            return opening_reader(self._waits, AsyncTaskReader, read)
+        return opening_reader(self._waits, AsyncReader, read)
 
     @overload
     def read_transactions(

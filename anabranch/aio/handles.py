@@ -181,3 +181,8 @@ def in_loop(function: Callable[[H], Awaitable[T]], handle: H) -> T:
         raise InvalidArgument("give an async function: the event loop runs it")
     found: T = park(awaited)
     return found
+
+
+def blocking(handle: Handle | None) -> Any:
+    """The blocking client's handle that this one calls; None for none."""
+    return getattr(handle, "_blocking", handle)

@@ -180,7 +180,8 @@ class ValueOptions:
         list[str] | None,
         option(
             "--proxy ADDRESS",
-            "An address or network whose --user-header counts (default: this machine). Repeatable.",
+            "An address or network whose --user-header, or X-Forwarded-For, counts (default: this machine). "
+            "Repeatable.",
         ),
     ] = None
     password_file: Annotated[
@@ -202,16 +203,19 @@ class ValueOptions:
 
     def login(self) -> Login | None:
         """How users are found; None: not at all. Raises: InvalidArgument."""
-        from anabranch.web.login import HeaderLogin, PasswordLogin
+        from anabranch.web.login import THIS_MACHINE, HeaderLogin, PasswordLogin
 
         if self.user_header is not None and self.password_file is not None:
             raise InvalidArgument("give --user-header or --password-file, not both")
-        if self.proxy and self.user_header is None:
-            raise InvalidArgument("--proxy says whose --user-header counts: give that, too")
+        proxies = self.proxy or THIS_MACHINE
         if self.password_file is not None:
-            return PasswordLogin(self.password_file)
+            return PasswordLogin(self.password_file, proxies)
         if self.user_header is not None:
-            return HeaderLogin(self.user_header, self.proxy or ("127.0.0.0/8", "::1"))
+            return HeaderLogin(self.user_header, proxies)
+        if self.proxy:
+            raise InvalidArgument(
+                "--proxy says whose headers count: give --user-header or --password-file, too"
+            )
         return None
 
     def shows_values(self, *, local: bool) -> bool:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from itertools import islice
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from anabranch.cli.errors import NotFound, failure_of
 from anabranch.cli.options import (
@@ -68,7 +68,9 @@ if TYPE_CHECKING:
     from anabranch.client.replica import Replica
     from anabranch.client.table_transaction import TableTransaction
     from anabranch.tables.snapshot import TableSnapshot
-    from anabranch.types import Result, StreamDescription
+    from anabranch.types import Result, StreamDescription, Transacted
+
+T = TypeVar("T")
 
 _LOOK_S = 0.2
 app = App(no_args_is_help=True, help="Create tables, and read and write their rows.")
@@ -258,7 +260,7 @@ def put(
         _check_table(client, table)
         if insert or replace:
             work = methodcaller("insert" if insert else "replace", table, raw, row)
-            result = _transact(options, client, table, folder, work)
+            result: Result = _transact(options, client, table, folder, work)
         else:
             with client.begin(split_stream(table)[0]) as txn:
                 txn.write(table, row, key=raw)
@@ -267,17 +269,45 @@ def put(
 
 
 @app.command("delete")
-def delete(options: ClusterOptions, table: Table, key: Key, folder: Folder = None) -> None:
-    """Delete a row. If it does not exist, nothing is written."""
+def delete(
+    options: ClusterOptions,
+    table: Table,
+    key: Annotated[str | None, argument("[KEY]", "The key.")] = None,
+    starts: Annotated[
+        str | None, option("--prefix KEY", "All rows whose keys begin with this.")
+    ] = None,
+    low: Annotated[str | None, option("--from KEY", "All rows from this key on.")] = None,
+    high: Annotated[str | None, option("--to KEY", "All rows before this key.")] = None,
+    everything: Annotated[bool, option("--all", "All rows of the table.")] = False,
+    folder: Folder = None,
+) -> None:
+    """Delete a row, or all rows of a range, in one commit. Without such a row nothing is written."""
+    given = {"low": low, "high": high, "prefix": starts}
+    bounds = {name: os.fsencode(end) for name, end in given.items() if end is not None}
+    if (key is not None) + bool(bounds) + everything != 1:
+        raise InvalidArgument("give a key; or --prefix, or --from and --to; or --all")
 
-    def work(txn: TableTransaction) -> None:
-        if txn.get(table, os.fsencode(key)) is not None:
-            txn.delete(table, os.fsencode(key))
+    def work(txn: TableTransaction) -> int:
+        if everything:
+            return txn.truncate(table)
+        if key is None:
+            return txn.delete_range(table, **bounds)
+        if txn.get(table, os.fsencode(key)) is None:
+            return 0
+        txn.delete(table, os.fsencode(key))
+        return 1
 
     with options.client() as client:
         _check_table(client, table)
         result = _transact(options, client, table, folder, work)
-    _print_written(options, table, key, result, "deleted")
+    if key is not None:
+        _print_written(options, table, key, result, "deleted")
+        return
+    deleted = result.value
+    document = {"table": table, "deleted": deleted, **_committed(result)}
+    wrote = f": transaction {document['txn_id']}" if deleted else ""
+    line = f"{count_of(deleted, 'row')} of {table} {'is' if deleted == 1 else 'are'} deleted{wrote}"
+    print_result(document, line, as_json=options.json)
 
 
 @app.command("changes")
@@ -435,8 +465,8 @@ def _transact(
     client: Client,
     table: str,
     folder: Path | None,
-    work: Callable[[TableTransaction], None],
-) -> Result:
+    work: Callable[[TableTransaction], T],
+) -> Transacted[T]:
     with client.replica(table, folder=folder) as replica:
         _brought_up(options, replica, table, None).close()
         return replica.transact(work)
@@ -452,15 +482,19 @@ def _check_table(client: Client, table: str) -> StreamDescription:
 def _print_written(
     options: ClusterOptions, table: str, key: str, result: Result, what: str
 ) -> None:
-    wrote = result.txn_id != NO_TXN
-    document = {"table": table, **bytes_fields(key=os.fsencode(key))} | {
-        "txn_id": result.txn_id.hex() if wrote else None,
+    document = {"table": table, **bytes_fields(key=os.fsencode(key)), **_committed(result)}
+    wrote = document["txn_id"]
+    done = f"is {what}: transaction {wrote}" if wrote else "had no row"
+    line = f"{table} {bytes_text(os.fsencode(key))} {done}"
+    print_result(document, line, as_json=options.json)
+
+
+def _committed(result: Result) -> dict[str, Any]:
+    return {
+        "txn_id": result.txn_id.hex() if result.txn_id != NO_TXN else None,
         "commit_timestamp": result.commit_timestamp,
         "committed_at": to_text(result.commit_timestamp),
     }
-    done = f"is {what}: transaction {document['txn_id']}" if wrote else "had no row"
-    line = f"{table} {bytes_text(os.fsencode(key))} {done}"
-    print_result(document, line, as_json=options.json)
 
 
 @contextmanager

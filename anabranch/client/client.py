@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from anabranch.client.reservation import (
 from anabranch.client.session import Session
 from anabranch.client.shared import Handle, Heart, Shared
 from anabranch.client.streams import Streams, given
-from anabranch.client.transact import transact
+from anabranch.client.transact import ownership_of, transact
 from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer, join
 from anabranch.core.authorize import ADD, ALL, TAKE
@@ -233,6 +233,7 @@ class Client:
         *,
         scope: str | None = None,
         name: str | None = None,
+        consume: TaskReader | None = None,
         keepalive: float = defaults.KEEPALIVE_S,
         timeout: float | None = None,
     ) -> Transacted[T]:
@@ -244,17 +245,32 @@ class Client:
         `Transaction.commit` and `begin`; also if the name is committed, the function runs, and its writes are
         dropped. For rows and events together: `Replica.transact`.
 
-        Raises: as `Transaction.commit`; TransactionAborted, WriteFailed (after the timeout).
+        ``consume``: a reader of `read` with an ``ownership``, whose positions move with the commit, past all events
+        that it has returned; the function must not read from it. If the call fails without effect, the reader's
+        next commit moves past these events. If the name is committed, the positions move alone. The transaction is
+        of the processor's scope.
+
+        Raises: as `Transaction.commit`; TransactionAborted, WriteFailed (after the timeout). OwnershipLost,
+        OutcomeUnknown: take the tasks again; later calls with this reader raise IllegalState.
         """
         self._shared.check()
         keepalive_ms = keepalive_ms_of(keepalive)
         chosen = "" if scope is None else check_scope(scope)
+        ownership = None
+        if consume is not None:
+            ownership = ownership_of(consume)
+            if chosen not in ("", ownership.scope):
+                raise InvalidArgument(
+                    f"a transaction that moves positions of {ownership.processor} is of its scope"
+                )
+            chosen = ownership.scope
         return transact(
             self._shared,
-            lambda _: Transaction(self._shared, chosen, None, keepalive_ms),
+            lambda _: Transaction(self._shared, chosen, None, keepalive_ms, ownership),
             function,
             name,
             self._shared.deadline(timeout),
+            consume,
         )
 
     def reserve(
@@ -291,6 +307,15 @@ class Client:
         """
         self._shared.check()
         return join(self._shared, transaction, heartbeat=heartbeat, label=label)
+
+    def outside(self) -> AbstractContextManager[None]:
+        """A ``with`` block in which this thread, or asyncio task, is in none of this client's transactions.
+
+        Inside the ``with`` block of an open transaction, calls that take effect at once, and commits of other
+        transactions, raise `NonTransactional`. In this block they are made, and stay, also if the open transaction
+        is aborted.
+        """
+        return self._shared.outside()
 
     # -- transactions by token, id or reservation ---------------------------------------------------
 
@@ -329,6 +354,7 @@ class Client:
         name: str | None = None,
         number: int | None = None,
         *,
+        consumed: r.Consumed | None = None,
         by: bytes = b"",
         attempt: bytes = b"",
         timeout: float | None = None,
@@ -339,7 +365,7 @@ class Client:
         """
         check_number(name, number)
         records = receipt_records(receipts, id_of(transaction))
-        command = r.Commit(b"", (), records, name, 0, number, None, r.Prepare(by, attempt))
+        command = r.Commit(b"", (), records, name, 0, number, consumed, r.Prepare(by, attempt))
         deadline = self._shared.checked_deadline(timeout)
         with self._shared.span("prepare", transaction):
             return info_of(commit_by(self._session, transaction, command, deadline))
@@ -962,6 +988,7 @@ class Client:
         Raises: IllegalState (the group has members; nothing was changed), UnknownStream, InvalidArgument, NotReady,
         NotAuthorized (Read on the group), SnapshotExpired (retention has passed that time).
         """
+        self._shared.deadline_outside("reset_group", timeout)
         readers = self._reading.readers()
         seconds = self._shared.seconds(timeout)
         return move_group(readers.ports, readers.groups, name, stream, start, seconds)
@@ -1286,7 +1313,7 @@ class Client:
         DeadlineExceeded (repeat it, then with ``adopt_topics``).
         """
         acls = lane_acls(self._shared.ports.prefix, name, principals)
-        deadline = self._shared.checked_deadline(timeout)
+        deadline = self._shared.deadline_outside("add_lane", timeout)
         return self._admin.add_lane(name, acls, quotas, deadline, apply=apply, adopt=adopt_topics)
 
     def block_lane(self, name: str, *, timeout: float | None = None) -> Lane:
@@ -1294,14 +1321,15 @@ class Client:
 
         Raises: UnknownLane, NotAuthorized, NotReady, DeadlineExceeded (repeating is safe).
         """
-        return self._admin.block(name, True, self._shared.checked_deadline(timeout))
+        return self._admin.block(name, True, self._shared.deadline_outside("block_lane", timeout))
 
     def unblock_lane(self, name: str, *, timeout: float | None = None) -> Lane:
         """Read a lane's commands again, from the topic's end: commands sent meanwhile are never carried out.
 
         Raises: as `block_lane`.
         """
-        return self._admin.block(name, False, self._shared.checked_deadline(timeout))
+        deadline = self._shared.deadline_outside("unblock_lane", timeout)
+        return self._admin.block(name, False, deadline)
 
     def grants(self, *, timeout: float | None = None) -> list[Grant]:
         """All grants, by lane and pattern. Raises: NotAuthorized, NotReady, DeadlineExceeded."""
@@ -1315,7 +1343,7 @@ class Client:
         Patterns are ``scope/stream``, ``scope/*`` and ``*``. Returns the lane's rights on exactly this pattern.
         Raises: InvalidArgument, UnknownLane, NotAuthorized, NotReady, DeadlineExceeded (repeating is safe).
         """
-        deadline = self._shared.checked_deadline(timeout)
+        deadline = self._shared.deadline_outside("grant", timeout)
         return self._admin.set_grant(lane, pattern, ADD | right_bits(rights), deadline)
 
     def revoke(
@@ -1328,7 +1356,7 @@ class Client:
     ) -> Grant:
         """Remove rights (None: all) on exactly this pattern; returns the remaining rights. Raises: as `grant`."""
         taken = int(ALL) if rights is None else right_bits(rights)
-        deadline = self._shared.checked_deadline(timeout)
+        deadline = self._shared.deadline_outside("revoke", timeout)
         return self._admin.set_grant(lane, pattern, TAKE | taken, deadline)
 
     def feature_level(

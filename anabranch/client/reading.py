@@ -143,9 +143,13 @@ class Reading:
 
     def _bury(self, stream: str, event: Event, error: UndecodableValue) -> None:
         keepalive = keepalive_ms_of(KEEPALIVE_S)
-        dead_letter(
-            lambda scope: Transaction(self._shared, scope, None, keepalive), stream, event, error
-        )
+        with self._shared.outside():  # the reader moves on, whatever becomes of a transaction
+            dead_letter(
+                lambda scope: Transaction(self._shared, scope, None, keepalive),
+                stream,
+                event,
+                error,
+            )
 
     def read_transactions(
         self,

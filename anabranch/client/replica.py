@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 from anabranch.client.own_writes import Writers
 from anabranch.client.shared import Shared
 from anabranch.client.table_locks import explained
 from anabranch.client.table_transaction import Isolation, JoinedTransaction, TableTransaction
-from anabranch.client.transact import transact
+from anabranch.client.transact import ownership_of, transact
 from anabranch.client.writer import join
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import InvalidArgument
 from anabranch.protocol.schemas import records as r
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.tables.replica import ReadReplica, ReplicaSettings
-from anabranch.types import Transacted
+from anabranch.types import TaskOwnership, Transacted
+
+if TYPE_CHECKING:
+    from anabranch.reading.task_reader import TaskReader
 
 T = TypeVar("T")
 _ISOLATIONS = get_args(Isolation)
@@ -69,6 +72,7 @@ class Replica(ReadReplica):
         isolation: Isolation = "serializable",
         keepalive: float | None = None,
         writers: Writers = "own",
+        ownership: TaskOwnership | None = None,
         fresh: bool = True,
         timeout: float | None = None,
     ) -> TableTransaction:
@@ -78,14 +82,31 @@ class Replica(ReadReplica):
         ``isolation``: 'snapshot' locks written keys instead of read keys (the first committer wins). ``keepalive``,
         for a long transaction: it is aborted after this many seconds without the heartbeats that the handle sends.
         ``writers``: 'all' also reads what the transaction's other processes wrote, once they have finished
-        (`TableTransaction.refresh`); they can't read the writes of this handle, which never finishes. ``timeout``:
-        seconds to catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`.
+        (`TableTransaction.refresh`); they can't read the writes of this handle, which never finishes.
+        ``ownership``: the ownership of the tasks whose positions the commit will move. ``timeout``: seconds to
+        catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`; CrossScope (the tasks are on another
+        control partition).
         """
         _check(isolation, writers)
         seen = self._controller.last_timestamp if fresh else 0
         least = max(1, seen, self.broken_at)
-        view = self._open_snapshot(least, None, self.deadline(timeout))
-        return TableTransaction(self._shared, self, view, isolation, keepalive, writers)
+        deadline = self.deadline(timeout)
+        if ownership is not None:
+            session = self._shared.session
+            session.check_together(self.tables, deadline, also=ownership.scope)
+        view = self._open_snapshot(least, None, deadline)
+        return TableTransaction(
+            self._shared, self, view, isolation, keepalive, writers, ownership=ownership
+        )
+
+    def begin_tasks(self, ownership: TaskOwnership, least: int) -> TableTransaction:
+        """As `begin` with an ownership, but for a worker, which knows what it has to see.
+
+        Its snapshot is the newest complete one of this replica, at the hybrid time ``least`` or later.
+        """
+        wanted = max(1, least, self.broken_at)
+        view = self._open_snapshot(wanted, None, self.deadline(None))
+        return TableTransaction(self._shared, self, view, "serializable", ownership=ownership)
 
     def join(
         self,
@@ -134,6 +155,7 @@ class Replica(ReadReplica):
         *,
         isolation: Isolation = "serializable",
         name: str | None = None,
+        consume: TaskReader | None = None,
         fresh: bool = True,
         timeout: float | None = None,
     ) -> Transacted[T]:
@@ -142,15 +164,20 @@ class Replica(ReadReplica):
         The function may be called several times, so it must have no side effects. The result has what it returned
         as ``value``. An exception from it drops the transaction, and is raised. An unknown outcome is resolved
         before the function is called again. Also if the ``name`` is committed, the function runs, on the present
-        rows, and its writes are dropped. ``fresh``: as for `begin`. Raises: as `TableTransaction.commit`;
-        LocksBroken after the timeout.
+        rows, and its writes are dropped. ``consume``: as of `Client.transact`; needs feature level 3. ``fresh``: as
+        for `begin`. Raises: as `TableTransaction.commit`; LocksBroken after the timeout; with ``consume`` as
+        `Client.transact`.
         """
+        ownership = None if consume is None else ownership_of(consume)
         return transact(
             self._shared,
-            lambda left: self.begin(isolation=isolation, fresh=fresh, timeout=left),
+            lambda left: self.begin(
+                isolation=isolation, ownership=ownership, fresh=fresh, timeout=left
+            ),
             function,
             name,
             self.deadline(timeout),
+            consume,
         )
 
 

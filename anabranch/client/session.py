@@ -60,6 +60,7 @@ from anabranch.protocol.ids import (
     WAIT_HEADER,
     command_digest,
     control_partition_of,
+    is_marked,
     made_ms_of,
     make_marked_id,
     make_txn_id,
@@ -602,34 +603,39 @@ class Session:
     def one_shot(self, command: r.OneShot, deadline: float) -> r.Outcome:
         """Send a one-shot until it is COMMITTED. Raises `OutcomeUnknown` at the deadline.
 
-        A one-shot that moves positions needs a marked id; it may raise `OwnershipLost`.
+        A one-shot that moves positions may raise `OwnershipLost`.
         """
-        txn_id = command.txn_id
-        if command.consumed is None:
-            return _outcome(self._until_known(txn_id, command, None, deadline))
-        # RESOLVE takes no marked id: the rows of the tasks show the outcome.
-        unanswered: list[bytes] = []
-        try:
-            outcome = self.try_ask(control_partition_of(txn_id), command, deadline, unanswered)
-        except AnabranchError as error:
-            _check_all_copies(error, unanswered, txn_id, None)
-            raise
-        if outcome is None:
-            raise unknown("was not known in time", txn_id, None)
-        if not isinstance(outcome, r.Outcome):
-            raise MalformedRecord(f"the controller answered {type(outcome).__name__} to OneShot")
-        return committed(outcome)
+        return _outcome(self.locked_shot(command, deadline))
 
     def locked_shot(self, command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
         """Send a one-shot with locks until it is COMMITTED. Returns `Revalidate`, without effect, for newer marks.
 
         Raises `OutcomeUnknown` at the deadline. An earlier copy that arrives late is judged by its own locks.
         """
-        return self._until_known(command.txn_id, command, None, deadline)
+        txn_id = command.txn_id
+        if not is_marked(txn_id):
+            return self._until_known(txn_id, command, None, deadline)
+        # RESOLVE takes no marked id: the rows of the tasks show the outcome.
+        unanswered: list[bytes] = []
+        try:
+            answer = self.try_ask(control_partition_of(txn_id), command, deadline, unanswered)
+        except AnabranchError as error:
+            _check_all_copies(error, unanswered, txn_id, None)
+            raise
+        if answer is None:
+            raise unknown("was not known in time", txn_id, None)
+        if isinstance(answer, r.Revalidate):
+            return answer
+        if not isinstance(answer, r.Outcome):
+            raise MalformedRecord(f"the controller answered {type(answer).__name__} to OneShot")
+        return committed(answer)
 
-    def prepare_events(self, command: r.PrepareEvents, deadline: float) -> r.Outcome:
-        """Send a whole transaction to prepare until it is PREPARED, or another of its name is COMMITTED."""
-        return _outcome(self._until_known(command.txn_id, command, None, deadline))
+    def prepare_events(self, command: r.PrepareEvents, deadline: float) -> r.Outcome | r.Revalidate:
+        """Send a whole transaction to prepare until it is PREPARED, or another of its name is COMMITTED.
+
+        Returns `Revalidate`, as `locked_shot`.
+        """
+        return self._until_known(command.txn_id, command, None, deadline)
 
     def _until_known(
         self, txn_id: bytes, command: Any, token: bytes | None, deadline: float

@@ -7,8 +7,8 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -30,7 +30,7 @@ from anabranch.protocol.legal_names import check_type, is_state
 from anabranch.protocol.limits import AHEAD_MS, check_ahead, check_timestamp
 from anabranch.protocol.schemas.records import Outcome, SegmentRange, StreamInfo
 from anabranch.protocol.tokens import peek
-from anabranch.tracing import Trace, Tracing, name_txn
+from anabranch.tracing import Trace, Tracing
 from anabranch.waits import Job, here
 
 if TYPE_CHECKING:
@@ -68,10 +68,14 @@ class Handle(Protocol):
 
 
 class Entered(Protocol):
-    """A transaction on tables whose `with` block was entered."""
+    """A handle of a transaction whose ``with`` block can be entered."""
 
     @property
-    def is_over(self) -> bool: ...
+    def txn_id(self) -> bytes | None: ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the transaction, or this process's part of it, has ended, or the block was left."""
 
 
 @dataclass
@@ -121,18 +125,35 @@ class Shared:
         return self.deadline(timeout)
 
     def deadline_outside(self, call: str, timeout: float | None) -> float:
-        """As `checked_deadline`, for a call that takes effect at once.
+        """As `checked_deadline`, for a call that takes effect at once. Raises: also as `check_outside`."""
+        self.check()
+        self.check_outside(call)
+        return self.deadline(timeout)
 
-        Raises: NonTransactional (the caller is inside an open transaction of this client).
+    def check_outside(self, call: str, own: Entered | None = None) -> None:
+        """Raise `NonTransactional` if the caller is inside an open transaction of this client.
+
+        ``own``: the transaction that the call is about. Blocks of its handles don't count, nor do blocks in them.
         """
-        for shared, made in reversed(_entered.get()):
+        for shared, made in _entered.get():
             txn = made()
-            if shared is self and txn is not None and not txn.is_over:
-                raise NonTransactional(
-                    f"{call} inside the open transaction {txn!r}: it takes effect at once, and no abort takes it "
-                    "back; make the call before or after it"
-                )
-        return self.checked_deadline(timeout)
+            if txn is None or shared is not self or txn.is_over:
+                continue
+            if own is not None and (txn is own or txn.txn_id == own.txn_id is not None):
+                return
+            raise NonTransactional(
+                f"{call} inside the open transaction {txn!r}: it takes effect at once, and no abort of that "
+                "transaction takes it back; make the call before or after it, or in `with client.outside()`"
+            )
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """As `Client.outside`."""
+        before = _entered.set(tuple([each for each in _entered.get() if each[0] is not self]))
+        try:
+            yield
+        finally:
+            _entered.reset(before)
 
     # -- traces ---------------------------------------------------------------------------------------
 
@@ -143,11 +164,8 @@ class Shared:
     def span(self, name: str, transaction: bytes | Reservation) -> AbstractContextManager[object]:
         """A ``with`` block with a span about a transaction that is given by token or reservation."""
         trace = self.new_trace()
-        if trace is None:
-            return nullcontext()
-        span = trace.start(name, "CLIENT")
-        name_txn(span, id_of(transaction))
-        return trace.within(span)
+        span = None if trace is None else trace.start(name, "CLIENT", id_of(transaction))
+        return nullcontext() if trace is None or span is None else trace.within(span)
 
     # -- streams --------------------------------------------------------------------------------------
 
@@ -311,6 +329,9 @@ _entered: ContextVar[tuple[tuple[Shared, weakref.ref[Entered]], ...]] = ContextV
 
 
 def entered(shared: Shared, txn: Entered) -> None:
-    """Note that this thread or asyncio task is inside this transaction, until the transaction is over."""
+    """Note that this thread or asyncio task is inside this transaction, until the transaction is over.
+
+    Asyncio tasks that are begun within the block are inside, too: a task begins with its maker's context.
+    """
     still = [each for each in _entered.get() if (other := each[1]()) and not other.is_over]
     _entered.set((*still, (shared, weakref.ref(txn))))

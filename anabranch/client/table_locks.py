@@ -195,6 +195,27 @@ def explained(shared: Shared, token: bytes) -> Iterator[None]:
         raise
 
 
+class SentLocks:
+    """The locks of a transaction that is sent as one command (`anabranch.client.transaction.Reads`)."""
+
+    validated: tuple[r.Validated, ...] = ()
+
+    def __init__(self, replica: ReadReplica, view: TableSnapshot, locks: Locks) -> None:
+        self._replica, self._view, self._locks = replica, view, locks
+
+    def locks(self) -> tuple[r.TableLocks, ...]:
+        # Take the marks before validating, so that the validation includes everything up to them.
+        marks = self._replica.marks()
+        found = self._locks.validate(self._view, marks)
+        if found is not None:
+            raise found
+        return self._locks.records(self._replica.tables, marks)
+
+    def revalidate(self, answer: r.Revalidate, deadline: float) -> None:
+        last = {each.table: each.last for each in answer.tables}
+        self._replica.wait(answer.timestamp, last, deadline)
+
+
 class RegisteredLocks:
     """Registers and validates the reads of one process of an open transaction.
 
@@ -229,6 +250,10 @@ class RegisteredLocks:
     def validated(self) -> tuple[r.Validated, ...]:
         """The validated sets, for the commit."""
         return tuple(r.Validated(*which, through) for which, through in self._through.items())
+
+    def locks(self) -> tuple[r.TableLocks, ...]:
+        """Nothing: they are registered."""
+        return ()
 
     def flush(self, deadline: float) -> None:
         """Register what was read, validate it, and report that to the controller.

@@ -12,27 +12,50 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import wraps
 from itertools import starmap
-from typing import Any, Literal, NoReturn, Self, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Self,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from anabranch.backoff import Backoff
 from anabranch.client.own_writes import Local, OwnRows, ReadBack, Writers, Written, merged
-from anabranch.client.receipts import with_trace
+from anabranch.client.receipts import EventFields, StateRow, check_shape, with_trace
 from anabranch.client.reservation import keepalive_ms_of
+from anabranch.client.session import unknown
 from anabranch.client.shared import Shared, entered
-from anabranch.client.table_locks import Locks, RegisteredLocks, broken
-from anabranch.client.transaction import Transaction, fields_of, pairs_of, place_null_keys
-from anabranch.client.writer import Writer
+from anabranch.client.table_locks import Locks, RegisteredLocks, SentLocks, broken
+from anabranch.client.transaction import (
+    Transaction,
+    check_consumed,
+    check_task,
+    checked_rows,
+    fields_of,
+    pairs_of,
+    place_null_keys,
+    state_size,
+)
+from anabranch.client.writer import AllOrNothing, Writer
 from anabranch.core.locks.numbers import changed
+from anabranch.core.transaction_states import USABLE
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
     DeadlineExceeded,
+    EventTooLarge,
     FixCallError,
     IllegalState,
     InvalidArgument,
     LocksBroken,
     MalformedRecord,
     OutcomeUnknown,
+    OwnershipLost,
     RetryError,
     RowExists,
     RowMissing,
@@ -43,9 +66,10 @@ from anabranch.errors import (
 )
 from anabranch.protocol import defaults, limits
 from anabranch.protocol.hybrid_time import to_text
-from anabranch.protocol.ids import NO_TXN, txn_text
-from anabranch.protocol.legal_names import split_stream
+from anabranch.protocol.ids import NO_TXN, is_marked, txn_text
+from anabranch.protocol.legal_names import check_number, is_state, split_stream
 from anabranch.protocol.limits import (
+    EVENTS,
     LEAST_NUMBER,
     MOST_NUMBER,
     check_event,
@@ -57,9 +81,22 @@ from anabranch.protocol.schemas import records as r
 from anabranch.tables.replica import ReadReplica
 from anabranch.tables.snapshot import TableSnapshot, bounds, check_limit
 from anabranch.tracing import traced
-from anabranch.types import Counts, Headers, K, Receipt, Result, V, result_of
+from anabranch.types import (
+    Counts,
+    Headers,
+    K,
+    Receipt,
+    Result,
+    TaskOwnership,
+    TransactionInfo,
+    V,
+    result_of,
+)
 from anabranch.values import Stream, encoded
 from anabranch.waits import here
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 log = logging.getLogger("anabranch.client")
 _GRACE_S = 5.0  # extra time to resolve an outcome
@@ -68,6 +105,11 @@ _EVENT_BYTES = 48  # size of an event in a command, without key, value, headers 
 Isolation = Literal["serializable", "snapshot"]
 _BROKEN = "its locks are broken"
 _IN_DOUBT = "its outcome is not known here"
+_PREPARED = "it is prepared"
+_UNDECIDED = ("", _IN_DOUBT, _PREPARED)
+_ABORTED = "it is aborted"
+_COMMITTED = "it is committed"
+_LOST = "another worker has its tasks"
 
 
 _ONE_COMMAND = "`add`, `min` and `max` are for a transaction of one command"
@@ -110,6 +152,10 @@ class TableWork:
     def __enter__(self) -> Self:
         entered(self._shared, self)
         return self
+
+    @property
+    def txn_id(self) -> bytes | None:
+        raise NotImplementedError
 
     @property
     def timestamp(self) -> int:
@@ -208,9 +254,7 @@ class TableWork:
         check_limit(limit)
         self._was_read = True
         begin, end = bounds(low, high, prefix)
-        for its, key in self._changes:
-            if its == table and begin <= key and (end is None or key < end):
-                self._check_unchanged(table, key)
+        self._check_range_unchanged(table, begin, end)
         mine = self._own.scan(table, begin, end, reverse=reverse)
         seen = self._seen(table, begin, end, reverse, lock and self._reads_lock)
         return self._rows(merged(seen, mine, reverse), limit)
@@ -359,9 +403,60 @@ class TableWork:
         self._check_unchanged(table, check_row_key(key))
         if not self._reads_lock:
             self._locks.point(table, key)
+        self._write_row(table, key, value)
+
+    def _write_row(self, table: str, key: bytes, value: bytes | None) -> None:
         self._wrote = True
         self._write(r.Event(table, -1, key, value, (), -1))
         self._own.put(table, key, value)
+
+    def delete_range(
+        self,
+        table: str | Stream[Any, Any],
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+    ) -> int:
+        """Delete the rows from ``low`` up to ``high`` (not included), or with a prefix; returns how many.
+
+        Each row there, of the snapshot and of own writes, is deleted as by `delete`. The range is locked, with
+        either isolation: the commit fails if another transaction writes a key of it meanwhile, also one without a
+        row. Bounds and prefixes are bytes, also with the handle of a table.
+
+        All or nothing: if the call fails after its first row, the transaction is over. Raises: as `get` and `put`;
+        InvalidArgument (no bound).
+        """
+        begin, end = bounds(low, high, prefix)
+        if not begin and end is None:
+            raise InvalidArgument("give low, high or prefix; `truncate` deletes all rows")
+        return self._delete_rows("delete_range", table, begin, end)
+
+    def truncate(self, table: str | Stream[Any, Any]) -> int:
+        """Delete all rows of a table, as by `delete_range`; returns how many."""
+        return self._delete_rows("truncate", table, b"", None)
+
+    @alone
+    def _delete_rows(
+        self, call: str, table: str | Stream[Any, Any], low: bytes, high: bytes | None
+    ) -> int:
+        name = table if isinstance(table, str) else table.name
+        self._check_table(name)
+        self._check_writable()
+        self._check_range_unchanged(name, low, high)
+        self._was_read = True
+        rows = merged(
+            self._seen(name, low, high, False, True), self._own.scan(name, low, high), False
+        )
+        count = 0
+        with AllOrNothing(call, self._end_in_between) as whole:
+            for key, row in rows:
+                self._note(row.by)
+                if row.value is not None:
+                    whole.begun = True
+                    self._write_row(name, key, None)
+                    count += 1
+        return count
 
     @overload
     def add(self, table: str, key: bytes, number: int) -> None: ...
@@ -432,6 +527,11 @@ class TableWork:
                 f"{_shown((table, key))} is changed by this transaction, which can't read or write it, too"
             )
 
+    def _check_range_unchanged(self, table: str, low: bytes, high: bytes | None) -> None:
+        for its, key in self._changes:
+            if its == table and low <= key and (high is None or key < high):
+                self._check_unchanged(table, key)
+
     @overload
     def write(
         self,
@@ -497,8 +597,15 @@ class TableWork:
         if not self._over:
             self._view.close()
             self._own.close()
-        if self._over in ("", _IN_DOUBT):
+        if self._over in _UNDECIDED:
             self._over = why
+
+    def _end_in_between(self, error: BaseException, call: str) -> None:
+        """End the transaction after a call that wrote only a part of its rows."""
+        if not self._over:
+            with suppress(AnabranchError):
+                self._give_up()
+            self._end(f"because {call} was left by {type(error).__name__}")
 
     def _break(self, error: LocksBroken) -> None:
         """Note that a lock is broken. A transaction that wrote ends; without writes it may continue to read."""
@@ -531,6 +638,20 @@ class TableWork:
             )
 
 
+class _Claim(NamedTuple):
+    """The arguments of a commit or prepare that say what else it does besides its writes."""
+
+    name: str | None
+    number: int | None
+    consumed: r.Consumed | None
+    secret: bytes | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments that are given."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
 class TableTransaction(TableWork):
     """A transaction on tables that this process begins, by `Replica.begin`. Thread-safe.
 
@@ -551,9 +672,13 @@ class TableTransaction(TableWork):
         isolation: Isolation,
         keepalive: float | None = None,
         writers: Writers = "own",
+        *,
+        ownership: TaskOwnership | None = None,
     ) -> None:
         """``keepalive``: seconds; None for a short transaction."""
         super().__init__(shared, replica, view, isolation)
+        self._ownership = ownership
+        self._wrote = ownership is not None  # its commit at least moves positions
         self.trace = shared.new_trace()
         self._keepalive = defaults.KEEPALIVE_S if keepalive is None else keepalive
         self._reads_others = writers == "all"
@@ -565,6 +690,7 @@ class TableTransaction(TableWork):
         self._shot: r.OneShot | None = None  # the command of that commit
         self._result: Result | None = None
         self._opened: Transaction | None = None
+        self._prepares = False  # the handle in `_opened` prepares by one command
         self._reads: RegisteredLocks | None = None
         if keepalive is not None:
             try:
@@ -581,6 +707,9 @@ class TableTransaction(TableWork):
         if self._sent or (opened is not None and opened.state in ("doubted", "decided")):
             self._end(_IN_DOUBT)
             return  # other processes may rely on it
+        if opened is not None and opened.state == "prepared":
+            self._end(_PREPARED)
+            return  # its coordinator decides
         if not self._over and self._wrote and error is None:
             log.warning("%r is left without commit: its writes are dropped", self)
         try:
@@ -607,18 +736,39 @@ class TableTransaction(TableWork):
         """The result after the commit, else None."""
         return self._result
 
+    @property
+    def prepared(self) -> TransactionInfo | None:
+        """As `Transaction.prepared`."""
+        return None if self._opened is None else self._opened.prepared
+
+    @property
+    def cluster(self) -> str:
+        """As `Client.cluster`."""
+        return self._session.cluster(self._shared.deadline(None))
+
+    @alone
+    def assign_id(self) -> bytes:
+        """The id, 16 bytes, made now if it has none. This does not begin the transaction. Raises: as `token`."""
+        self._check()
+        if self._txn_id is None:
+            self._txn_id = self._session.new_txn_id(self._scope(), self._shared.deadline(None))
+        return self._txn_id
+
     # -- writing --------------------------------------------------------------------------------------
 
     def _write(self, event: r.Event) -> None:
         size = len(event.key or b"") + len(event.value or b"") + len(event.stream) + _EVENT_BYTES
-        self._bytes += size + headers_size(pairs_of(event) or ())
+        size += headers_size(pairs_of(event) or ())
+        fits = self._fits(1, size)
+        self._bytes += size
         self._events.append(event)
-        if self._reads is not None or self._bytes > self._shared.one_shot_bytes:
+        if not fits:
             try:
                 self._open(None)
             except AnabranchError:
                 if self._events and self._events[-1] is event:
                     self._events.pop()  # this write was refused
+                    self._bytes -= size
                 raise
 
     def _check_changes(self, size: int) -> None:
@@ -629,12 +779,59 @@ class TableTransaction(TableWork):
             raise InvalidArgument(f"{_ONE_COMMAND}, and this one is too big already")
         self._bytes += size
 
+    def _fits(self, count: int, size: int) -> bool:
+        """Whether ``count`` more events, of ``size`` bytes in all, still fit into a one-shot."""
+        few = len(self._events) + count <= EVENTS.value
+        return self._reads is None and few and self._bytes + size <= self._shared.one_shot_bytes
+
+    @alone
+    def write_state(self, task: int, rows: Iterable[StateRow]) -> int:
+        """Change the state of one task, as `Transaction.write_state`. Raises: LocksBroken; as there."""
+        given = checked_rows(rows)
+        stream = check_task(self._ownership, task).state
+        self._check_writable()
+        size = state_size(stream, given)
+        if self._fits(len(given), size):
+            self._events += [r.Event(stream, task, key, value, (), -1) for key, value in given]
+            self._bytes += size
+            return len(given)
+        opened, _ = self._open(None)
+        with self._broken_fails():
+            return opened.write_state(task, given)
+
+    @alone
+    def write_many(self, stream: str, events: Iterable[EventFields]) -> int:
+        """Write many events, as `Transaction.write_many`. Raises: as `write`."""
+        written = 0
+        with AllOrNothing("write_many", self._end_in_between) as call:
+            for event in events:
+                check_shape(event)
+                self.write(stream, *event)
+                written, call.begun = written + 1, True
+        return written
+
+    @alone
+    def write_batch(self, stream: str, batch: pa.RecordBatch | pa.Table) -> int:
+        """Write the rows of a pyarrow record batch or table, as `Transaction.write_batch`. Raises: as `write`."""
+        pieces = self._shared.columns(stream, batch)
+        count = sum(piece.rows for piece in pieces)
+        size = sum(int(piece.sizes().sum()) for piece in pieces)
+        if stream in self._replica.tables or self._fits(
+            count, size + count * (len(stream) + _EVENT_BYTES)
+        ):
+            return self.write_many(stream, (e for piece in pieces for e in piece.events()))
+        self._check_writable()
+        self._wrote = True
+        opened, _ = self._open(None)
+        with self._broken_fails():
+            return opened.write_batch(stream, batch)
+
     # -- a long transaction ---------------------------------------------------------------------------
 
     def _open(self, timeout: float | None) -> tuple[Transaction, RegisteredLocks]:
         """Begin the transaction at the controller unless it is open, and pass on what was written so far."""
         if self._changes:
-            raise InvalidArgument(f"{_ONE_COMMAND}: commit it, or write with `put` instead")
+            raise InvalidArgument(f"{_ONE_COMMAND}: commit it, without a number, or `put` instead")
         opened = self._opened
         if opened is None or self._reads is None:
             opened = self._begun(timeout)
@@ -647,32 +844,40 @@ class TableTransaction(TableWork):
                 self._read_from,
             )
             opened.read_by(self._reads)
-        try:
-            with self._reads.explained():
-                while self._events:
-                    event = self._events[0]
+        with self._broken_fails():
+            while self._events:
+                event = self._events[0]
+                if event.key is not None and is_state(event.stream):
+                    opened.write_state(event.segment_id, [(event.key, event.value)])
+                else:
                     opened.write(*fields_of(event))
-                    self._events.popleft()
-        except LocksBroken as error:
-            self._fail(error)
+                self._events.popleft()
         # Until now it has this process's rows only.
         if self._reads_others and isinstance(self._own, Local):
             self._own.close()
             self._own = read_back(self._shared, opened)
         return opened, self._reads
 
+    @contextmanager
+    def _broken_fails(self) -> Iterator[None]:
+        try:
+            with nullcontext() if self._reads is None else self._reads.explained():
+                yield
+        except LocksBroken as error:
+            self._fail(error)
+
     def _begun(self, timeout: float | None) -> Transaction:
         """The handle of the transaction, begun at the controller, which then keeps the snapshot readable.
 
         A snapshot that is too old is replaced if it was not read yet.
         """
-        scope, tries = split_stream(self._replica.tables[0])[0], 0
+        tries = 0
         while True:
             if self._opened is None:
-                keepalive_ms = keepalive_ms_of(self._keepalive)
-                self._opened = Transaction(
-                    self._shared, scope, None, keepalive_ms, snapshot=self.timestamp
-                )
+                ownership = self._ownership
+                table = self._replica.tables[0]
+                scope = split_stream(table)[0] if ownership is None else ownership.scope
+                self._opened = self._handle(scope)
             opened = self._opened
             tries += 1
             try:
@@ -688,9 +893,21 @@ class TableTransaction(TableWork):
                 self._view.close()
                 self._view = view
                 if self._was_read or tries == _BEGINS:
-                    self._end("it is aborted")
+                    self._end(_ABORTED)
                     raise
-            self._opened = None
+            self._opened = self._txn_id = None
+
+    def _handle(self, scope: str) -> Transaction:
+        """A handle of this transaction, which the controller does not know yet."""
+        return Transaction(
+            self._shared,
+            scope,
+            None,
+            keepalive_ms_of(self._keepalive),
+            self._ownership,
+            snapshot=self.timestamp,
+            txn_id=self._txn_id,
+        )
 
     def _name_tables(self, opened: Transaction, timeout: float | None) -> None:
         """Make the controller keep the tables readable at the snapshot; raise `TransactionAborted` if too old."""
@@ -748,47 +965,71 @@ class TableTransaction(TableWork):
         receipts: Sequence[Receipt | bytes] | None = None,
         *,
         name: str | None = None,
+        number: int | None = None,
+        consumed: r.Consumed | None = None,
+        secret: bytes | None = None,
         timeout: float | None = None,
     ) -> Result:
         """Commit, if nothing that was read has changed by the commit timestamp. Repeating it is fine.
 
         A transaction without writes and name succeeds without a command: its commit timestamp is that of the
-        snapshot. ``receipts``, ``name``: as for `Transaction.commit`. The locks of all its processes count, even if
+        snapshot. The arguments are those of `Transaction.commit`. The locks of all its processes count, even if
         their writes are not taken.
 
         Raises:
             LocksBroken, TransactionAborted: it is over without effect; begin again.
-            DeadlineExceeded, NotReady, EventTooLarge, SnapshotExpired: nothing was written.
+            OwnershipLost: another worker has taken tasks of ``consumed``; as for `Transaction.commit`.
+            DeadlineExceeded, NotReady, EventTooLarge, SnapshotExpired, NonTransactional: nothing was written.
             OutcomeUnknown: commit again, or ask ``client.state`` later.
             WritersUnfinished, ReceiptMismatch and others: as `Transaction.commit`.
         """
         if self._result is not None:
             return self._result
+        claim = _Claim(name, number, consumed, secret)
+        opened = self._opened
+        if opened is not None and (self._prepares or opened.state == "prepared"):
+            self._result = opened.commit(receipts, **claim.given, timeout=timeout)
+            self._end(_COMMITTED)
+            return self._result
+        check_consumed(self._ownership, consumed)
+        check_number(name, number)
+        if number is not None and self._sent:
+            raise IllegalState("its commit was sent without a number: repeat that one")
         late = self._over == _IN_DOUBT
         if not late:
             super()._check()
-        if self._opened is not None:
+            self._check_outside("commit", writes=bool(receipts or name))
+        if opened is not None or (number is not None and not late):
             try:
-                self._result = self._commit_open(receipts, name, timeout)
+                self._result = self._commit_open(receipts, claim, timeout)
             except AlreadyCommitted:  # by another process, perhaps with all writes of this one
-                if self._events:
+                if self._events or self._opened is None:
                     raise
-                self._result = self._opened.commit(receipts, name=name, timeout=timeout)
+                self._result = self._opened.commit(receipts, **claim.given, timeout=timeout)
         elif late:
             self._result = result_of(self._found_out(self._shared.deadline(timeout)))
         elif receipts:
             raise InvalidArgument(
                 "no other process can have written, as the token was never asked for: give no receipts"
             )
-        elif not self._events and not self._changes and name is None:
+        elif not (self._events or self._changes) and name is None and consumed is None:
             self._result = Result(NO_TXN, self.timestamp, Counts(0, 0, 0))
         else:
-            self._result = result_of(self._commit(name, self._shared.deadline(timeout)))
-        self._end("it is committed")
+            deadline = self._shared.deadline(timeout)
+            self._result = result_of(self._commit(name, consumed, deadline))
+        self._end(_COMMITTED)
         return self._result
+
+    def _check_outside(self, call: str, *, writes: bool = False) -> None:
+        """As `Shared.check_outside`, unless a commit was sent, or there is nothing to commit."""
+        usable = not self._sent if self._opened is None else self._opened.state in USABLE
+        if usable and (writes or self._wrote or self._opened is not None):
+            self._shared.check_outside(call, self)
 
     def _found_out(self, deadline: float) -> r.Outcome:
         """Resolve the outcome of a short transaction whose commit was not answered."""
+        if self._txn_id is not None and is_marked(self._txn_id):
+            return self._repeated(unknown("is not known", self._txn_id, None), deadline)
         outcome = self._session.resolve(self._txn_id or NO_TXN, self._scope(), None, deadline)
         if outcome.state != "COMMITTED" and self._shot is not None:
             # If its name was committed before, only an answer to the command itself has that outcome.
@@ -800,17 +1041,22 @@ class TableTransaction(TableWork):
         return outcome
 
     def _scope(self) -> str:
-        """The scope of the first row, or of the replica's first table, whatever else is written."""
+        """The scope of its tasks, the first row, or the replica's first table, whatever else is written."""
+        if self._ownership is not None:
+            return self._ownership.scope
         tables = self._replica.tables
         rows = (event.stream for event in self._events if event.stream in tables)
         changed_first = next((table for table, _ in self._changes), tables[0])
         return split_stream(next(rows, changed_first))[0]
 
     @traced("commit", "PRODUCER")
-    def _commit(self, name: str | None, deadline: float) -> r.Outcome:
+    def _commit(self, name: str | None, consumed: r.Consumed | None, deadline: float) -> r.Outcome:
         self._shared.check()
-        scope = self._scope()
-        txn_id = self._txn_id = self._txn_id or self._session.new_txn_id(scope, deadline)
+        scope, marked = self._scope(), consumed is not None and name is None
+        txn_id = self._txn_id
+        if txn_id is None or (is_marked(txn_id) != marked and not self._sent):
+            txn_id = self._session.new_txn_id(scope, deadline, marked=marked)
+            self._txn_id = txn_id
         place_null_keys(self._shared, self._events, deadline)
         pauses = self._pauses()
         while True:
@@ -832,7 +1078,7 @@ class TableTransaction(TableWork):
                 raise found
             locks = self._locks.records(self._replica.tables, marks)
             events = with_trace(self._events, self.trace)
-            command = r.OneShot(txn_id, scope, name, events, None, locks, changes)
+            command = r.OneShot(txn_id, scope, name, events, consumed, locks, changes)
             with self._replica.report_due():
                 answer = self._send(command, deadline)
             last = {each.table: each.last for each in answer.tables}
@@ -876,8 +1122,8 @@ class TableTransaction(TableWork):
             return self._session.locked_shot(command, deadline)
         except (OutcomeUnknown, MalformedRecord, UnsupportedVersion):
             raise  # no answer, or an unreadable one
-        except TransactionAborted:
-            self._end("it is aborted")
+        except (TransactionAborted, OwnershipLost, AlreadyCommitted) as error:
+            self._end(_LOST if isinstance(error, OwnershipLost) else _ABORTED)
             raise
         except AnabranchError:
             self._sent = before  # this copy was refused, so it had no effect
@@ -891,6 +1137,8 @@ class TableTransaction(TableWork):
         Returns the outcome if it is COMMITTED. Otherwise ends the transaction and raises: OutcomeUnknown (no
         answer), ``error``, or DeadlineExceeded instead of a `RetryError`.
         """
+        if is_marked(txn_id):
+            return self._repeated(error, self._shared.deadline(_GRACE_S))
         try:
             outcome = self._session.resolve(txn_id, scope, None, self._shared.deadline(_GRACE_S))
         except AnabranchError as trouble:
@@ -902,24 +1150,118 @@ class TableTransaction(TableWork):
             return outcome
         if isinstance(error, LocksBroken):
             self._fail(error)
-        self._end("it is aborted")
+        self._end(_ABORTED)
         if not isinstance(error, RetryError):
             raise error
         raise DeadlineExceeded(
             f"the replica did not show in time whether the locks hold: {error}; nothing was written, begin again"
         ) from error
 
+    def _repeated(self, error: AnabranchError, deadline: float) -> r.Outcome:
+        """Send the last command again, if a copy of it is not answered; RESOLVE takes no marked id.
+
+        Returns the outcome if a copy was carried out. Otherwise raises ``error``, and `commit` may be repeated
+        unless locks are broken: no copy can be carried out after this one, as what broke its locks stays.
+        """
+        if self._sent and self._shot is not None:
+            answer = self._send(self._shot, deadline)
+            if isinstance(answer, r.Outcome):
+                return answer
+            self._sent = False
+        if isinstance(error, LocksBroken):
+            self._fail(error)
+        raise error
+
     def _check(self) -> None:
         state = None if self._opened is None else self._opened.state
         sent = self._sent or state in ("sent", "doubted")
         if self._over == _IN_DOUBT or (sent and not self._over):
             raise IllegalState("its commit was sent, and the outcome is not known: commit again")
+        if state == "prepared" and self._over in _UNDECIDED:
+            raise IllegalState("the transaction is prepared: commit or abort it")
         super()._check()
         if state == "decided":
             raise AlreadyCommitted("the transaction was committed elsewhere")
 
+    @alone
+    def prepare(
+        self,
+        receipts: Sequence[Receipt | bytes] | None = None,
+        *,
+        name: str | None = None,
+        number: int | None = None,
+        consumed: r.Consumed | None = None,
+        by: bytes = b"",
+        attempt: bytes = b"",
+        timeout: float | None = None,
+    ) -> TransactionInfo:
+        """Make sure that the transaction can commit, if nothing that was read has changed.
+
+        `commit` or `abort` ends it. The arguments are those of `Transaction.prepare`. Until the end, other commits
+        to what was read wait; from 10 seconds on they are refused. Needs feature level 3.
+
+        Raises: as `commit`; FeatureNotEnabled, InvalidArgument (after `add`, `min` or `max`), and as
+        `Transaction.prepare`.
+        """
+        opened = self._opened
+        if opened is None or opened.state in USABLE:
+            self._check()
+            if self._changes:
+                raise InvalidArgument(
+                    f"{_ONE_COMMAND}, which commits at once: `prepare` takes none"
+                )
+            check_consumed(self._ownership, consumed)
+            self._check_outside("prepare", writes=True)
+            if self._broken is not None:
+                self._fail(self._broken)
+        claim = _Claim(name, number, consumed)
+        how: dict[str, Any] = {"by": by, "attempt": attempt, "timeout": timeout}
+        try:
+            info = None
+            if self._prepares or (self._opened is None and not receipts and number is None):
+                info = self._prepare_shot(claim, how)
+            info = info or self._prepare_open(receipts, claim, how)
+        except LocksBroken as error:
+            self._fail(error)
+        except (TransactionAborted, OwnershipLost, AlreadyCommitted) as error:
+            self._end(_LOST if isinstance(error, OwnershipLost) else _ABORTED)
+            raise
+        if self._opened is not None:
+            self._txn_id, self._result = self._opened.txn_id, self._opened.result
+        if self._result is not None:
+            self._end(_COMMITTED)
+        return info
+
+    def _prepare_shot(self, claim: _Claim, how: Mapping[str, Any]) -> TransactionInfo | None:
+        """Prepare by one command. Returns None if the writes are too big for that."""
+        if self._opened is None:
+            self._opened, self._prepares = self._handle(self._scope()), True
+            self._opened.read_by(SentLocks(self._replica, self._view, self._locks))
+            self._opened.keep(self._events)
+        opened = self._opened
+        try:
+            return opened.prepare(**claim.given, **how)
+        except EventTooLarge:
+            if opened.state != "buffered":
+                raise
+            return None
+        finally:
+            if (
+                opened.state in ("buffered", "over") and opened.result is None
+            ):  # nothing is prepared
+                self._opened, self._prepares, self._txn_id = None, False, opened.txn_id
+
+    def _prepare_open(
+        self, receipts: Sequence[Receipt | bytes] | None, claim: _Claim, how: Mapping[str, Any]
+    ) -> TransactionInfo:
+        opened, reads = self._open(how["timeout"])
+        with reads.explained():
+            if opened.state == "open":
+                reads.register(self._shared.deadline(how["timeout"]))
+            return opened.prepare(receipts, **claim.given, **how)
+
     def _commit_open(
-        self, receipts: Sequence[Receipt | bytes] | None, name: str | None, timeout: float | None
+        self, receipts: Sequence[Receipt | bytes] | None, claim: _Claim, timeout: float | None
     ) -> Result:
         opened, reads = self._open(timeout)
         try:
@@ -930,15 +1272,15 @@ class TableTransaction(TableWork):
                         raise self._broken
                     with suppress(OutcomeUnknown):  # another commit is under way
                         reads.register(self._shared.deadline(timeout))
-                return opened.commit(receipts, name=name, timeout=timeout)
+                return opened.commit(receipts, **claim.given, timeout=timeout)
         except LocksBroken as error:
             self._broken = self._broken or error
-            if self._wrote or receipts or name is not None or self._others_wrote(opened):
+            if self._wrote or receipts or claim.name is not None or self._others_wrote(opened):
                 self._fail(error)
             self._drop(opened)
             return Result(NO_TXN, self.timestamp, Counts(0, 0, 0))
-        except TransactionAborted:
-            self._end("it is aborted")
+        except (TransactionAborted, OwnershipLost) as error:
+            self._end(_LOST if isinstance(error, OwnershipLost) else _ABORTED)
             raise
 
     def _others_wrote(self, opened: Transaction) -> bool:
@@ -959,17 +1301,24 @@ class TableTransaction(TableWork):
             log.warning("%r could not be aborted and will go stale: %s", self, trouble)
 
     @alone
-    def abort(self, reason: str = "aborted by the client") -> None:
-        """Drop the transaction; repeating this is harmless. A long one is aborted as by `Transaction.abort`.
+    def abort(
+        self,
+        reason: str = "aborted by the client",
+        *,
+        secret: bytes | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Drop the transaction; repeating this is harmless.
 
-        If a commit was sent, this does not change the outcome: commit again to learn it.
+        A long or prepared one is aborted as by `Transaction.abort`. If a commit was sent, this does not change the
+        outcome: commit again to learn it.
         """
-        if self._opened is not None and self._over in ("", _IN_DOUBT):
-            self._opened.abort(reason)
-        self._end(_IN_DOUBT if self._sent else "it is aborted")
+        if self._opened is not None and self._over in _UNDECIDED:
+            self._opened.abort(reason, secret=secret, timeout=timeout)
+        self._end(_IN_DOUBT if self._sent else _ABORTED)
 
     def _give_up(self) -> None:
-        if self._opened is not None and self._over in ("", _IN_DOUBT):
+        if self._opened is not None and self._over in _UNDECIDED:
             self._drop(self._opened)
 
 

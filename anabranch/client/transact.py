@@ -6,20 +6,30 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar, cast
 
 from anabranch.backoff import Backoff
+from anabranch.client.reservation import keepalive_ms_of
 from anabranch.client.shared import Shared
+from anabranch.client.transaction import Transaction
 from anabranch.errors import (
+    AlreadyCommitted,
+    AnabranchError,
     InvalidArgument,
     LocksBroken,
+    OutcomeUnknown,
+    OwnershipLost,
     RetryError,
     TransactionAborted,
     WriteFailed,
 )
 from anabranch.protocol import defaults
-from anabranch.protocol.legal_names import check_name
-from anabranch.types import Result, Transacted
+from anabranch.protocol.legal_names import check_name, split_stream
+from anabranch.protocol.schemas.records import Consumed
+from anabranch.types import Result, TaskOwnership, Transacted
+
+if TYPE_CHECKING:
+    from anabranch.reading.task_reader import TaskReader
 
 _LEAST_S = 0.05  # the least time in which `transact` begins or commits
 
@@ -32,7 +42,8 @@ class Repeatable(AbstractContextManager[object], Protocol):
     @property
     def txn_id(self) -> bytes | None: ...
 
-    def commit(self, *, name: str | None = None, timeout: float | None = None) -> Result: ...
+    @property
+    def commit(self) -> Callable[..., Result]: ...
 
 
 H = TypeVar("H", bound=Repeatable)
@@ -45,12 +56,34 @@ def transact(
     function: Callable[[H], V],
     name: str | None,
     deadline: float,
+    reader: TaskReader | None = None,
 ) -> Transacted[V]:
     """Call ``function`` with a new transaction and commit, until it commits or the deadline is over.
 
-    ``begin``: makes the transaction; its argument limits its seconds. Raises: what the last try raised.
+    ``begin``: makes the transaction; its argument limits its seconds. ``reader``: its positions move with the
+    commit. Raises: what the last try raised.
     """
     check_name(name)
+    if reader is None:
+        return _transact(shared, begin, function, _Commit(name, shared), deadline)
+    commit = _Commit(name, shared, reader.consumed())
+    try:
+        return _transact(shared, begin, function, commit, deadline)
+    except BaseException as error:
+        if commit.in_doubt:
+            reader.end(f"the commit of this reader's positions ended by {type(error).__name__}")
+        elif commit.consumed is not None:
+            reader.put_back(commit.consumed)
+        raise
+
+
+def _transact(
+    shared: Shared,
+    begin: Callable[[float], H],
+    function: Callable[[H], V],
+    commit: _Commit,
+    deadline: float,
+) -> Transacted[V]:
     clock = shared.ports.clock
     pauses = Backoff(
         defaults.FIRST_TRANSACT_PAUSE_S,
@@ -59,7 +92,7 @@ def transact(
         # So that conflicting clients do not retry together.
         jitter=lambda: shared.session.random64() % 1024 / 1024,
     )
-    lost = None
+    lost, value = None, cast("V", None)
     while True:
         left = max(_LEAST_S, deadline - clock.monotonic())
         try:
@@ -70,11 +103,13 @@ def transact(
             raise lost from error
         try:
             with txn:
-                value = function(txn)
-                _check_called(value)
-                left = max(_LEAST_S, deadline - clock.monotonic())
-                result = txn.commit(name=name, timeout=left)
+                if commit.earlier is None:
+                    value = function(txn)
+                    _check_called(value)
+                result = commit.send(txn, max(_LEAST_S, deadline - clock.monotonic()))
+            if result is not None:
                 return Transacted(*(getattr(result, f.name) for f in fields(result)), value=value)
+            continue
         except (LocksBroken, TransactionAborted, WriteFailed) as error:
             if txn.txn_id is None and not isinstance(error, LocksBroken):
                 raise  # raised by the function
@@ -82,6 +117,49 @@ def transact(
                 raise
             lost = error.with_traceback(None)
         pauses.sleep()
+
+
+class _Commit:
+    """The commit of `transact`: its name, and the positions that it moves.
+
+    If the name was committed earlier, the effects of that commit count, and the positions move alone, by another
+    commit: a worker that fails between the two repeats its events, whose commit by name again has no effect.
+    """
+
+    def __init__(self, name: str | None, shared: Shared, consumed: Consumed | None = None) -> None:
+        self.name, self.consumed = name, consumed
+        self._shared = shared
+        self.earlier: Result | None = None  # of the name
+        self.in_doubt = False  # whether the positions may have moved
+
+    def send(self, txn: Repeatable, timeout: float) -> Result | None:
+        """Commit once; None: the positions have yet to move alone. Raises: as `Transaction.commit`."""
+        if self.consumed is None:
+            return txn.commit(name=self.name, timeout=timeout)
+        name = self.name if self.earlier is None else None
+        self.in_doubt = True
+        try:
+            result = txn.commit(name=name, consumed=self.consumed, timeout=timeout)
+        except (OutcomeUnknown, OwnershipLost):
+            raise
+        except AlreadyCommitted:
+            self.in_doubt = False
+            if name is None:
+                raise
+            self.earlier = self._named(name, timeout)
+            return None
+        except AnabranchError:
+            self.in_doubt = False
+            raise
+        return self.earlier or result
+
+    def _named(self, name: str, timeout: float) -> Result:
+        """The result of the commit of this name: another commit by the name, without events, has it."""
+        scope = "" if self.consumed is None else split_stream(self.consumed.processor)[0]
+        keepalive_ms = keepalive_ms_of(defaults.KEEPALIVE_S)
+        with self._shared.outside():
+            asking = Transaction(self._shared, scope, None, keepalive_ms)
+            return asking.commit(name=name, timeout=timeout)
 
 
 def _check_called(returned: object) -> None:
@@ -92,3 +170,13 @@ def _check_called(returned: object) -> None:
         raise InvalidArgument(
             "the function was not run: give a plain one, neither async nor a generator"
         )
+
+
+def ownership_of(reader: object) -> TaskOwnership:
+    """The ownership of a reader whose positions `transact` moves. Raises: InvalidArgument (it has none)."""
+    found = getattr(reader, "ownership", None)
+    if not isinstance(found, TaskOwnership):
+        raise InvalidArgument(
+            f"consume={reader!r:.100}: give a reader of tasks, as `client.read(…, ownership=…)` makes"
+        )
+    return found

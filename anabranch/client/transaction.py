@@ -21,7 +21,7 @@ from anabranch.client.receipts import (
 )
 from anabranch.client.reservation import WRITER, Reservation, RightNames, abort_reserved, narrow_at
 from anabranch.client.session import no_replica, unknown
-from anabranch.client.shared import Shared
+from anabranch.client.shared import Shared, entered
 from anabranch.client.writer import AllOrNothing, Writer, again, chunks_of, end_of, left_early
 from anabranch.core.transaction_states import HANDLES, IN_DOUBT, USABLE, HandleOp, HandleState
 from anabranch.errors import (
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("anabranch.client")
 
 QUIET_S = 5.0  # limit of an abort while an exception leaves the with block
+_GRACE_S = 5.0  # extra time to resolve an outcome
 _EVENT_OVERHEAD = 48  # upper bound of what an event adds to a command besides its bytes
 # Refusals of one copy of a command only: when an earlier copy arrived, the lane may have had the right, and the id
 # may not have been too old or too new.
@@ -81,14 +82,17 @@ _OF_ONE_COPY = (NotAuthorized, Expired, ClockSkew)
 
 
 class Reads(Protocol):
-    """An open transaction's reads of tables, with what its commit needs of them."""
+    """A transaction's reads of tables, with what its commit needs of them."""
 
     @property
     def validated(self) -> tuple[r.Validated, ...]:
-        """The sets of locks that were revalidated."""
+        """The registered sets of locks that were revalidated."""
+
+    def locks(self) -> tuple[r.TableLocks, ...]:
+        """The locks to send with a single command, validated. Raises: LocksBroken, SnapshotExpired."""
 
     def revalidate(self, answer: r.Revalidate, deadline: float) -> None:
-        """Revalidate the locks that the controller names. Raises: LocksBroken, NotReady (the replica lags)."""
+        """Make ready to name the locks again. Raises: LocksBroken, NotReady (the replica lags)."""
 
 
 class Transaction:
@@ -113,10 +117,12 @@ class Transaction:
         ownership: TaskOwnership | None = None,
         *,
         snapshot: int = 0,
+        txn_id: bytes | None = None,
     ) -> None:
         """``scope``: "" for that of the first stream written to.
 
-        ``snapshot``: the hybrid time of its reads of tables; 0 if it reads none.
+        ``snapshot``: the hybrid time of its reads of tables; 0 if it reads none. ``txn_id``: None: made when it is
+        needed.
         """
         self._shared = shared
         self._session = shared.session
@@ -132,7 +138,7 @@ class Transaction:
         self.beating = False
         self._buffer: list[r.Event] = []
         self._buffered_bytes = 0
-        self._txn_id: bytes | None = None
+        self._txn_id = txn_id
         self._secret: bytes | None = None
         self._token: bytes | None = None
         self._writer: Writer | None = None  # for the events of this handle, once it is open
@@ -141,16 +147,24 @@ class Transaction:
         self._shot: r.PrepareEvents | None = None  # the prepare that was sent as one command
         self._outcome: r.Outcome | None = None  # of the prepare or commit
         self._result: Result | None = None
+        self._is_left = False  # its `with` block
         shared.handles.add(self)
 
     def read_by(self, reads: Reads) -> None:
         """Set the reads that the commit has to revalidate."""
         self._reads = reads
 
+    def keep(self, events: Iterable[r.Event]) -> None:
+        """Add events that were checked, and fit into one command."""
+        self._buffer += events
+
     def __enter__(self) -> Self:
+        self._is_left = False
+        entered(self._shared, self)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        self._is_left = True
         if self._result is not None or self._shared.forked:
             return
         if self.state in ("doubted", "prepared"):  # it may be committed, or others may commit it
@@ -185,6 +199,11 @@ class Transaction:
     def txn_id(self) -> bytes | None:
         """The id of the transaction, 16 bytes; None before anything was sent."""
         return self._txn_id
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended as far as is known here, or its ``with`` block was left."""
+        return self._is_left or self._result is not None or self._over is not None
 
     @property
     def result(self) -> Result | None:
@@ -443,18 +462,10 @@ class Transaction:
         All or nothing, as `write_many`. Raises: InvalidArgument (no task ownership, not one of its tasks, not
         bytes), UnknownStream (the processor has no stores), and as `write`.
         """
-        ownership = self._ownership
-        if ownership is None or task not in ownership.tasks:
-            raise InvalidArgument(
-                f"task {task!r}: begin the transaction with a task ownership, and name one of its tasks"
-            )
-        given: list[tuple[Any, Any]] = list(rows)  # callers without a type checker pass anything
+        ownership = check_task(self._ownership, task)
+        given = checked_rows(rows)
         stream = ownership.state
-        size = len(given) * (len(stream) + _EVENT_OVERHEAD)
-        for key, value in given:
-            if type(key) is not bytes or not (value is None or type(value) is bytes):
-                raise InvalidArgument("a row of state is a key, bytes, and a value, bytes or None")
-            size += len(key) + len(value or b"")
+        size = state_size(stream, given)
         with self._lock:
             self._check_usable()
             if self._token is None and self._fits(len(given), size):
@@ -584,14 +595,16 @@ class Transaction:
         the name to commit under; if it is committed already, its outcome is the result, and this transaction has
         no effect. ``number``, 0 or more: commit as this number of the series ``name``; it must be above all numbers
         committed in the series before. ``consumed``: from a `TaskReader`; its positions are committed with the
-        events, in a transaction that was begun with its ``ownership``, without a name. ``secret``: the secret that
-        the transaction was prepared with (see `prepare`). ``timeout`` in seconds.
+        events, in a transaction that was begun with its ``ownership``. ``secret``: the secret that the transaction
+        was prepared with (see `prepare`). ``timeout`` in seconds.
 
         Raises:
             OwnershipLost: another worker has taken tasks of ``consumed``. This transaction is aborted, or already
                 committed; the positions of the tasks show which: take them again.
-            AlreadyCommitted: the series has a higher number, or the number's outcome is forgotten; this transaction
-                is aborted.
+            AlreadyCommitted: the series has a higher number, or the number's outcome is forgotten; or, with
+                ``consumed``, the name or number is committed. This transaction is aborted, and no position moved:
+                commit the positions alone, as `Client.transact` does.
+            NonTransactional: the caller is in the ``with`` block of another open transaction, around this one's.
             WritersUnfinished, ReceiptMismatch, ReceiptsNotCovered, UnknownStream, InvalidArgument, StreamLost,
                 NotAuthorized, ReservedByPrepared, EventTooLarge, IllegalState: nothing is changed; correct it and
                 commit again, or abort.
@@ -608,10 +621,12 @@ class Transaction:
             self._shared.check()
             self._check_not_over()
             check_number(name, number)
-            check_consumed(self._ownership, consumed)
+            if self.state != "prepared" or consumed is not None:
+                check_consumed(self._ownership, consumed)
             deadline = self._shared.deadline(timeout)
             if not self._scope and name is None:
                 return self._commit_nothing()
+            self._check_outside("commit")
             if self._token is None and self.state != "open" and not receipts and number is None:
                 return self._commit_one_shot(name, deadline, consumed)
             if self._token is None and receipts:
@@ -633,14 +648,16 @@ class Transaction:
         *,
         name: str | None = None,
         number: int | None = None,
+        consumed: r.Consumed | None = None,
         by: bytes = b"",
         attempt: bytes = b"",
         timeout: float | None = None,
     ) -> TransactionInfo:
         """Make sure that the transaction can commit. `commit` or `abort` ends it, even days later.
 
-        A prepared transaction needs no heartbeats, and takes no more writes. No reader, other commit or scaling
-        waits for it. ``by``: the SHA-256 (32 bytes) of a secret; then only a holder of the secret can end it, from
+        A prepared transaction needs no heartbeats, and takes no more writes. Without locks and positions, no
+        reader, other commit or scaling waits for it. ``consumed``: as of `commit`; the tasks make no other commit
+        until it ends. ``by``: the SHA-256 (32 bytes) of a secret; then only a holder of the secret can end it, from
         any process. ``attempt``: up to 64 bytes; repeating the call with the same one is harmless. The state of the
         result is PREPARED, or COMMITTED if the name or number was committed before: then this transaction has no
         effect.
@@ -653,20 +670,25 @@ class Transaction:
             if self._outcome is None:
                 self._check_not_over()
                 check_number(name, number)
-                if self._ownership is not None:
-                    raise InvalidArgument("a transaction that moves positions can't be prepared")
+                check_consumed(self._ownership, consumed)
+                self._check_outside("prepare")
                 deadline = self._shared.deadline(timeout)
                 prepare = r.Prepare(by, attempt)
                 try:
                     if (
                         receipts
                         or number is not None
-                        or not self._prepare_events(name, prepare, deadline)
+                        or not self._prepare_events(name, consumed, prepare, deadline)
                     ):
                         self._open(deadline)
                         if self._outcome is None:
                             self._commit_open(
-                                receipts, name, deadline, number=number, prepare=prepare
+                                receipts,
+                                name,
+                                deadline,
+                                number=number,
+                                consumed=consumed,
+                                prepare=prepare,
                             )
                 finally:
                     if self.state == "sent":
@@ -675,8 +697,13 @@ class Transaction:
                 raise IllegalState("the transaction is not prepared")
             return info_of(self._outcome)
 
-    def _prepare_events(self, name: str | None, prepare: r.Prepare, deadline: float) -> bool:
-        """Prepare with one command. Returns False if the writes are too big for it, or in journals already."""
+    def _prepare_events(
+        self, name: str | None, consumed: r.Consumed | None, prepare: r.Prepare, deadline: float
+    ) -> bool:
+        """Prepare with one command. Returns False if the writes are too big for it, or in journals already.
+
+        With reads of tables, raises EventTooLarge if the writes are too big.
+        """
         if self._shot is None and (self._token is not None or self.state == "open"):
             return False
         txn_id = self._make_id(deadline)
@@ -690,17 +717,21 @@ class Transaction:
                 with_trace(self._buffer, self.trace),
                 self._secret,
                 prepare,
+                consumed,
+                () if self._reads is None else self._reads.locks(),
             )
         if self._token is None:
             begin = r.Begin(txn_id, self._scope, name, self.keepalive_ms, self._secret)
             self._token = self._session.token_of(begin)
         self._move("send")
         try:
-            outcome = self._session.prepare_events(self._shot, deadline)
+            outcome = self._send_shot(self._shot, deadline)
         except AnabranchError as error:
             if self.state == "sent" and isinstance(error, EventTooLarge):
                 self._shot = self._token = None
                 self._move("refuse_shot")
+                if self._reads is not None:
+                    raise
                 return False
             self._failed_to_commit(error, "refuse_shot")
             if self.state not in IN_DOUBT:  # RESOLVE may have aborted the id
@@ -708,6 +739,27 @@ class Transaction:
             raise
         self._take_outcome(outcome)
         return True
+
+    def _send_shot(self, shot: r.PrepareEvents, deadline: float) -> r.Outcome:
+        """Send a prepare, and again after each revalidation of its locks, until it has an outcome."""
+        while isinstance(answer := self._session.prepare_events(shot, deadline), r.Revalidate):
+            if self._reads is None:
+                raise no_replica()
+            try:
+                self._reads.revalidate(answer, deadline)
+                self._shot = shot = replace(shot, locks=self._reads.locks())
+            except AnabranchError as error:
+                # A copy may still be on its way, and no process would end what it prepares: RESOLVE aborts it.
+                try:
+                    found = self._session.resolve(
+                        shot.txn_id, shot.scope, None, self._shared.deadline(_GRACE_S)
+                    )
+                except AnabranchError as trouble:
+                    raise unknown(f"is not known: {trouble}", shot.txn_id, None) from error
+                if found.state in ("PREPARED", "COMMITTED"):
+                    return found
+                raise
+        return answer
 
     def _commit_nothing(self) -> Result:
         """Commit without a command: nothing was written, and so no scope is known."""
@@ -719,7 +771,8 @@ class Transaction:
     def _commit_one_shot(
         self, name: str | None, deadline: float, consumed: r.Consumed | None
     ) -> Result:
-        txn_id = self._make_id(deadline, marked=consumed is not None)
+        marked = consumed is not None and name is None
+        txn_id = self._make_id(deadline, marked=marked)
         place_null_keys(self._shared, self._buffer, deadline)
         # From here on an interruption leaves the outcome in doubt.
         self._move("send")
@@ -730,7 +783,7 @@ class Transaction:
         except EventTooLarge:
             self._move("refuse_shot")
             # A marked id is for one-shots only.
-            self._txn_id = None if consumed is not None else txn_id
+            self._txn_id = None if marked else txn_id
             self._open(deadline)
             self._commit_open(None, name, deadline, consumed=consumed)
             return self._done()
@@ -894,6 +947,11 @@ class Transaction:
             self._check_not_over()
             self._move("write")  # raises the reason
 
+    def _check_outside(self, call: str) -> None:
+        """As `Shared.check_outside`. A `TableTransaction` checks it before it calls its handle."""
+        if self.state in USABLE and not self._snapshot:
+            self._shared.check_outside(call, self)
+
     def _check_not_over(self) -> None:
         if self._over is not None:
             raise again(self._over)
@@ -953,6 +1011,30 @@ def check_consumed(ownership: TaskOwnership | None, consumed: r.Consumed | None)
         raise InvalidArgument(
             "begin with a task ownership, and commit with what its reader gives as `consumed`: both, or neither"
         )
+
+
+def check_task(ownership: TaskOwnership | None, task: int) -> TaskOwnership:
+    """The ownership. Raises `InvalidArgument` unless it has the task."""
+    if ownership is None or task not in ownership.tasks:
+        raise InvalidArgument(
+            f"task {task!r}: begin the transaction with a task ownership, and name one of its tasks"
+        )
+    return ownership
+
+
+def checked_rows(rows: Iterable[StateRow]) -> list[StateRow]:
+    """The rows of a state. Raises `InvalidArgument` if one is no row."""
+    given: list[tuple[Any, Any]] = list(rows)  # callers without a type checker pass anything
+    for key, value in given:
+        if type(key) is not bytes or not (value is None or type(value) is bytes):
+            raise InvalidArgument("a row of state is a key, bytes, and a value, bytes or None")
+    return given
+
+
+def state_size(stream: str, rows: Sequence[StateRow]) -> int:
+    """The bytes of rows of a state in a command, about."""
+    sizes = (len(key) + len(value or b"") for key, value in rows)
+    return sum(sizes) + len(rows) * (len(stream) + _EVENT_OVERHEAD)
 
 
 def place_null_keys(shared: Shared, events: MutableSequence[r.Event], deadline: float) -> None:

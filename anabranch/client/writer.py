@@ -21,7 +21,7 @@ from anabranch.client.receipts import (
     check_layout,
 )
 from anabranch.client.reservation import Reservation, token_to_write
-from anabranch.client.shared import Shared
+from anabranch.client.shared import Shared, entered
 from anabranch.core.stream_states import ACTIVE, FORGOTTEN, WAITING
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (
@@ -41,7 +41,7 @@ from anabranch.protocol.legal_names import check_type
 from anabranch.protocol.limits import LABEL, check_event, check_headers
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import Rights, Token, check_right, peek
-from anabranch.tracing import TRACE_HEADER, Trace, name_txn, traced
+from anabranch.tracing import TRACE_HEADER, Trace, traced
 from anabranch.types import Headers, K, Receipt, V
 from anabranch.values import Stream, encoded, encoded_events
 from anabranch.waits import here
@@ -87,6 +87,7 @@ class Writer:
         self._token: bytes | None = None
         self._finished: Receipt | None = None
         self._over: AnabranchError | None = None
+        self._is_left = False  # its `with` block
         self.keepalive_ms = keepalive_ms
         self.beating = False
         while shared.dropped:  # first free the journal writers of collected handles
@@ -98,9 +99,12 @@ class Writer:
         shared.handles.add(self)
 
     def __enter__(self) -> Self:
+        self._is_left = False
+        entered(self._shared, self)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        self._is_left = True
         if self._shared.forked:
             return
         if error is None:
@@ -115,6 +119,11 @@ class Writer:
     def txn_id(self) -> bytes:
         """The id of the transaction, 16 bytes."""
         return self._account.txn_id
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this writer has ended, or its ``with`` block was left."""
+        return self._is_left or self._finished is not None or self._over is not None
 
     @property
     def number(self) -> int:
@@ -180,9 +189,8 @@ class Writer:
     def _begin_writing(self) -> None:
         """Begin the span of all writes, whose context the events carry."""
         if self.trace is not None and self._writing is None:
-            self._writing = span = self.trace.start("write", "PRODUCER")
-            name_txn(span, self.txn_id)
-            header = self.trace.header(span)
+            self._writing = span = self.trace.start("write", "PRODUCER", self.txn_id)
+            header = None if span is None else self.trace.header(span)
             self._account.trace = [] if header is None else [(TRACE_HEADER, header)]
 
     def _end_writing(self) -> None:

@@ -21,6 +21,7 @@ from anabranch.protocol.ids import (
     OP_HEADER,
     REPLY_HEADER,
     TXN_HEADER,
+    TXN_ID_SIZE,
     control_partition_of,
     made_ms_of,
     unpack_txn_header,
@@ -256,7 +257,7 @@ def _check_tokens(report: Report, wire: Wire, joined: Sequence[bytes]) -> None:
     for sent in wire.first_copies():
         tokens = getattr(sent.command, "tokens", None) or [getattr(sent.command, "token", None)]
         for token in tokens:
-            if token:
+            if token and len(token) != TXN_ID_SIZE:  # a decision has the id
                 check_token(report, wire, token, secrets, joined)
 
 
@@ -321,8 +322,8 @@ def _check_record(
     reserved = [name for name in names if name.startswith("ab.")]
     report.check("R8.3", not stored.transactional, "a record is inside a native transaction")
     report.check("R8.3", stored.producer >= 0, "a record is of a producer that is not idempotent")
-    if not reserved:
-        report.check("R8.7", True, "")
+    if TXN_HEADER not in reserved:
+        report.check("R8.7", not reserved, f"a plain record has the headers {reserved}")
         return
     report.check("R8.5", reserved == [TXN_HEADER], f"a record has the headers {reserved}")
     try:

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anabranch
 from anabranch.conformance.checks import (
@@ -30,7 +30,7 @@ from anabranch.protocol.tokens import peek
 
 TIMEOUT_S = 20.0  # of a client's calls, unless a scenario shortens it
 _SLACK_S = 10.0  # for a client to say that its time is over
-_VISIBLE_S = 10.0  # a reply may precede its events, and a plain write waits for its commit
+VISIBLE_S = 10.0  # a reply may precede its events, and a plain write waits for its commit
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,22 @@ class Result:
             raise NoAnswer(f"an answer without an outcome: {answer!r:.200} ({error!r})") from None
 
 
+class Read(NamedTuple):
+    """An event that the client read. ``commit_timestamp``: None if the client reads without the history."""
+
+    event: Written
+    commit_timestamp: int | None
+
+    @classmethod
+    def of(cls, stream: str, found: Any) -> Read:
+        """An event of an answer. Raises: LookupError, TypeError, ValueError."""
+        headers = tuple((str(name), to_bytes(value)) for name, value in found["headers"])
+        key, value = to_bytes(found["key"]), to_bytes(found["value"])
+        event = Written(stream, key, value, headers, int(found["timestamp"]))
+        time_of = found["commit_timestamp"]
+        return cls(event, None if time_of is None else int(time_of))
+
+
 class Tested:
     """A client under test: one connection of a child process, with a wire of its own."""
 
@@ -140,6 +156,19 @@ class Tested:
         """Write plain records."""
         self.ask("plain", stream=stream, events=lines_of(events))
 
+    def decide(self, txn_id: bytes, secret: bytes, *, commit: bool) -> Result:
+        """Commit or abort a prepared transaction, as its coordinator."""
+        names = {"txn_id": to_text(txn_id), "secret": to_text(secret)}
+        return Result.of(self.ask("decide", **names, commit=commit))
+
+    def read(self, stream: str) -> list[Read]:
+        """All committed events of a stream. Raises `NoAnswer` if the answer has another form."""
+        answer = self.ask("read", stream=stream)
+        try:
+            return [Read.of(stream, event) for event in answer["events"]]
+        except (LookupError, TypeError, ValueError) as error:
+            raise NoAnswer(f"read was answered {answer!r:.200} ({error!r})") from None
+
     def resolve(self, token: bytes) -> Result:
         """The state of a transaction, which is aborted if it is not known."""
         return Result.of(self.ask("resolve", token=to_text(token)))
@@ -178,6 +207,11 @@ class Begun:
         given = None if receipts is None else [to_text(receipt) for receipt in receipts]
         arguments = {"txn": self.name, "receipts": given, "name": name, "number": number}
         return Result.of(self.client.ask("commit", **arguments))
+
+    def prepare(self, secret: bytes, attempt: bytes) -> Result:
+        """Prepare; the holder of the secret decides later. Raises `ChildError` by the name of the refusal."""
+        given = {"secret": to_text(secret), "attempt": to_text(attempt)}
+        return Result.of(self.client.ask("prepare", txn=self.name, **given))
 
     def abort(self) -> None:
         """Abort."""
@@ -308,7 +342,7 @@ class Play:
         check_journals(self.report, self.log, self.streams, wires)
 
     def _check_committed(self) -> None:
-        until = time.monotonic() + _VISIBLE_S
+        until = time.monotonic() + VISIBLE_S
         while True:
             found = [one for stream in self.streams for one in committed_events(self.log, stream)]
             wanted = list(self.expected)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from hashlib import sha256
 from typing import Any
 
 import anabranch
@@ -89,6 +90,23 @@ class Operations:
         given = None if receipts is None else [to_bytes(one) or b"" for one in receipts]
         return outcome(handle.commit(given, name=name, number=number))
 
+    def prepare(self, txn: str, secret: str, attempt: str) -> dict[str, Any]:
+        by = sha256(to_bytes(secret) or b"").digest()
+        found = self._transaction(txn).prepare(by=by, attempt=to_bytes(attempt) or b"")
+        return outcome(found, found.state)
+
+    def decide(self, txn_id: str, secret: str, commit: bool) -> dict[str, Any]:
+        ended, given = to_bytes(txn_id) or b"", to_bytes(secret)
+        if commit:
+            return outcome(self.client.commit(ended, secret=given))
+        self.client.abort(ended, secret=given)
+        state = self.client.state(ended)
+        return outcome(state, state.state)
+
+    def read(self, stream: str) -> dict[str, Any]:
+        with closing(self.client.snapshot(stream, mode="latest").read(stream)) as found:
+            return {"events": [event_of(event) for event in found]}
+
     def abort(self, txn: str) -> dict[str, Any]:
         self._transaction(txn).abort()
         return {}
@@ -163,6 +181,17 @@ def outcome(
             "rejected": counts.rejected,
             "left_out": counts.left_out,
         }
+    }
+
+
+def event_of(event: anabranch.Event) -> dict[str, Any]:
+    """An event that was read, for an answer."""
+    return {
+        "key": to_text(event.key),
+        "value": to_text(event.value),
+        "headers": [[name, to_text(value)] for name, value in event.headers],
+        "timestamp": event.timestamp,
+        "commit_timestamp": event.commit_timestamp,
     }
 
 

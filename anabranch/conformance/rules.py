@@ -46,6 +46,8 @@ RULES = {
     "R10.4": "After a refusal that leaves the transaction open, it can be corrected and committed.",
     "R10.5": "Repeated aborts succeed; an abort of a committed transaction is `AlreadyCommitted`.",
     "R10.6": "A number of a series commits once.",
+    "R10.7": "`prepare.by` is the SHA-256 of the coordinator's secret; a repeated prepare has the same `attempt`.",
+    "R10.8": "A prepared transaction takes no more writes, and ends only by a decision, which has the secret.",
     "R11.1": "An unanswered command is repeated after about 2 seconds, then with growing pauses.",
     "R11.2": "If a commit is not answered, `Resolve` says its outcome, sent by the same producer.",
     "R11.3": "Before the refusal of a commit that was sent more than once is reported, `Resolve` is asked.",
@@ -55,6 +57,8 @@ RULES = {
     "R12.1": "`ab.ht` of each command is the highest hybrid time that the client received.",
     "R12.2": "Times of dropped replies and of replies to `FindScope` are not kept.",
     "R12.3": "A lower time, of a former leader, does not replace a higher one; `seen` of a token counts.",
+    "R13.1": "A reader gets each committed event once, in the order of its key, and no other records.",
+    "R13.2": "By the history, an event has its `CommitRecord`'s timestamp, and foreign records are skipped.",
 }  # fmt: skip
 
 

@@ -9,14 +9,17 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import pairwise
 from typing import Any
 
 import anabranch
-from anabranch.conformance.checks import Written
+from anabranch.batches.records import Record, encode_batch
+from anabranch.conformance.checks import Written, difference
 from anabranch.conformance.child import ChildError, NoAnswer
-from anabranch.conformance.play import Controllers, Play, Result, Tested, lines_of
+from anabranch.conformance.play import VISIBLE_S, Controllers, Play, Result, Tested, lines_of
 from anabranch.conformance.wire import (
     PASS,
     Script,
@@ -26,8 +29,10 @@ from anabranch.conformance.wire import (
     broken_replies,
 )
 from anabranch.errors import AnabranchError
+from anabranch.ports import TopicPartition
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import id_named
+from anabranch.topics.names import stream_topic
 
 SHORT_S = 6.0  # the timeout of a client whose commit is not answered
 _DOUBT_S = 3.0  # of one whose write is not answered
@@ -241,6 +246,86 @@ def abort(play: Play) -> None:
     play.check("R11.2", state == "COMMITTED", f"a committed transaction is {state}")
 
 
+@scenario("R10.8", "R10.7", "R10.3")
+def prepared(play: Play) -> None:
+    """Two transactions are prepared; later another connection commits one of them and aborts the other one."""
+    client, coordinator = play.client(), play.client()
+    secret, ready = os.urandom(32), []
+    for stream in (play.one, play.two):
+        txn = client.begin(play.scope)
+        txn.write(events := play.events(stream))
+        for _ in range(2):
+            state = txn.prepare(secret, b"first").state
+            play.check("R10.7", state == "PREPARED", f"prepare was answered {state}")
+        play.refused("R10.8", _PREPARED, lambda: txn.write(play.events(stream)))  # noqa: B023
+        ready.append((txn, events))
+    _check_prepares(play, client, secret)
+    (one, events), (other, _) = ready
+    for txn in (one, other):
+        state = play.kit.state(txn.txn_id).state
+        play.check(
+            "R10.8", state == "PREPARED", f"a prepared transaction is {state} before the decision"
+        )
+    for _ in range(2):
+        result = coordinator.decide(one.txn_id, secret, commit=True)
+        play.committed("R10.8", result, one.txn_id, len(events))
+        state = coordinator.decide(other.txn_id, secret, commit=False).state
+        play.check("R10.8", state == "ABORTED", f"an abort was answered {state}")
+    _check_decisions(play, coordinator, secret)
+    play.expect(events)
+
+
+@scenario("R10.7", "R10.8", "R3.3", "R11.1")
+def lost_answers_of_a_coordinator(play: Play) -> None:
+    """The first answers to a prepare and to the decision are lost; an unknown secret is refused."""
+    client, coordinator = play.client(), play.client()
+    for each in (client, coordinator):
+        each.wire.script = lambda sent: Treatment(
+            answer=not (sent.kind == "Commit" and sent.copy == 1)
+        )
+    secret = os.urandom(32)
+    txn = client.begin(play.scope)
+    txn.write(events := play.events(play.one))
+    state = txn.prepare(secret, b"only").state
+    play.check("R10.7", state == "PREPARED", f"prepare was answered {state}")
+    _check_prepares(play, client, secret)
+    wrong = os.urandom(32)
+    play.refused("R10.8", _DENIED, lambda: coordinator.decide(txn.txn_id, wrong, commit=True))
+    result = coordinator.decide(txn.txn_id, secret, commit=True)
+    play.committed("R10.8", result, txn.txn_id, len(events))
+    play.expect(events)
+
+
+@scenario("R13.1", "R13.2")
+def reading(play: Play) -> None:
+    """A stream with commits, an open and an aborted transaction, a native transaction that was aborted, and, for
+    a client that reads by the history, foreign records.
+    """
+    client, stream = play.client(), play.one
+    first = play.events(stream, 10) + play.events(stream, 5, key="same")
+    times = {client.one_shot(play.scope, first).commit_timestamp: first}
+    hidden = client.begin(play.scope)
+    hidden.write(play.events(stream))
+    ended = client.begin(play.scope)
+    ended.write(play.events(stream))
+    ended.abort()
+    _abort_natively(play, stream)
+    txn = client.begin(play.scope)
+    txn.write(later := play.events(stream, 10) + play.events(stream, 5, key="same"))
+    times[txn.commit().commit_timestamp] = later
+    play.expect(first + later)
+    _check_read(play, "R13.1", client, stream, times)
+    if any(one.commit_timestamp is not None for one in client.read(stream)):
+        foreign = Record(0, int(time.time() * 1000), b"foreign", b"foreign")
+        play.log.send([(TopicPartition(stream_topic(stream), 0), encode_batch([foreign]))], {})
+        play.expect([Written(stream, b"foreign", b"foreign")])  # for plain consumers
+        last = play.events(stream, 10)
+        times[client.one_shot(play.scope, last).commit_timestamp] = last
+        play.expect(last)
+        _check_read(play, "R13.2", client, stream, times)
+    hidden.abort()
+
+
 @scenario("R5.6")
 def heartbeats(play: Play) -> None:
     """A transaction stays open much longer than its keepalive while the client is idle."""
@@ -375,13 +460,15 @@ def lost_answers(play: Play) -> None:
 
 @scenario("R3.4")
 def late_answers(play: Play) -> None:
-    """Answers come after the command was repeated, so each comes twice."""
+    """The answer to the first copy comes after that to the second one, when none is expected any more."""
     client = play.client()
-    client.wire.script = lambda sent: Treatment(delay=2.6 if sent.kind == "Begin" else 0.0)
+    client.wire.script = lambda sent: Treatment(
+        delay=2.6 if sent.kind == "Begin" and sent.copy == 1 else 0.0
+    )
     txn = client.begin(play.scope)
     client.wire.script = lambda _: PASS
     txn.write(events := play.events(play.one))
-    time.sleep(1.0)  # the second answer to Begin comes meanwhile
+    time.sleep(1.0)  # the other answer to Begin comes meanwhile
     play.committed("R3.4", txn.commit(), txn.txn_id, len(events))
     play.expect(events)
 
@@ -642,6 +729,8 @@ def write_in_doubt(play: Play) -> None:
 # -- tools ------------------------------------------------------------------------------------------------
 
 _OVER = ("AlreadyCommitted", "IllegalState", "TransactionAborted")
+_PREPARED = ("IllegalState", "OutcomeUnknown")
+_DENIED = ("NotAuthorized", "OutcomeUnknown", "UnknownTransaction")
 _NO_EFFECT = ("TransactionAborted", "OutcomeUnknown")
 _REFUSED = ("MalformedRecord", "UnsupportedVersion", "OutcomeUnknown")
 _ASKED = ("Begin", "Touch", "Register", "Commit", "OneShot", "Abort")
@@ -727,6 +816,64 @@ def _refused(sent: Sent, code: str) -> Treatment:
     """Not passed on, and answered by a refusal."""
     refusal = r.Refusal(code, "nothing was changed: made up by the kit")
     return Treatment(forward=False, false=[(sent.cid, answer_to(sent, refusal))])
+
+
+def _check_prepares(play: Play, client: Tested, secret: bytes) -> None:
+    prepares = [sent.command.prepare for sent in client.wire.of(r.Commit)]
+    by = {prepare.by for prepare in prepares if prepare is not None}
+    play.check("R10.7", by == {sha256(secret).digest()}, "`prepare.by` is not the secret's SHA-256")
+    for sent in client.wire.of(r.Commit):
+        has = sent.command.prepare is not None and sent.command.secret is None
+        play.check("R10.7", has, "a Commit does not only prepare")
+    by_txn: dict[bytes, set[bytes]] = {}
+    for sent in client.wire.of(r.Commit):
+        if sent.command.prepare is not None:
+            by_txn.setdefault(_txn_of(sent), set()).add(sent.command.prepare.attempt)
+    one = all(len(attempts) == 1 for attempts in by_txn.values())
+    play.check("R10.7", one, f"attempts of transactions: {list(by_txn.values())}")
+
+
+def _check_decisions(play: Play, coordinator: Tested, secret: bytes) -> None:
+    for kind in (r.Commit, r.Abort):
+        decisions = coordinator.wire.of(kind)
+        right = bool(decisions) and all(sent.command.secret == secret for sent in decisions)
+        play.check("R10.8", right, f"{kind.__name__} has not the coordinator's secret")
+
+
+def _abort_natively(play: Play, stream: str) -> None:
+    """Records of a native transaction that is aborted, on each partition: as of a merge that was interrupted."""
+    topic = stream_topic(stream)
+    record = Record(0, int(time.time() * 1000), b"same", b"aborted")
+    with closing(play.log.producer(f"conformance-{play.scope}", timeout=60.0)) as producer:
+        for partition in range(play.log.partition_counts([topic])[topic]):
+            producer.append([(TopicPartition(topic, partition), encode_batch([record]))])
+        producer.abort()
+
+
+def _check_read(
+    play: Play, rule: str, client: Tested, stream: str, times: dict[int, list[Written]]
+) -> None:
+    """All events of these commits, by their times, are read. Plain readers may get them a little later."""
+    wanted = [event for events in times.values() for event in events]
+    until = time.monotonic() + VISIBLE_S
+    while True:
+        found = client.read(stream)
+        differs = difference(wanted, [one.event for one in found])
+        if not differs or time.monotonic() > until:
+            break
+        time.sleep(0.2)
+    if not play.check(rule, not differs, differs):
+        return
+    same = [one.event.value for one in found if one.event.key == b"same"]
+    in_order = [event.value for event in wanted if event.key == b"same"]
+    play.check(rule, same == in_order, "events of a key are not in their order")
+    for at, events in times.items():
+        given = {
+            one.commit_timestamp for one in found if one.event.value in {e.value for e in events}
+        }
+        play.check(
+            "R13.2", given <= {at, None}, f"events of the commit at {at} have the times {given}"
+        )
 
 
 def _one_shot(play: Play, rule: str, client: Tested, stream: str) -> list[Written]:

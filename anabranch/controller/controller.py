@@ -74,7 +74,7 @@ from anabranch.topics.names import (
 log = logging.getLogger("anabranch.controller")
 
 REFUSED_WAIT_MS = 10_000  # how long the last round of a staged merge waits after a refusal
-HAND_OVERS = 5  # tries to log that a leader has resigned, while another controller fences it
+HAND_OVERS = 5  # tries to log that a leader has resigned, if others fence it or no broker answers
 OVERLAP_S = 0.02  # how long rounds may overlap before other work gets its turn
 # A round of fewer commands does not overlap: brokers and leader spend more on the round than on its commands.
 OVERLAP_FROM = 24
@@ -136,7 +136,7 @@ class Controller:
     _under_way: _RoundUnderWay | None = None
     _alone_from: float = 0.0  # from this monotonic second on, no round is left under way
     _trying: Sequence[Command] = ()  # the commands of the round that failed
-    _lacked_ids: bool = False  # `lacks_ids` of the last lease
+    _lacked_ids: bool = False  # `lacks_ids` of the last lease, or not known
 
     def __post_init__(self) -> None:
         self._state = self._state_of_table()
@@ -169,18 +169,26 @@ class Controller:
 
     def _lead(self, *, again: bool = False) -> None:
         self._state = self._state_of_table()
-        self.lease = become_leader(
-            self.log,
-            self.table,
-            self._state,
-            self.clock,
-            control_partition=self.settings.control_partition,
-            prefix=self.settings.prefix,
-            leader=self.leader,
-            native_timeout=self.native_timeout,
-            terms=self.terms,
-            again=again,
-        )
+        former = self.terms[-1:]
+        try:
+            self.lease = become_leader(
+                self.log,
+                self.table,
+                self._state,
+                self.clock,
+                control_partition=self.settings.control_partition,
+                prefix=self.settings.prefix,
+                leader=self.leader,
+                native_timeout=self.native_timeout,
+                terms=self.terms,
+                again=again,
+            )
+        except (LogError, NotLeader):
+            if (
+                self.terms[-1:] != former
+            ):  # the term may be logged, and ids may have been passed over
+                self._lacked_ids = True
+            raise
         keepalives = Keepalives(self._now_ms())
         self._trouble.begin(self._state)
         self._intake.begin(self._state)
@@ -248,7 +256,7 @@ class Controller:
                     self._lead(again=True)
                 self._hand_over()
                 break
-            except LogFenced:
+            except (LogFenced, LogUnavailable):
                 self.resign()
                 if not busy or tries == HAND_OVERS:
                     raise

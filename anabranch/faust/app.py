@@ -183,7 +183,7 @@ class Table(Store):
 class Program(Processor):
     """The processor of an app: its agents are its handlers."""
 
-    def table(self, table: Table) -> Table:
+    def add_table(self, table: Table) -> Table:
         found: Table = self._add(table.name, table)
         return found
 
@@ -346,7 +346,7 @@ class App(faust.App):
         """Add a table, see `anabranch.faust.app.Table`. Raises: InvalidArgument."""
         if window is not None:
             refuse("app.Table(window=)", "use anabranch.Processor and its windows()")
-        return self.program.table(Table(self, name, **options))
+        return self.program.add_table(Table(self, name, **options))
 
     def is_leader(self) -> bool:
         """Whether this process has task 0. For ``on_leader=True`` it is a hint: two may believe it for a while."""

@@ -17,7 +17,7 @@ from hashlib import sha256
 from itertools import islice
 from random import sample
 from secrets import token_bytes
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from anabranch.client.client import Client
@@ -39,7 +39,11 @@ from anabranch.ledger.book import BEGUN, COMMIT, ENDED, FIRST, Book, Meta, Row
 from anabranch.ledger.dialects import Dialect
 from anabranch.protocol import defaults
 from anabranch.protocol.ids import control_partition_of, txn_text
+from anabranch.protocol.schemas.records import Consumed
 from anabranch.types import Receipt, TransactionInfo
+
+if TYPE_CHECKING:
+    from anabranch.client.table_transaction import TableTransaction
 
 log = logging.getLogger("anabranch.ledger")
 T = TypeVar("T")
@@ -51,7 +55,7 @@ _PAUSE_S = 0.2
 _QUICK_S = 0.5  # timeout of further transactions once one waits
 _TORN = "its block committed rows by itself, and its events are aborted"
 _NO_COMMIT = "the ledger's database has not committed it"
-_claimed: WeakSet[Transaction] = WeakSet()
+_claimed: WeakSet[Transaction | TableTransaction] = WeakSet()
 _claiming = threading.Lock()
 
 
@@ -114,12 +118,13 @@ class Ledger:
     @contextmanager
     def commit(
         self,
-        txn: Transaction,
+        txn: Transaction | TableTransaction,
         connection: Any = None,
         *,
         receipts: Sequence[Receipt | bytes] | None = None,
         name: str | None = None,
         number: int | None = None,
+        consumed: Consumed | None = None,
         timeout: float | None = None,
     ) -> Iterator[Any]:
         """A cursor for statements that are committed together with the transaction, or not at all.
@@ -130,12 +135,13 @@ class Ledger:
 
         The end of the ``with`` commits both; an exception aborts both. Don't commit inside, nor call anything that
         commits (sqlite3's `executescript`). ``connection``: one without a begun transaction, as from a pool.
-        ``receipts``, ``name``, ``number``: as of `Transaction.commit`; if the name or number was committed before,
-        the database is rolled back, and ``txn.result`` is that outcome. ``timeout``: seconds for each step of the
-        end. After the database has committed, only `LedgerDiffers` is raised: if the controllers don't answer,
-        ``txn.result`` is None, and `recover` commits the events.
+        ``receipts``, ``name``, ``number``, ``consumed``: as of `Transaction.commit`; if the name or number was
+        committed before, the database is rolled back, and ``txn.result`` is that outcome. ``timeout``: seconds for
+        each step of the end. After the database has committed, only `LedgerDiffers` is raised: if the controllers
+        don't answer, ``txn.result`` is None, and `recover` commits the events.
 
         Raises:
+            LocksBroken: another commit has changed what it read; both are rolled back: begin again.
             InvalidArgument, UnsupportedSetting: the connection, or its database, can't be used; nothing was begun.
             NoLedger, LedgerMoved: the database is not that of the ledger.
             IllegalState: the transaction is in a ledger already; the connection has begun a transaction; or the
@@ -147,6 +153,7 @@ class Ledger:
         """
         with self._open(connection) as book:
             attempt, secret = token_bytes(ATTEMPT_SIZE), None
+            claim: dict[str, Any] = {"name": name, "number": number, "consumed": consumed}
             txn_id, meta = _enter(book, txn, attempt)
             try:
                 with closing(book.connection.cursor()) as cursor:
@@ -154,9 +161,7 @@ class Ledger:
                 book.check_same()
                 secret = meta.secret
                 by = sha256(secret).digest()
-                info = txn.prepare(
-                    receipts, name=name, number=number, by=by, attempt=attempt, timeout=timeout
-                )
+                info = txn.prepare(receipts, **claim, by=by, attempt=attempt, timeout=timeout)
                 if info.state == "COMMITTED":
                     book.rollback()
                     if book.is_early(txn_id):
@@ -291,7 +296,7 @@ class Ledger:
             return book.rows(1 << 62, limit)
 
 
-def _enter(book: Book, txn: Transaction, attempt: bytes) -> tuple[bytes, Meta]:
+def _enter(book: Book, txn: Transaction | TableTransaction, attempt: bytes) -> tuple[bytes, Meta]:
     """Insert ``begun`` in the database transaction; returns the transaction's id, and the ledger's row.
 
     If it raises, nothing is changed.
@@ -319,7 +324,9 @@ def _check_cluster(meta: Meta, cluster: str) -> Meta:
     return meta
 
 
-def _give_up(book: Book, txn: Transaction, secret: bytes | None, error: BaseException) -> None:
+def _give_up(
+    book: Book, txn: Transaction | TableTransaction, secret: bytes | None, error: BaseException
+) -> None:
     """Roll back and abort, because the database's commit was not sent. Recovery repeats what fails here."""
     if not book.rollback():
         log.warning("%r is left to recovery: the database could not roll back", txn)
@@ -331,7 +338,7 @@ def _give_up(book: Book, txn: Transaction, secret: bytes | None, error: BaseExce
         txn.abort(f"left by {type(error).__name__}", secret=secret, timeout=QUIET_S)
 
 
-def _is_committed(txn: Transaction, secret: bytes | None) -> bool:
+def _is_committed(txn: Transaction | TableTransaction, secret: bytes | None) -> bool:
     """Abort the transaction; True if recovery has already committed it, and deleted its row.
 
     Raises: OutcomeUnknown (the controllers don't say which).
@@ -351,7 +358,9 @@ def _is_committed(txn: Transaction, secret: bytes | None) -> bool:
     return False
 
 
-def _finish(txn: Transaction, secret: bytes | None, timeout: float | None) -> None:
+def _finish(
+    txn: Transaction | TableTransaction, secret: bytes | None, timeout: float | None
+) -> None:
     """Commit the transaction after the database. No answer is no error, because recovery will commit it."""
     try:
         txn.commit(secret=secret, timeout=timeout)

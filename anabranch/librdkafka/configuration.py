@@ -57,8 +57,8 @@ _SECRET = re.compile(
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a setting, or of an option of librdkafka, must not be shown."""
-    return _SECRET.search(name) is not None
+    """Whether the value of a setting, or of an option of librdkafka, must not be shown. A file's path may be."""
+    return not name.endswith(_FILE) and _SECRET.search(name) is not None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from anabranch.errors import InvalidArgument
 from anabranch.processing.plain import Cluster
@@ -19,12 +19,16 @@ from anabranch.processing.program import (
     is_async,
 )
 from anabranch.processing.stores import Store
+from anabranch.processing.tables import SharedReplica, SharedTable
 from anabranch.processing.timers import Timer, Windows
 from anabranch.protocol import defaults
-from anabranch.protocol.legal_names import PLAIN, check_input, check_type
+from anabranch.protocol.legal_names import PLAIN, check_input, check_type, split_stream
 from anabranch.reading.history import Start
 from anabranch.topics.names import stream_topic
 from anabranch.values import Stream, codec_of, stream_of
+
+if TYPE_CHECKING:
+    from anabranch.tables.indexes import Index
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST = 1 << 30
@@ -136,6 +140,32 @@ class Processor(Program):
         """
         store: Store = self._add(name, Store(name, codec_of(value, name), local=local))
         return store
+
+    def table(self, name: str, *, key: Any = None, value: Any = None) -> SharedTable:
+        """Use a table that others write, too, in the control partition of the processor's scope.
+
+        A batch reads it with locks, at one snapshot, and its commit writes its rows. If others have written what it
+        read, it has no effect, and is handled again. Workers keep a replica of the table in their folders. ``key``,
+        ``value``: codecs, as of `Client.stream`. Raises: InvalidArgument.
+        """
+        found = stream_of(name, key, value, "raise")
+        if name in self.tables:
+            raise InvalidArgument(f"{name} is a table of this processor already")
+        table = self.tables[name] = SharedTable(found, text_keys=key is None)
+        return table
+
+    def replica(self, *tables: str, index: Mapping[str, Index] | None = None) -> SharedReplica:
+        """Read tables of one control partition without locks, as by `Client.replica`.
+
+        The worker opens it in its folder, for all of its tasks, and closes it. Raises: InvalidArgument.
+        """
+        if not tables:
+            raise InvalidArgument("a replica is of at least one table: name it")
+        for name in tables:
+            split_stream(name)
+        found = SharedReplica(tables, index)
+        self.replicas.append(found)
+        return found
 
     def timer(self, name: str, *, wall: bool = False) -> Callable[[TimerHandler], Timer]:
         """Decorate a function of (key, due) that is called once, in a commit, when a time set for a key has come.

@@ -1,7 +1,8 @@
 """The batch of a worker: what handlers wrote and changed, in memory until one commit takes it.
 
 Handlers change a batch through a `HandlerContext`, one for each call, which can undo what the call did. A batch is
-an overlay: its rows hide the stored ones, or those of the batch that is being committed.
+an overlay: its rows hide the stored ones, or those of the batch that is being committed. Rows of tables that others
+write, too, hide those of one snapshot (`BatchTables`).
 """
 
 from __future__ import annotations
@@ -11,14 +12,25 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
+from datetime import datetime
 from heapq import merge
-from itertools import groupby
+from itertools import chain, groupby, islice
 from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 from anabranch.client.arrow import columns_of
-from anabranch.errors import AnabranchError, EventTooLarge, IllegalState, InvalidArgument
+from anabranch.errors import (
+    AnabranchError,
+    BeginAgainError,
+    EventTooLarge,
+    IllegalState,
+    InvalidArgument,
+    LocksBroken,
+    SnapshotExpired,
+    TooManyLocks,
+)
+from anabranch.ports import TableError
 from anabranch.protocol.limits import (
     LATEST,
     Room,
@@ -28,6 +40,7 @@ from anabranch.protocol.limits import (
 )
 from anabranch.protocol.partitioner import task_of
 from anabranch.reading.slices import Piece
+from anabranch.tracing import traces_of
 from anabranch.types import Headers
 
 if TYPE_CHECKING:
@@ -43,6 +56,7 @@ _READ_AHEAD = 4  # a commit's input has at most this many times the bytes that i
 _ROW_BYTES = 48  # overhead of an event or a row
 _INCARNATION = 2  # bytes of the incarnation, before a row in the state stream
 _KNOWN_KEYS = 20_000
+_MOST_TRACED = 256  # events of a batch whose trace contexts are looked for
 _MISSING: Any = object()
 _TIME = 8  # bytes of a time
 _NUMBER = 2  # bytes of a store's number
@@ -121,7 +135,12 @@ class WorkBatch:
         self.rows: dict[int, dict[bytes, bytes | None]] = {}
         self.counts = Counter[tuple[str, ...]]()  # metrics to add when it is committed
         self.pieces: list[Piece] = []  # the input that was handled
+        self.commits = 0  # input commits that were handled
+        self.most_commits = inf  # input commits that this batch may have
+        self.tables: BatchTables | None = None  # None: the program has no tables
         self.left: list[Piece] = []  # input that had no room, for the next batch
+        # Trace contexts of the input, once all is handled; None if the worker does not trace.
+        self.traces: set[bytes] | None = None
         self._slices = 0
         self._below = below
         self._task_count = task_count
@@ -145,8 +164,18 @@ class WorkBatch:
         has_any = bool(self.pieces or self.rows or self.outputs)
         for piece in self.pieces:
             self.counts["processor_events_in", piece.stream] += len(piece.events)
-        self.pieces.clear()  # else the events would stay in memory until the commit has ended
+        if self.traces is not None:
+            events = chain.from_iterable(piece.events for piece in self.pieces)
+            self.traces |= traces_of(islice(events, _MOST_TRACED))
+        if self.tables is None:  # else they may have to be handled again
+            self.pieces.clear()  # else the events would stay in memory until the commit has ended
         return has_any
+
+    def ends_before(self, commit: Piece) -> bool:
+        """Whether an input commit, which begins with this piece, is for a later batch because of the tables."""
+        if self.tables is None or commit.is_inside:
+            return False
+        return self.commits >= self.most_commits or self.tables.is_before(commit)
 
     def set_below(self, table: TaskRows) -> None:
         """Note that the batch below is stored, so that rows are read from the table."""
@@ -197,6 +226,192 @@ class WorkBatch:
             value = next(same)[1]
             if value is not None:
                 yield row, value
+
+
+class BatchConflict(BeginAgainError):
+    """Others wrote rows that a batch has read: it has no effect, and is handled again.
+
+    ``table`` and ``key`` name the changed row; empty if that is not known.
+    """
+
+    def __init__(self, message: str, *, table: str = "", key: bytes = b"") -> None:
+        super().__init__(message)
+        self.table, self.key = table, key
+
+    @classmethod
+    def of(cls, error: AnabranchError) -> BatchConflict:
+        """The conflict that ended a batch's transaction."""
+        if isinstance(error, LocksBroken):
+            return cls(str(error), table=error.table, key=error.key)
+        return cls(str(error))
+
+
+class Reads(Protocol):
+    """Reads of tables at one snapshot: a `TableTransaction`, or in tests a dict of rows."""
+
+    @property
+    def timestamp(self) -> int: ...
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def get(self, table: str, key: bytes, *, lock: bool = True) -> bytes | None: ...
+
+    def scan(
+        self,
+        table: str,
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        reverse: bool = False,
+        lock: bool = True,
+    ) -> Iterator[tuple[bytes, bytes]]: ...
+
+    def abort(self) -> None: ...
+
+
+class Source(Protocol):
+    """Begins the reads of batches.
+
+    ``near``: inputs whose commit timestamps compare with those of the tables. ``committed_at``: the last commit.
+    """
+
+    near: Collection[str]
+    committed_at: int
+
+    def begin(self, least: int) -> Reads:
+        """Read all tables as of one moment, this hybrid time or later."""
+        ...
+
+    def get_at(self, table: str, key: bytes, at: int | datetime) -> bytes | None: ...
+
+
+class BatchTables:
+    """The tables as one batch sees them. ``rows``: what its handlers wrote. For one thread."""
+
+    def __init__(self, source: Source, lock_bytes: int) -> None:
+        """``lock_bytes``: how much of a batch a lock counts as, so that batches end before they have too many."""
+        self.rows: dict[str, dict[bytes, bytes | None]] = {}
+        self.reads: Reads | None = None  # None before the first read
+        self.places: dict[
+            tuple[str, bytes], int
+        ] = {}  # locked row -> number of its first input commit
+        self._source, self._lock_bytes = source, lock_bytes
+        self._least = 0
+        self._trouble: Exception | None = None
+
+    def note(self, pieces: Iterable[Piece]) -> None:
+        """Let the snapshot include the commits of this input, if it is taken later."""
+        times = (piece.timestamp for piece in pieces if piece.stream in self._source.near)
+        self._least = max(self._least, *times, 0)
+
+    def is_before(self, commit: Piece) -> bool:
+        """Whether the snapshot was taken, and does not include this commit of an input."""
+        return (
+            self.reads is not None
+            and commit.stream in self._source.near
+            and commit.timestamp > self.reads.timestamp
+        )
+
+    def check(self) -> None:
+        """Raise the error that ended the batch, even if a handler has caught it."""
+        if self._trouble is not None:
+            raise self._trouble
+
+    def get(self, at: HandlerContext, table: str, key: bytes, *, lock: bool) -> bytes | None:
+        """A row, as of the snapshot, with what this batch wrote. Raises: TooManyLocks; as `check`."""
+        written = self._written(at, table, key)
+        if key in written:
+            return written[key]
+        try:
+            found = self._begun().get(table, key, lock=lock)
+        except (AnabranchError, TableError) as error:
+            self._failed(at, error)
+        if lock and (table, key) not in self.places:
+            self.places[table, key] = at.batch.commits
+            at.batch.size += self._lock_bytes
+        return found
+
+    def scan(
+        self, at: HandlerContext, table: str, low: bytes, high: bytes | None,
+        *, reverse: bool, lock: bool,
+    ) -> Iterator[tuple[bytes, bytes]]:  # fmt: skip
+        """Rows from ``low`` up to ``high`` (not included; None: to the end), in order. Raises: as `get`."""
+        written = {} if at.own_key else self.rows.get(table, {})
+        inside = (key for key in written if low <= key and (high is None or key < high))
+        ours = [(key, written[key]) for key in sorted(inside, reverse=reverse)]
+        theirs = self._walk(at, table, low, high, reverse=reverse, lock=lock)
+        # This batch's version of a row comes first, and hides the other one.
+        rows = merge(ours, theirs, key=itemgetter(0), reverse=reverse)
+        for key, same in groupby(rows, itemgetter(0)):
+            value = next(same)[1]
+            if value is not None:
+                yield key, value
+
+    def _walk(
+        self, at: HandlerContext, table: str, low: bytes, high: bytes | None,
+        *, reverse: bool, lock: bool,
+    ) -> Iterator[tuple[bytes, bytes | None]]:  # fmt: skip
+        try:
+            rows = self._begun().scan(table, low, high, reverse=reverse, lock=lock)
+            if lock:
+                at.batch.size += self._lock_bytes
+            while (row := next(rows, None)) is not None:
+                yield row
+                self.check()
+        except (AnabranchError, TableError) as error:
+            self._failed(at, error)
+
+    def get_at(self, table: str, key: bytes, at: int | datetime) -> bytes | None:
+        """A row as of a time, without a lock. Raises: SnapshotExpired, InvalidArgument; as `check`."""
+        self.check()
+        try:
+            return self._source.get_at(table, key, at)
+        except (SnapshotExpired, InvalidArgument):
+            raise  # of the event's time
+        except (AnabranchError, TableError) as error:
+            self._trouble = error
+            raise
+
+    def put(self, at: HandlerContext, table: str, key: bytes, value: bytes | None) -> None:
+        """Write a row, or delete it. Raises: InvalidArgument, EventTooLarge; as `check`."""
+        self.check()
+        size, limits = len(key) + len(value or b""), at.batch.limits
+        room = limits.known.get(table)
+        if room is not None and room.most is not None and size > room.most:
+            limits.check(table, key, size, None)
+        at.change(self.rows.setdefault(table, {}), key, value)
+
+    def committed(self, timestamp: int) -> None:
+        """Let the next batch see what this one committed."""
+        self._source.committed_at = timestamp
+
+    def close(self) -> None:
+        """End the reads, unless a commit has ended them."""
+        if self.reads is not None and not self.reads.is_over:
+            self.reads.abort()
+
+    def _written(self, at: HandlerContext, table: str, key: bytes) -> Mapping[bytes, bytes | None]:
+        """Rows that the batch wrote to a table. Concurrent handlers see only the row of their own key."""
+        self.check()
+        return self.rows.get(table, {}) if not at.own_key or key == at.key else {}
+
+    def _begun(self) -> Reads:
+        self.check()
+        if self.reads is None:
+            self.reads = self._source.begin(max(self._least, self._source.committed_at))
+        return self.reads
+
+    def _failed(self, at: HandlerContext, error: Exception) -> NoReturn:
+        """Raise an error of a read, which ends the batch, unless the event that is handled is the cause."""
+        if isinstance(error, TooManyLocks):
+            if at.batch.commits == 0:
+                raise error
+            error = BatchConflict(str(error))
+        elif isinstance(error, LocksBroken):
+            error = BatchConflict.of(error)
+        self._trouble = self._trouble or error
+        raise self._trouble
 
 
 class HandlerContext:
@@ -291,12 +506,16 @@ class HandlerContext:
         changed = batch.rows.get(task)
         if changed is None:
             changed = batch.rows[task] = {}
-        before = changed.get(row, _MISSING)
+        self.change(changed, row, value)
+
+    def change(self, rows: dict[bytes, bytes | None], row: bytes, value: bytes | None) -> None:
+        """Set a row in some of the batch's rows."""
+        batch, before = self.batch, rows.get(row, _MISSING)
         if before is _MISSING:
-            batch.size += here + _ROW_BYTES
-        self.undo.append((changed, row, before))
-        changed[row] = value
-        batch.size += size
+            batch.size += len(row) + _ROW_BYTES
+        self.undo.append((rows, row, before))
+        rows[row] = value
+        batch.size += len(value or b"")
 
     def put_due(self, task: int, kind: bytes, due: int, place: bytes, value: bytes) -> None:
         """Set a row of this kind, due at a time."""

@@ -8,6 +8,9 @@
 4. Only then are the rows written to RocksDB, which must not have rows of a commit that never happens.
 5. Only then is the next commit sent; its handlers ran meanwhile, on top of this batch. If two commits were under
    way, the second could be decided while the first waits for its journals.
+
+A batch with tables is handled after the previous one is committed: its snapshot has to include that one's rows. If
+its locks are broken, it is dropped as in step 1, and handled again (`BatchConflict`).
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from anabranch.backoff import Backoff
 from anabranch.client.client import Client
@@ -28,20 +31,27 @@ from anabranch.errors import (
     BeginAgainError,
     EventTooLarge,
     InvalidArgument,
+    LocksBroken,
     OwnershipLost,
     RetryError,
+    SnapshotExpired,
     TransactionAborted,
     WriteFailed,
 )
 from anabranch.ports import TopicPartition
-from anabranch.processing.batch import Limits, WorkBatch, Written
+from anabranch.processing.batch import BatchConflict, Limits, WorkBatch, Written
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
+from anabranch.processing.tables import write_rows
 from anabranch.protocol.schemas.records import Consumed
+from anabranch.tracing import consuming
+from anabranch.tracing import current as current_tracing
 from anabranch.types import TaskOwnership
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from anabranch.client.table_transaction import TableTransaction
 
 log = logging.getLogger("anabranch.processor")
 
@@ -73,13 +83,16 @@ class Commits:
         self._sent: WorkBatch | None = None
         self._ends_due = 0.0
         self._limits = limits
+        self._tracing = current_tracing()
         self.ending = threading.Event()  # once set, unknown outcomes are not asked for
 
     def new_batch(self, task_count: int) -> WorkBatch:
         """A new batch, on top of the batch that is being committed."""
-        return WorkBatch(
+        batch = WorkBatch(
             self._table if self._sent is None else self._sent, task_count, self._limits
         )
+        batch.traces = None if self._tracing is None else set()
+        return batch
 
     def send(self, ownership: TaskOwnership, batch: WorkBatch, consumed: Consumed) -> None:
         """Commit a batch, once the previous batch is committed. Raises: as `wait`, the previous commit's error."""
@@ -112,6 +125,17 @@ class Commits:
         self._log.close()
 
     def _commit(self, ownership: TaskOwnership, batch: WorkBatch, consumed: Consumed) -> None:
+        """Commit a batch, in a span if events of its input have trace contexts."""
+        if self._tracing is None or not batch.traces:
+            self._commit_batch(ownership, batch, consumed)
+            return
+        handled = sum(n for key, n in batch.counts.items() if key[0] == "processor_events_in")
+        attributes = {"messaging.batch.message_count": handled}
+        name = f"process {ownership.processor}"
+        with self._tracing.within(consuming(self._tracing, name, batch.traces, attributes)):
+            self._commit_batch(ownership, batch, consumed)
+
+    def _commit_batch(self, ownership: TaskOwnership, batch: WorkBatch, consumed: Consumed) -> None:
         begun = self._clock.monotonic()
         sequences = {task: step.sequence for step in consumed.steps for task in step.tasks}
         state = {
@@ -119,9 +143,10 @@ class Commits:
             for task, rows in batch.rows.items()
         }
         ends = self._ends(ownership)
+        timestamp = 0
         for redone in range(_REDONE + 1):
             try:
-                with self._client.begin(ownership.scope, ownership=ownership) as txn:
+                with self._begin(ownership, batch) as txn:
                     # State goes first: if it opens the transaction, outputs can be sent as columns at once.
                     for task, rows in state.items():
                         txn.write_state(task, rows)
@@ -133,14 +158,21 @@ class Commits:
                                 txn.write_many(stream, run)
                             else:
                                 txn.write_batch(stream, columns_of(run))
-                    self._until_known(txn, consumed)
+                    if batch.tables is not None:
+                        write_rows(txn, batch.tables)
+                    timestamp = self._until_known(txn, consumed)
                 break
+            except (LocksBroken, SnapshotExpired) as error:
+                raise BatchConflict.of(error) from error
             except (TransactionAborted, WriteFailed) as error:
+                if batch.tables is not None and batch.tables.reads is not None:
+                    raise BatchConflict.of(error) from error  # another transaction reads later rows
                 if redone == _REDONE:
                     raise
                 log.warning("%s: the commit is made again: %s", ownership.processor, error)
             except (EventTooLarge, InvalidArgument) as error:
-                if self._limits.have_changed(batch.outputs):
+                tables = () if batch.tables is None else batch.tables.rows
+                if self._limits.have_changed([*batch.outputs, *tables]):
                     # The batch is handled again by the new limits; then an event that is too big is refused.
                     raise BeginAgainError(str(error)) from error
                 found = self._client.processor(ownership.processor).tasks
@@ -155,7 +187,17 @@ class Commits:
             for task, sequence in sequences.items()
         }
         self._table.write(((task, rows.items()) for task, rows in batch.rows.items()), marks)
+        if batch.tables is not None:
+            batch.tables.committed(timestamp)
         self._count(batch, self._clock.monotonic() - begun)
+
+    def _begin(self, ownership: TaskOwnership, batch: WorkBatch) -> Transaction | TableTransaction:
+        """The transaction of a batch; if it has read tables, that of its reads. Raises: as `BatchTables.check`."""
+        if batch.tables is not None:
+            batch.tables.check()
+            if batch.tables.reads is not None:
+                return cast("TableTransaction", batch.tables.reads)
+        return self._client.begin(ownership.scope, ownership=ownership)
 
     def _count(self, batch: WorkBatch, seconds: float) -> None:
         add = self._metrics.add
@@ -168,13 +210,12 @@ class Commits:
             count = sum(len(run) if isinstance(run, list) else run.num_rows for run in runs)
             add("processor_events_out", stream, by=count)
 
-    def _until_known(self, txn: Transaction, consumed: Consumed) -> None:
+    def _until_known(self, txn: Transaction | TableTransaction, consumed: Consumed) -> int:
         give_up = self._clock.monotonic() + _DOUBT_S
         pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._clock)
         while True:
             try:
-                txn.commit(consumed=consumed)
-                return
+                return txn.commit(consumed=consumed).commit_timestamp
             except WriteFailed:
                 raise
             except (AskOutcomeError, RetryError) as error:

@@ -136,6 +136,8 @@ class Failures:
         """
         if isinstance(error, TableError | NotAHandler) or is_from_outside(error):
             raise error
+        if at.batch.tables is not None:
+            at.batch.tables.check()
         at.take_back()
         self._metrics.add("processor_failures")
         trace = None if pauses.count else error

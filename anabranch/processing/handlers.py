@@ -82,13 +82,30 @@ class Handlers:
         Timers that fill the batch don't wait for input. ``wall``: the Unix seconds now. Raises: as `handle` and
         ``read``.
         """
+        self._note(batch, self._left)
         self._fire(batch, tasks, wall)
         some, self._left = self._left, []
         if not some and batch.size < self.batch_bytes:
             some = read()
+            self._note(batch, some)
+            self._left = some  # for `again`, if this fails
             self._fire(batch, tasks, wall)  # timers that became due while it waited
-        batch.note_input(some, self.handle(batch, some))
+        self._left = some
+        left = self.handle(batch, some)
+        self._left = []
+        batch.note_input(some, left)
         return some
+
+    def _note(self, batch: WorkBatch, pieces: Sequence[Piece]) -> None:
+        if batch.tables is not None:
+            batch.tables.note(pieces)
+
+    def again(self, batch: WorkBatch, table: TaskRows, tasks: Collection[int]) -> None:
+        """Let the next batches handle the input of a batch that has no effect, and is not committed."""
+        pieces = [*batch.pieces, *self._left]
+        batch.open = False
+        self.resume(table, tasks)
+        self._left = pieces
 
     def close_batch(self, batch: WorkBatch) -> bool:
         """Close a batch; the next one begins with what it had no room for. Returns as `WorkBatch.close`."""
@@ -115,12 +132,13 @@ class Handlers:
                 commit = list(some)
                 if not left and self._time is not None:
                     self._time.before(at, scope, number)
-                full = batch.size >= self.batch_bytes
+                full = batch.size >= self.batch_bytes or batch.ends_before(commit[0])
                 if left or (full and (commit[0] is pieces[0] or not commit[0].is_inside)):
                     left += commit
                     continue
                 for piece in commit:
                     self._piece(at, piece)
+                batch.commits += 1
                 if self._time is not None:
                     _move_time(at, self._time, commit)
         return left

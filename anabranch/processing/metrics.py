@@ -14,6 +14,9 @@ NUMBERS = {
     ),
     "processor_dead_letters": Number("counter", "Events, timers and windows that are dead letters"),
     "processor_failures": Number("counter", "Times that a handler failed"),
+    "processor_conflicts": Number(
+        "counter", "Times that a batch was handled again, as others wrote what it had read", ("table",)
+    ),
     "processor_lost": Number(
         "counter",
         "Commits (of a plain topic: offsets) passed over as retention took from them before they were consumed",

@@ -102,6 +102,7 @@ class PlainReader:
         self._touched: dict[
             TopicPartition, int
         ] = {}  # the part of `_at` that moved since `consumed`
+        self._before: tuple[dict[int, int], dict[TopicPartition, int]]
         self._portions: list[Portion] = []
         self.misplaced = Counter[str]()
         self._find_at = -math.inf
@@ -197,6 +198,7 @@ class PlainReader:
 
     def consumed(self, also: Iterable[int] = (), left: Sequence[Piece] = ()) -> Consumed:
         """Positions after all records since the last call, except ``left``. ``also``: tasks without records."""
+        self._before = self._sequences.copy(), self._touched
         stays = {
             TopicPartition(piece.stream.removeprefix(PLAIN), piece.tasks[0]): piece.timestamp
             for piece in reversed(left)
@@ -213,6 +215,11 @@ class PlainReader:
             self._sequences[task] += 1
             steps.append(TaskStep((task,), self._sequences[task], tuple(moved)))
         return Consumed(self._ownership.processor, self._ownership.fencing_token, tuple(steps))
+
+    def put_back(self, consumed: Consumed) -> None:
+        """As `TaskReader.put_back`. ``consumed``: the last ones."""
+        self._sequences, touched = self._before
+        self._touched = touched | self._touched
 
     def close(self) -> None:
         self._source.close()

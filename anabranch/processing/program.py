@@ -11,6 +11,7 @@ from anabranch.errors import InvalidArgument
 from anabranch.processing.batch import current_context
 from anabranch.processing.plain import Cluster
 from anabranch.processing.stores import Keyed
+from anabranch.processing.tables import SharedReplica, SharedTable
 from anabranch.protocol.legal_names import is_plain, split_stream
 from anabranch.protocol.limits import copied_time
 from anabranch.reading.history import Start
@@ -149,6 +150,8 @@ class Program:
         self.stores: dict[str, Keyed] = {}
         self.timers = set[str]()  # names of those stores that are timers or windows
         self.outputs: dict[str, Stream[Any, Any]] = {}
+        self.tables: dict[str, SharedTable] = {}
+        self.replicas: list[SharedReplica] = []
         self.cluster: Cluster | None = None  # of plain topics
 
     def check(self) -> Sequence[str]:
@@ -163,6 +166,10 @@ class Program:
         if self.cluster is not None:
             for store in self.stores.values():
                 store.local = True
+        if both := sorted(set(self.outputs) & set(self.tables)):
+            raise InvalidArgument(
+                f"{', '.join(both)} is an output and a table: write its rows as those of the table"
+            )
         if len({is_plain(name) for name in self.inputs}) > 1:
             raise InvalidArgument(
                 f"processor {self.name} reads streams, or plain topics: bridge a topic into a stream first"

@@ -36,7 +36,7 @@ from anabranch.errors import (
 )
 from anabranch.logs import about
 from anabranch.ports import GroupMember, TopicPartition
-from anabranch.processing.batch import SLICE_BYTES, Limits
+from anabranch.processing.batch import SLICE_BYTES, BatchConflict, Limits, WorkBatch
 from anabranch.processing.commits import FIRST_PAUSE_S, LONGEST_PAUSE_S, Commits
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.metrics import TABLE
@@ -44,6 +44,7 @@ from anabranch.processing.plain import PlainReader, plain_inputs, plain_ports
 from anabranch.processing.program import Program
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
+from anabranch.processing.tables import Conflicts, WorkerTables
 from anabranch.protocol.defaults import SESSION_S
 from anabranch.protocol.hybrid_time import to_ms
 from anabranch.protocol.legal_names import PLAIN, state_stream
@@ -193,6 +194,11 @@ class Worker:
                 client, self._table, state, self.metrics, self._limits, threads=threads
             )
             self._stack.callback(self._commits.close)
+            self._tables = WorkerTables(
+                client, folder, app.tables, app.replicas, app.inputs, threads=threads
+            )
+            self._stack.callback(self._tables.close)
+            self._conflicts = Conflicts(app.name, self.metrics, self._clock)
             topic = stream_topic(state_stream(app.name))
             group = f"{app.scope}.{app.name.partition('/')[2]}.workers"
             member = tasks or Membership(ports.member(group, SESSION_S), topic)
@@ -256,6 +262,8 @@ class Worker:
         self._seen_at = self._clock.monotonic()
         wanted = self._wanted()
         if self._ownership is None or wanted != self._ownership.tasks.keys():
+            if wanted and not self._tables.is_loaded(IDLE_S):
+                wanted = frozenset()  # others may have the tasks meanwhile
             self._take(wanted)
         if self._ownership is None or self._reader is None:
             self._member.serve(0.0 if self._standby else IDLE_S)
@@ -311,7 +319,8 @@ class Worker:
 
         state = self._commits.state
         state.forget(wanted)
-        self._limits.learn({*self._app.outputs, self._limits.state})
+        self._limits.learn({*self._app.outputs, *self._app.tables, self._limits.state})
+        self._conflicts.forget()
         try:
             rows = state.restore(ownership.tasks, _RESTORE_S, still_wanted)
         except IllegalState:
@@ -367,8 +376,24 @@ class Worker:
 
     def _process_batch(self, ownership: TaskOwnership, reader: TaskReader | PlainReader) -> bool:
         """Handle events until the commit is due, and send it. Returns False if nothing was to be committed."""
-        app, clock = self._app, self._clock
+        app = self._app
         batch = self._commits.new_batch(app.tasks)
+        batch.tables = self._tables.of_batch(ownership, self._handlers.batch_bytes)
+        batch.most_commits = self._conflicts.most_commits
+        try:
+            return self._fill_and_commit(ownership, reader, batch)
+        except BatchConflict as conflict:
+            pause_s = self._conflicts.note(conflict, batch)
+            self._handlers.again(batch, self._table, ownership.tasks)
+        finally:
+            self._tables.end_batch(batch.tables)
+        self.stop.wait(pause_s)
+        return True
+
+    def _fill_and_commit(
+        self, ownership: TaskOwnership, reader: TaskReader | PlainReader, batch: WorkBatch
+    ) -> bool:
+        app, clock = self._app, self._clock
         due, generation, rested = clock.monotonic() + IDLE_S, self._member.generation, False
 
         def read() -> list[Piece]:
@@ -402,7 +427,16 @@ class Worker:
             self._commits.wait()
             return False
         self._sent_at = clock.monotonic()
-        self._commits.send(ownership, batch, reader.consumed(batch.rows.keys(), batch.left))
+        consumed = reader.consumed(batch.rows.keys(), batch.left)
+        try:
+            self._commits.send(ownership, batch, consumed)
+            if batch.tables is not None:
+                self._commits.wait()
+        except BatchConflict:
+            reader.put_back(consumed)
+            raise
+        if batch.tables is not None:
+            self._conflicts.passed()
         return True
 
     def _rest(self, reader: TaskReader | PlainReader) -> bool:
@@ -421,7 +455,7 @@ class Worker:
 def make_processor(client: Client, app: Program) -> ProcessorInfo:
     """Create the processor of a program, as `Client.create_processor`. If it exists, add its new stores."""
     inputs: Sequence[str | ProcessorInput] = app.check()
-    client.check_outputs(app.name, app.outputs)
+    client.check_outputs(app.name, [*app.outputs, *app.tables])
     if app.cluster is not None:
         ports, start = plain_ports(client, app.cluster), check_start(app.start)
         if isinstance(start, int):

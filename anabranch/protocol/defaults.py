@@ -46,6 +46,10 @@ LONGEST_TRANSACT_PAUSE_S = 0.032
 FIRST_CHANGE_PAUSE_S = 0.001
 LONGEST_CHANGE_PAUSE_S = 0.064
 
+# A processor's batch is handled again after these pauses, when its locks break.
+FIRST_CONFLICT_PAUSE_S = 0.004
+LONGEST_CONFLICT_PAUSE_S = 0.5
+
 # -- processors -------------------------------------------------------------------------------------------
 
 TASKS = 16

@@ -18,7 +18,7 @@ from zlib import crc32
 import numpy as np
 
 from anabranch.batches.columns_read import Longs
-from anabranch.errors import InvalidArgument, RetryError, SnapshotExpired
+from anabranch.errors import IllegalState, InvalidArgument, RetryError, SnapshotExpired
 from anabranch.ports import TopicPartition
 from anabranch.protocol.partitioner import SPACE
 from anabranch.protocol.schemas.records import (
@@ -192,6 +192,16 @@ def place_of(position: TaskPosition, order: dict[int, int]) -> Place:
     return Place(position.record, order.get(position.segment, -1), position.offset)
 
 
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The last positions of `consumed`, and the reader's state before, for `TaskReader.put_back`."""
+
+    consumed: Consumed
+    touched: set[int]
+    all_due: float
+    reported: list[dict[int, tuple[int, int, int] | None]]  # by input
+
+
 class TaskReader(Iteration[Event]):
     """Events of an ownership's tasks, each key in commit order.
 
@@ -229,6 +239,8 @@ class TaskReader(Iteration[Event]):
         # Number of ``together`` -> ranges of timestamps with commits that may be incomplete.
         self._lost: dict[int, list[tuple[int, int]]] = {}
         self._all_due = self._clock.monotonic() + _ALL_S
+        self._last: _Given | None = None
+        self._ended = ""  # why no positions can be committed any more
         numbers = {one.stream: number for number, one in enumerate(ownership.inputs)}
         for stream in streams:
             if stream not in numbers:
@@ -512,6 +524,11 @@ class TaskReader(Iteration[Event]):
     # -- positions ------------------------------------------------------------------------------------
 
     @property
+    def ownership(self) -> TaskOwnership:
+        """The ownership of the tasks whose events it reads."""
+        return self._ownership
+
+    @property
     def has_fetched(self) -> bool:
         """Whether `cut` has more input without a fetch."""
         return any(one.feed.records or one.feed.history.is_fetched for one in self._inputs)
@@ -533,13 +550,18 @@ class TaskReader(Iteration[Event]):
         order.
 
         Any process may commit these positions: pass them on pickled, or as bytes. ``also``: tasks to include though
-        they had no event. ``left``: the last pieces, which belong to the next call. If their commit fails for good,
-        this reader can't be used any more: take the tasks again.
+        they had no event. ``left``: the last pieces, which belong to the next call. If their commit has failed
+        without an effect, `put_back`; else take the tasks again. Raises: IllegalState (that was so before).
         """
-        now = self._clock.monotonic()
+        if self._ended:
+            raise IllegalState(
+                f"{self._ended}: take the tasks again, and read from their positions"
+            )
+        now, before = self._clock.monotonic(), (self._touched, self._all_due)
         tasks = self._touched | set(also)
         if now >= self._all_due or not tasks:
             tasks, self._all_due = set(self._sequences), now + _ALL_S
+        reported = [{task: each.reported.get(task) for task in tasks} for each in self._inputs]
         limits = {piece.stream: piece.before for piece in reversed(left)}
         alike: dict[tuple[int, tuple[TaskPosition, ...]], list[int]] = {}
         for task in sorted(tasks):
@@ -552,4 +574,30 @@ class TaskReader(Iteration[Event]):
                 each.reported[task] = (limits.get(each.stream) or each.place())[:3]
         self._touched = {task for piece in left for task in piece.tasks}
         steps = tuple(TaskStep(tuple(some), *step) for step, some in alike.items())
-        return Consumed(self._ownership.processor, self._ownership.fencing_token, steps)
+        made = Consumed(self._ownership.processor, self._ownership.fencing_token, steps)
+        self._last = _Given(made, *before, reported)
+        return made
+
+    def put_back(self, consumed: Consumed) -> None:
+        """Take back the last `consumed`, whose commit had no effect: the next one includes its positions.
+
+        Raises: IllegalState (it is not the last one).
+        """
+        last, self._last = self._last, None
+        if last is None or last.consumed is not consumed:
+            raise IllegalState("only the last positions can be put back")
+        for each, reported in zip(self._inputs, last.reported, strict=True):
+            for task, place in reported.items():
+                if place is None:
+                    del each.reported[task]
+                else:
+                    each.reported[task] = place
+        for step in consumed.steps:
+            for task in step.tasks:
+                self._sequences[task] -= 1
+        self._touched |= last.touched
+        self._all_due = last.all_due
+
+    def end(self, why: str) -> None:
+        """Make every later `consumed` raise `IllegalState`, with this reason."""
+        self._ended = why

@@ -1,7 +1,7 @@
 """`Driver`: a processor's program on events in memory, without brokers, RocksDB and waiting.
 
 The driver runs a worker's own `WorkBatch`, `Handlers` and timers. In place of the rest are: a queue of input
-transactions, rows in a dict, lists of outputs, and a clock that only `Driver.advance` moves.
+transactions, rows and tables in dicts, lists of outputs, and a clock that only `Driver.advance` moves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from anabranch.client.arrow import columns_of
 from anabranch.client.receipts import RECORD_OVERHEAD
 from anabranch.errors import IllegalState, InvalidArgument
-from anabranch.processing.batch import Limits, WorkBatch, Written
+from anabranch.processing.batch import BatchTables, Limits, WorkBatch, Written
 from anabranch.processing.commits import runs_of
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.program import Program
@@ -25,7 +25,7 @@ from anabranch.protocol.legal_names import PLAIN, is_plain, state_stream
 from anabranch.protocol.limits import Room, check_event, check_headers
 from anabranch.protocol.partitioner import task_of
 from anabranch.reading.slices import EVENT_BYTES, Piece, Place, count_within
-from anabranch.testing.rows import SortedRows
+from anabranch.testing.rows import MemoryTables, SortedRows
 from anabranch.types import Event, Headers
 from anabranch.values import RAW, event_decoder
 
@@ -106,8 +106,12 @@ class Driver:
         self._now_hybrid = from_us(self._now_us)
         self._timestamp = 0  # the last commit timestamp
         self._rows = MemoryRows(app.tasks)
+        replicated = (name for one in app.replicas for name in one.tables)
+        self._tables = MemoryTables([*app.tables, *replicated], frozenset(app.inputs))
+        for one in app.replicas:
+            one.opened = self._tables
         self._limits = Limits(state_stream(app.name), _default_rooms)
-        self._limits.learn({*app.outputs, self._limits.state})
+        self._limits.learn({*app.outputs, *app.tables, self._limits.state})
         self._written: dict[str, list[Event]] = {stream: [] for stream in app.outputs}
         self._offsets = Counter[tuple[str, int]]()  # of the next event of an input
         self._queue: deque[list[Piece]] = deque()  # input transactions, or what is left of one
@@ -177,6 +181,25 @@ class Driver:
                 for row, data in self._rows.scan(each, store.prefix, end)
             )
         )
+
+    def put(self, table: str, key: bytes | str, value: Any) -> None:
+        """Write a row of a table, as others do, in a commit of its own. None deletes it. Raises: InvalidArgument.
+
+        ``value``: encoded by the codec of `Processor.table`; bytes stay as they are.
+        """
+        if value is not None and not isinstance(value, bytes):
+            if table not in self._app.tables:
+                raise InvalidArgument(f"{table} is a replica's: give its rows as bytes")
+            value = self._app.tables[table].stream.encode(None, value)[1]
+        self._tables.write(table, {_raw(key): value}, self._next_timestamp())
+
+    def table(self, name: str) -> StoreView:
+        """The committed rows of a table of the program, by keys as bytes or text, decoded."""
+        table = self._app.tables.get(name)
+        if table is None:
+            raise InvalidArgument(f"{name} is no table: {', '.join(self._app.tables)}")
+        rows = self._tables.snapshot().scan(name)
+        return StoreView({key: table.stream.decode_value(key, data) for key, data in rows})
 
     def close(self) -> None:
         """Cancel the asyncio tasks that handlers left, and free their loop."""
@@ -268,6 +291,8 @@ class Driver:
         tasks = range(self._app.tasks)
         for _ in range(_ENDLESS):
             batch = WorkBatch(self._rows, self._app.tasks, self._limits)
+            if self._app.tables:
+                batch.tables = BatchTables(self._tables, 0)
             try:
                 self._handlers.step(batch, tasks, self._wall, self._read)
             except BaseException:
@@ -299,6 +324,9 @@ class Driver:
         for task, rows in batch.rows.items():
             self._rows.by_task[task].change(rows)
         timestamp = self._next_timestamp()
+        if batch.tables is not None:
+            for table, changed in batch.tables.rows.items():
+                self._tables.write(table, changed, timestamp)
         back: list[tuple[Event, int]] = []
         for stream, some in batch.outputs.items():
             written = self._written[stream]
@@ -306,6 +334,8 @@ class Driver:
             for one in _events_of(batch, stream, some):
                 place = 0, len(written)
                 written.append(_event(stream, one, timestamp, place))
+                if stream in self._tables and one[1] is not None:  # a replica of an output
+                    self._tables.write(stream, {one[1]: one[0]}, timestamp)
             if stream in self._app.inputs:
                 back += map(self._written_back, written[first:])
         if back:

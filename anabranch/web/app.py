@@ -399,7 +399,7 @@ def _events(request: Request) -> View:
 
 
 def _rows(request: Request) -> View:
-    given = _query(request, "prefix", "from", "at", limit=(COUNTS[1], *COUNTS))
+    given = _query(request, "prefix", "from", "skip", "at", limit=(COUNTS[1], *COUNTS))
     return View("rows", (_stream_of(request), *given.values()))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ T = TypeVar("T")
 INTERVAL_S = 1.0  # the greatest age of a page that is loaded
 WATCH_S = 2.0  # between two polls of a page that a browser shows
 SAMPLE_S = 10.0  # between two samples for the charts
-SHARE = 4  # pauses are at least this many times as long as the polls between them
+SHARE = 5  # polls of all pages together take at most one part in this many of the time
 MOST_PAGES = 64
 MOST_LOOKING = 200
 READING = frozenset(("events", "rows", "versions"))  # kinds of pages that read events and rows
@@ -39,8 +40,9 @@ class Page:
     """A page as of its last poll.
 
     ``html``: its body as of monotonic second ``at``; None before the first successful poll. ``error``: of the
-    newest poll, if that failed. ``looking``: how many browsers show it live. ``changed``: set at the end of the
-    next poll.
+    newest poll, if that failed. ``looking``: how many browsers show it live. ``took``: seconds of the newest poll,
+    without its wait for the thread. ``changed``: set at the end of the next poll. ``follower``: polls the page
+    while browsers show it.
     """
 
     view: View
@@ -49,8 +51,10 @@ class Page:
     error: AnabranchError | None = None
     looking: int = 0
     polled: float = -INTERVAL_S
+    took: float = 0.0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     poll: asyncio.Task[None] | None = None
+    follower: asyncio.Task[None] | None = None
 
     @property
     def is_gone(self) -> bool:
@@ -92,12 +96,12 @@ class Hub:
             name: ThreadPoolExecutor(1, thread_name_prefix=f"anabranch-web-{name}")
             for name in ("poll", "read", "sample")
         }
-        self._loop: asyncio.Task[None] | None = None
-        self._sampling: asyncio.Task[None] | None = None
+        self._repeating: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
-        """Begin to take samples. Pages are polled without it, too."""
-        self._sampling = asyncio.create_task(self._samples())
+        """Begin to take samples, and to sweep. Pages are polled without it, too."""
+        for thread, call in (("sample", self._sample), ("read", self._sweep)):
+            self._repeating.append(asyncio.create_task(self._repeat(thread, call)))
 
     @property
     def looking(self) -> int:
@@ -121,8 +125,8 @@ class Hub:
             raise NotReady(f"{MOST_LOOKING} browsers look on: close some")
         page = self._page(view)
         page.looking += 1
-        if self._loop is None or self._loop.done():
-            self._loop = asyncio.create_task(self._run())
+        if page.follower is None or page.follower.done():
+            page.follower = asyncio.create_task(self._follow(page))
         try:
             yield page
         finally:
@@ -130,9 +134,9 @@ class Hub:
 
     def close(self) -> None:
         """End the polling. A call under way ends by itself."""
-        for task in (self._loop, self._sampling):
-            if task is not None:
-                task.cancel()
+        followers = [one.follower for one in self._pages.values() if one.follower is not None]
+        for task in (*followers, *self._repeating):
+            task.cancel()
         for thread in self._threads.values():
             thread.shutdown(wait=False, cancel_futures=True)
 
@@ -144,21 +148,30 @@ class Hub:
             del self._pages[min(idle, key=lambda one: one.polled).view]
         return self._pages.setdefault(view, Page(view))
 
-    async def _run(self) -> None:
-        while watched := [page for page in self._pages.values() if page.looking]:
-            began = time.monotonic()
-            for page in watched:
+    async def _follow(self, page: Page) -> None:
+        """Poll a page while browsers show it. A slow page is polled less often, and the others as before."""
+        while page.looking:
+            if (left := self._due(page) - time.monotonic()) > 0:
+                await asyncio.sleep(left)
+            else:
                 await asyncio.wait({self._poll(page)})
-            took = time.monotonic() - began
-            await asyncio.sleep(max(WATCH_S - took, SHARE * took))
 
-    async def _samples(self) -> None:
+    def _due(self, page: Page) -> float:
+        """The monotonic second of a page's next poll."""
+        shown = sum(1 for one in self._pages.values() if one.looking)
+        slowly = SHARE * shown * page.took
+        if slowly > WATCH_S:
+            return page.polled - page.took + slowly
+        # Pages are polled at the same moments, because they ask for parts of the same lists.
+        return WATCH_S * (math.floor(page.polled / WATCH_S) + 1)
+
+    async def _repeat(self, thread: str, call: Callable[[], None]) -> None:
+        """Make a call in a thread every `SAMPLE_S`; less often if it takes long."""
         while True:
             began = time.monotonic()
-            _, error = await self._called("sample", self._sample)
+            _, error = await self._called(thread, call)
             if error is not None:
-                log.warning("no sample for the charts: %s", error)
-            await self._called("read", self._sweep)
+                log.warning("the thread %s: %s", thread, error)
             took = time.monotonic() - began
             await asyncio.sleep(max(SAMPLE_S - took, SHARE * took))
 
@@ -169,7 +182,7 @@ class Hub:
 
     async def _ask(self, page: Page) -> None:
         thread = "read" if page.view.kind in READING else "poll"
-        html, page.error = await self._called(thread, partial(self._make, page.view))
+        html, page.error = await self._called(thread, partial(self._timed, page))
         if page.error is None:
             page.html, page.at = html, time.monotonic()
         elif page.is_gone:
@@ -177,6 +190,14 @@ class Hub:
         page.polled, page.poll = time.monotonic(), None
         page.changed.set()
         page.changed = asyncio.Event()
+
+    def _timed(self, page: Page) -> str:
+        """Make a page's body, in a thread."""
+        began = time.monotonic()
+        try:
+            return self._make(page.view)
+        finally:
+            page.took = time.monotonic() - began
 
     async def _called(
         self, thread: str, call: Callable[[], T]

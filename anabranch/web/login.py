@@ -12,11 +12,11 @@ import math
 import os
 import re
 import secrets
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Protocol
 
 from starlette.datastructures import Headers
@@ -30,10 +30,14 @@ log = logging.getLogger("anabranch.web")
 # These paths need no user, as they show nothing of the cluster.
 _OPEN_PATH = "/health"
 _OPEN_FOLDER = "/static/"
-_REMEMBERED_S = 300.0  # a right password is not hashed again for this long
+_REMEMBERED_S = 300.0  # a right password is not hashed again until it was not sent for this long
 _MOST_REMEMBERED = 1000
 _WARNED_S = 1.0  # between two lines of the log about wrong passwords
 _MOST_WAITING = 64  # passwords that wait for their turn to be hashed
+_GUESSES = 10  # wrong passwords of an address at once; then one a second
+_GUESS_S = 1.0
+_MOST_GUESSERS = 10_000  # addresses whose wrong passwords are counted
+THIS_MACHINE = ("127.0.0.0/8", "::1")
 _USER = re.compile(r"[^\x00-\x1f\x7f:]{1,100}")
 # The parameters of scrypt: a password takes 16 MiB and some 50 ms.
 _LOG_N = 14
@@ -49,13 +53,58 @@ def address(peer: str, headers: Headers) -> str:
     return f"{peer} for {behind[:200]!r}" if behind else peer
 
 
+class TooManyGuesses(Exception):
+    """The address has sent too many wrong passwords."""
+
+
 class Login(Protocol):
     """Finds the user of a request."""
 
     challenge: str  # for the header WWW-Authenticate; empty: browsers can't ask for a password
 
+    def known(self, peer: str, headers: Headers) -> str | None:
+        """The user, if that takes no time; empty: the login accepts none; None: `user_of` finds out.
+
+        Raises: TooManyGuesses.
+        """
+
     def user_of(self, peer: str, headers: Headers) -> str:
-        """The user; empty if the request names none that the login accepts. May take some tenths of a second."""
+        """The user; empty if the login accepts none. May take some tenths of a second."""
+
+
+class Proxies:
+    """Addresses and networks of proxies."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        """Raises: InvalidArgument."""
+        try:
+            self._networks = [ipaddress.ip_network(each, strict=False) for each in texts]
+        except ValueError as error:
+            raise InvalidArgument(f"--proxy: {error}") from error
+
+    def have(self, peer: str) -> bool:
+        at = _ip(peer)
+        return at is not None and any(at in each for each in self._networks)
+
+    def sender(self, peer: str, headers: Headers) -> str:
+        """The address, or IPv6 network, that has sent a request: of a proxy's requests, the last one that it names.
+
+        A proxy adds the address that it has seen to what the sender wrote.
+        """
+        named = ",".join(headers.getlist("x-forwarded-for")).rpartition(",")[2]
+        at = (_ip(named.strip()) if self.have(peer) else None) or _ip(peer)
+        if isinstance(at, ipaddress.IPv6Address):  # one sender has all addresses of such a network
+            return str(ipaddress.ip_network((at, 64), strict=False))
+        return str(at or peer)
+
+
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        at = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    # How a socket of both families names IPv4 addresses.
+    return getattr(at, "ipv4_mapped", None) or at
 
 
 class HeaderLogin:
@@ -68,22 +117,16 @@ class HeaderLogin:
         if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", header):
             raise InvalidArgument(f"--user-header {header!r:.80}: the name of a header")
         self._header = header
-        try:
-            self._proxies = [ipaddress.ip_network(each, strict=False) for each in proxies]
-        except ValueError as error:
-            raise InvalidArgument(f"--proxy: {error}") from error
+        self._proxies = Proxies(proxies)
+
+    def known(self, peer: str, headers: Headers) -> str:
+        return self.user_of(peer, headers)
 
     def user_of(self, peer: str, headers: Headers) -> str:
         found = headers.getlist(self._header)
         if len(found) != 1 or not _USER.fullmatch(found[0].strip()):
             return ""
-        try:
-            at = ipaddress.ip_address(peer)
-        except ValueError:
-            return ""
-        if isinstance(at, ipaddress.IPv6Address):
-            at = at.ipv4_mapped or at  # how a socket of both families names IPv4 addresses
-        return found[0].strip() if any(at in each for each in self._proxies) else ""
+        return found[0].strip() if self._proxies.have(peer) else ""
 
 
 class PasswordLogin:
@@ -91,16 +134,20 @@ class PasswordLogin:
 
     challenge = 'Basic realm="anabranch", charset="UTF-8"'
 
-    def __init__(self, file: Path) -> None:
-        """``file``: lines of `password_line`; it is read again when it changes. Raises: InvalidArgument."""
+    def __init__(self, file: Path, proxies: Sequence[str] = THIS_MACHINE) -> None:
+        """``file``: lines of `password_line`; it is read again when it changes.
+
+        ``proxies``: addresses or networks that name the sender of a request. Raises: InvalidArgument.
+        """
         self._file = file
+        self._proxies = Proxies(proxies)
         self._stamp: tuple[int, int] | None = None
         self._warned = -math.inf
         self._key = secrets.token_bytes(32)
-        self._known: dict[
-            bytes, tuple[float, str]
-        ] = {}  # digest of right credentials -> until, user
-        self._lock = threading.Lock()  # one password is hashed at a time, so that guesses are slow
+        # Digest of right credentials -> until when. Those that were sent last are at the end.
+        self._remembered: dict[bytes, float] = {}
+        self._guesses = _Guesses()
+        self._lock = Lock()  # guards the fields; nothing is hashed while it is held
         self._nobody = password_line("nobody", secrets.token_hex(16)).partition(":")[2]
         try:
             self._lines = _lines_of(file)
@@ -111,29 +158,57 @@ class PasswordLogin:
                 f"{file} has no user: add a line of `anabranch web-password USER`"
             )
 
-    def user_of(self, peer: str, headers: Headers) -> str:
+    def known(self, peer: str, headers: Headers) -> str | None:
         user, password = _credentials(headers.get("authorization", ""))
+        if not user:
+            return ""
         with self._lock:
             self._read()
-            line = self._lines.get(user, self._nobody)
-            digest = hmac.digest(self._key, f"{line}\0{user}\0{password}".encode(), "sha256")
-            until, known = self._known.get(digest, (0.0, ""))
-            if until > time.monotonic():
-                return known
-            # An unknown user takes as much time as a wrong password.
-            is_right = _USER.fullmatch(user) and _is_right(line, password)
-            if not is_right or user not in self._lines:
+            if self._is_remembered(self._digest(user, password)):
+                return user
+            self._guesses.take(self._proxies.sender(peer, headers))
+        return None
+
+    def user_of(self, peer: str, headers: Headers) -> str:
+        user, password = _credentials(headers.get("authorization", ""))
+        if not user:
+            return ""
+        with self._lock:
+            self._read()
+            line, digest = self._lines.get(user), self._digest(user, password)
+            if self._is_remembered(digest):  # another request with the same credentials was first
+                return user
+        # An unknown user takes as much time as a wrong password.
+        is_right = _is_right(line or self._nobody, password) and _USER.fullmatch(user)
+        with self._lock:
+            if line is None or not is_right:
                 self._warn(user, peer, headers)
                 return ""
-            if len(self._known) >= _MOST_REMEMBERED:
-                self._known.clear()
-            self._known[digest] = time.monotonic() + _REMEMBERED_S, user
+            self._guesses.give_back(self._proxies.sender(peer, headers))
+            self._remember(digest)
             return user
+
+    def _is_remembered(self, digest: bytes) -> bool:
+        """Whether these credentials were right not long ago. If so, they are remembered again."""
+        if self._remembered.get(digest, 0.0) <= time.monotonic():
+            return False
+        self._remember(digest)
+        return True
+
+    def _remember(self, digest: bytes) -> None:
+        self._remembered.pop(digest, None)
+        while len(self._remembered) >= _MOST_REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+        self._remembered[digest] = time.monotonic() + _REMEMBERED_S
+
+    def _digest(self, user: str, password: str) -> bytes:
+        """The digest of credentials and of the user's line, so that a new line makes them unknown."""
+        told = f"{self._lines.get(user, self._nobody)}\0{user}\0{password}"
+        return hmac.digest(self._key, told.encode(), "sha256")
 
     def _warn(self, user: str, peer: str, headers: Headers) -> None:
         now = time.monotonic()
-        # A browser's first request has no password.
-        if "authorization" in headers and now - self._warned >= _WARNED_S:
+        if now - self._warned >= _WARNED_S:
             self._warned = now
             log.warning("a wrong login: %r at %s", user[:100], address(peer, headers))
 
@@ -155,6 +230,30 @@ class PasswordLogin:
         if self._lines and not found:
             log.warning("the password file %s lets no user in: %s", self._file, why)
         self._lines = found
+
+
+class _Guesses:
+    """Counts the wrong passwords of each address: some at once are allowed, then one a second."""
+
+    def __init__(self) -> None:
+        # Address -> when its next guess is due if it guesses evenly. Addresses that guessed last are at the end.
+        self._due: dict[str, float] = {}
+
+    def take(self, sender: str) -> None:
+        """Count a guess. Raises: TooManyGuesses."""
+        now = time.monotonic()
+        due = max(now, self._due.get(sender, now))
+        if due - now > (_GUESSES - 1) * _GUESS_S:
+            raise TooManyGuesses
+        self._due.pop(sender, None)
+        while len(self._due) >= _MOST_GUESSERS:
+            del self._due[next(iter(self._due))]
+        self._due[sender] = due + _GUESS_S
+
+    def give_back(self, sender: str) -> None:
+        """Take back a guess that was right."""
+        if sender in self._due:
+            self._due[sender] -= _GUESS_S
 
 
 def _lines_of(file: Path) -> dict[str, str]:
@@ -241,30 +340,43 @@ class Doorkeeper:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
         is_open = path == _OPEN_PATH or path.startswith(_OPEN_FOLDER)
-        if scope["type"] != "http" or is_open:
-            await self._app(scope, receive, send)
-            return
-        if self._waiting >= _MOST_WAITING:
-            busy = PlainTextResponse("too many logins at a time: try again\n", 503)
-            await busy(scope, receive, send)
-            return
-        user = await self._user(scope)
+        answer: ASGIApp = self._app
+        if scope["type"] == "http" and not is_open:
+            answer = await self._answer(scope)
+        await answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope) -> ASGIApp:
+        """The application, if the request has a user; else what refuses it."""
+        peer = scope["client"][0] if scope.get("client") else ""
+        headers = Headers(scope=scope)
+        try:
+            user = self._login.known(peer, headers)
+        except TooManyGuesses:
+            return PlainTextResponse(
+                "too many wrong passwords: wait some seconds\n", 429, {"retry-after": "10"}
+            )
+        if user is None:
+            if self._waiting >= _MOST_WAITING:
+                return PlainTextResponse(
+                    "too many logins at a time: try again\n", 503, {"retry-after": "5"}
+                )
+            user = await self._judged(peer, headers)
         if user:
             scope.setdefault("state", {})["user"] = user
-            await self._app(scope, receive, send)
-            return
+            return self._app
         challenge = self._login.challenge
-        headers = {"www-authenticate": challenge} if challenge else {}
         told = (
             "log in"
             if challenge
             else "my proxy names no user: come by the proxy, or see --user-header"
         )
-        await PlainTextResponse(f"{told}\n", 401, headers)(scope, receive, send)
+        return PlainTextResponse(
+            f"{told}\n", 401, {"www-authenticate": challenge} if challenge else {}
+        )
 
-    async def _user(self, scope: Scope) -> str:
-        peer = scope["client"][0] if scope.get("client") else ""
-        loop, headers = asyncio.get_running_loop(), Headers(scope=scope)
+    async def _judged(self, peer: str, headers: Headers) -> str:
+        """The user of a password that has to be hashed: one at a time, so that guesses are slow."""
+        loop = asyncio.get_running_loop()
         self._waiting += 1
         try:
             return await loop.run_in_executor(self._hashing, self._login.user_of, peer, headers)

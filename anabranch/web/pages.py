@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from operator import itemgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
@@ -29,6 +29,7 @@ from anabranch.logs import escaped
 from anabranch.presentation.history import Follower, draw
 from anabranch.presentation.rows import (
     Laid,
+    bytes_text,
     group_row,
     lag_text,
     laid_out,
@@ -36,7 +37,6 @@ from anabranch.presentation.rows import (
     processor_row,
     segment_name,
     span_text,
-    stream_row,
     time_text,
     timeline_row,
     transaction_row,
@@ -56,11 +56,12 @@ from anabranch.types import (
 from anabranch.values import Stream, text_of
 from anabranch.web.charts import Recorder
 from anabranch.web.events import Part, Search, after, newest, of_commit, weight
+from anabranch.web.folders import remove_left
 from anabranch.web.hub import INTERVAL_S, View
 
 T = TypeVar("T")
 if TYPE_CHECKING:
-    from anabranch.web.tables import Tables
+    from anabranch.web.tables import Row, Tables
 
 LIMITS = (100, 1000, 10_000)
 COUNTS = (20, 50, 200)  # events or rows of a page
@@ -68,7 +69,11 @@ _VALUE = 4_000  # characters of a value that a page shows
 _TROUBLE = 500  # characters of a text that says why a value is not decoded
 _DECODED = 256 << 10  # bytes of the longest value that is decoded
 _MOST_LINKED = 1000  # bytes of a key that a link has; fields of addresses have no more characters
+_MOST_SKIPPED = (
+    1_000_000  # rows before a page's first one, of those whose keys begin with the link's key
+)
 _MOST_HEADERS = 20
+_SCOPES_S = 30.0
 _MOST_RIVERS = 16  # pictures of streams that are kept up to date
 _MOST_TIMELINES = 64
 _MOST_SEARCHED = 50  # streams whose histories are searched for a one-shot
@@ -97,8 +102,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "at": time_text, "clock": clock_text, "hybrid": to_text, "lag": lag_text, "query": query_text,
-        "segment": segment_name, "short": short_time, "span": span_text, "waits": _waits,
+        "at": time_text, "clock": clock_text, "count": "{:,}".format, "hybrid": to_text, "lag": lag_text,
+        "query": query_text, "segment": segment_name, "short": short_time, "span": span_text, "waits": _waits,
     }  # fmt: skip
     return made
 
@@ -169,18 +174,34 @@ class EventsAsked(NamedTuple):
     limit: str
 
 
+class Start(NamedTuple):
+    """The place at which a page of rows begins: ``skipped`` rows after the first key from ``key`` on."""
+
+    key: bytes
+    skipped: int
+
+    def after(self, rows: Sequence[Row], next_key: bytes | None, prefix: bytes) -> Start | None:
+        """The start of the next page, whose first key is ``next_key``; of a long key it has the beginning."""
+        if next_key is None:
+            return None
+        key = max(next_key[:_MOST_LINKED], prefix)
+        skipped = sum(1 for row in rows if row.key >= key) if len(key) < len(next_key) else 0
+        return Start(key, skipped + (self.skipped if key == self.key and skipped else 0))
+
+
 class _Memory:
-    """Answers of the cluster that are less than a second old, for pages that show parts of the same list."""
+    """Answers of the cluster, for pages that show parts of the same list."""
 
     def __init__(self) -> None:
-        self._kept: dict[Any, tuple[float, Any]] = {}
+        self._kept: dict[Any, tuple[float, Any]] = {}  # what -> until when, answer
 
-    def ask(self, what: Any, call: Callable[[], T]) -> T:
+    def ask(self, what: Any, call: Callable[[], T], seconds: float = INTERVAL_S) -> T:
+        """The answer to a call, which is made again after ``seconds``."""
         now = time.monotonic()
-        self._kept = {k: v for k, v in self._kept.items() if now - v[0] < INTERVAL_S}
+        self._kept = {k: v for k, v in self._kept.items() if v[0] > now}
         if what not in self._kept:
             found = call()
-            self._kept[what] = time.monotonic(), found
+            self._kept[what] = time.monotonic() + seconds, found
         answer: T = self._kept[what][1]
         return answer
 
@@ -209,7 +230,7 @@ class Pages:
         self._newest: dict[EventsAsked, Part] = {}
         self._tables: Tables | None = None
         self._lock = threading.Lock()  # guards `_tables` and `_closed`
-        self._closed = False
+        self._closed = self._has_swept = False
         self._memory = _Memory()
 
     def body(self, view: View) -> str:
@@ -224,7 +245,10 @@ class Pages:
         )
 
     def sweep(self) -> None:
-        """Close idle replicas. For the thread that reads events and rows."""
+        """Close idle replicas; at first, remove what killed processes left. For the thread that reads rows."""
+        if not self._has_swept:
+            self._has_swept = True
+            remove_left()
         if self._tables is not None:
             self._tables.close_idle()
 
@@ -240,6 +264,14 @@ class Pages:
 
     def _all_streams(self) -> Listed[StreamDescription]:
         return self._memory.ask("streams", lambda: self._client.streams(timeout=self._timeout))
+
+    def _scopes(self) -> set[str]:
+        """The scopes of all streams, up to `_SCOPES_S` old: a filter offers them."""
+
+        def ask() -> set[str]:
+            return {one.stream.partition("/")[0] for one in self._all_streams()}
+
+        return self._memory.ask("scopes", ask, _SCOPES_S)
 
     def _overview(self) -> dict[str, Any]:
         streams = self._all_streams()
@@ -269,10 +301,10 @@ class Pages:
             if text.lower() in f"{one.stream} {one.description}".lower()
             and state in ("", one.state)
         ]
-        rows = sorted(map(stream_row, wanted), key=itemgetter("stream"))
+        wanted.sort(key=attrgetter("stream"))
         return {
-            "streams": rows[: int(limit)],
-            "count": len(rows),
+            "streams": wanted[: int(limit)],
+            "count": len(wanted),
             "total": len(found),
             "states": sorted({one.state for one in found} | {state} - {""}),
             "text": text,
@@ -329,9 +361,7 @@ class Pages:
             "states": sorted(states | {state} - {""}),
             "limit": most,
             "limits": LIMITS,
-            "scopes": sorted(
-                {one.stream.partition("/")[0] for one in self._all_streams()} | {scope} - {""}
-            ),
+            "scopes": sorted({*self._scopes()} | {scope} - {""}),
         }
 
     def _reason(self, state: str, reason: str) -> str:
@@ -490,6 +520,7 @@ class Pages:
             ],
             "part": part,
             "asked": asked,
+            "key": asked.key if asked.key.isprintable() else bytes_text(os.fsencode(asked.key)),
             "commit": timestamp,
             "limit": int(asked.limit),
             "limits": COUNTS,
@@ -514,14 +545,20 @@ class Pages:
             del self._newest[next(iter(self._newest))]
         return part
 
-    def _rows(self, name: str, prefix: str, first: str, at: str, limit: str) -> dict[str, Any]:
+    def _rows(
+        self, name: str, prefix: str, first: str, skipped: str, at: str, limit: str
+    ) -> dict[str, Any]:
         stream = self._seen(name)
         handle, loading, page = self._showing.handle(name), "", None
+        start = Start(os.fsencode(first or prefix), _number(skipped, "skip"))
+        if start.skipped > _MOST_SKIPPED:
+            raise InvalidArgument(f"a page skips at most {_MOST_SKIPPED:,} rows")
         try:
             page = self._replicas().rows(
                 name,
                 prefix=os.fsencode(prefix) if prefix else None,
-                first=os.fsencode(first) if first else None,
+                first=start.key or None,
+                skipped=start.skipped,
                 at=_moment(at),
                 limit=int(limit),
                 timeout=self._timeout,
@@ -534,9 +571,11 @@ class Pages:
             "is_table": True,
             "found": [shown(handle, row.key, row.value) for row in found],
             "page": page,
+            "next": None
+            if page is None
+            else start.after(found, page.next_key, os.fsencode(prefix)),
             "loading": loading,
             "prefix": prefix,
-            "first": first,
             "at": at,
             "limit": int(limit),
             "limits": COUNTS,
@@ -621,7 +660,12 @@ def _wanted(handle: Stream[Any, Any] | None, key: str, text: str) -> Callable[[E
     def has_key(event: Event) -> bool:
         if not key or event.key == raw:
             return True
-        if handle is None or event.key is None or len(event.key) > _DECODED:
+        if event.key is None or len(event.key) > _DECODED:
+            return False
+        # How a page shows bytes that are no text.
+        if "\\" in key and len(event.key) <= _MOST_LINKED and bytes_text(event.key) == key:
+            return True
+        if handle is None:
             return False
         try:
             return value_text(handle.decode_key(event.key)) == key

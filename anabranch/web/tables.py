@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
 from anabranch.client.client import Client
@@ -16,10 +19,14 @@ from anabranch.errors import IllegalState, InvalidArgument, NotReady, UnknownStr
 from anabranch.ports import TableError
 from anabranch.presentation.system_tables import VersionRow, version_rows
 from anabranch.tables.snapshot import TableSnapshot
+from anabranch.web.folders import Folders, size_of
 
 MOST_EVENTS = 2_000_000  # of a table whose rows are shown
 _MOST_TABLES = 4
+_MOST_DISK = 2 << 30  # bytes of the files of all replicas
+_BUSY_S = 30.0  # a replica that a page has shown within this time is not replaced by another one
 _IDLE_S = 600.0  # a replica is closed once no page has shown it for this time
+_REFUSED_S = 600.0  # a table that took too much of the disk is refused for this time
 _WAIT_S = 1.0  # for a replica that is loading
 _MOST_BYTES = 8 << 20  # of the rows or versions of a page
 _MOST_VERSIONS = 200
@@ -43,6 +50,7 @@ class RowsPage(NamedTuple):
 @dataclass(slots=True)
 class _Kept:
     replica: Replica
+    folder: Path
     used: float
 
 
@@ -52,6 +60,8 @@ class Tables:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._kept: dict[str, _Kept] = {}
+        self._refused: dict[str, float] = {}  # tables that took too much of the disk -> until when
+        self._folders = Folders()
         self._lock = threading.Lock()  # guards `_kept` and `_closed`
         self._closed = False
 
@@ -61,20 +71,21 @@ class Tables:
         *,
         prefix: bytes | None,
         first: bytes | None,
+        skipped: int = 0,
         at: int | datetime | None,
         limit: int,
         timeout: float,
     ) -> RowsPage:
-        """A page of rows: those with a prefix, from a key on, or from the first key on.
+        """A page of rows: those with a prefix, from ``skipped`` rows after a key on, or from the first key on.
 
-        Raises: NotReady (the replica is loading, or its disk is full), InvalidArgument (not a table, or a big one),
-        NotAuthorized, NotInstalled, and as `Client.replica`.
+        Raises: NotReady (the replica is loading, too many others are shown, or its disk is full), InvalidArgument
+        (not a table, or a big one), NotAuthorized, NotInstalled, and as `Client.replica`.
         """
         with self._view(table, at, timeout) as view:
             found: list[Row] = []
             size = 0
             low = first if first is not None else prefix
-            for key, value in self._scan(view, table, low, prefix):
+            for key, value in islice(self._scan(view, table, low, prefix), skipped, None):
                 if len(found) == limit or size > _MOST_BYTES:
                     return RowsPage(found, view.timestamp, key)
                 size += len(key) + len(value)
@@ -138,45 +149,66 @@ class Tables:
         with self._lock:
             kept = self._kept.get(table)
         if kept is None:
-            kept = _Kept(self._open(table, timeout), 0.0)
+            kept = self._open(table, timeout)
             with self._lock:
                 is_late = self._closed
                 if not is_late:
                     self._kept[table] = kept
             if is_late:
-                _end(kept.replica)
+                _end(kept)
+                self._folders.close()  # opening a replica has made them again
                 raise NotReady("the process ends")
         kept.used = time.monotonic()
         return kept.replica
 
-    def _open(self, table: str, timeout: float) -> Replica:
+    def _open(self, table: str, timeout: float) -> _Kept:
         events = self._client.count_events(table, timeout=timeout).events
-        if events > MOST_EVENTS:
+        now = time.monotonic()
+        if events > MOST_EVENTS or self._refused.get(table, now) > now:
+            most = f"up to {MOST_EVENTS:,} events that take up to {_MOST_DISK >> 20:,} MiB of disk"
             raise InvalidArgument(
-                f"{table} has {events:,} events: pages show rows of tables with up to {MOST_EVENTS:,}. Use "
+                f"{table} has {events:,} events: pages show rows of tables with {most}. Use "
                 f"`anabranch table scan {table} --folder DIR`, which keeps its replica"
             )
         while len(by_use := sorted(self._all(), key=lambda each: each[1].used)) >= _MOST_TABLES:
-            self.drop(by_use[0][0])
-        return self._client.replica(table, timeout=timeout)
+            longest, kept = by_use[0]
+            if now - kept.used < _BUSY_S:
+                names = ", ".join(sorted(name for name, _ in by_use))
+                raise NotReady(
+                    f"people look at {len(by_use)} other tables ({names}), and this process keeps no more: "
+                    f"this one is shown once no page has shown one of them for {_BUSY_S:g} s"
+                )
+            self.drop(longest)
+        folder = self._folders.new()
+        try:
+            return _Kept(self._client.replica(table, folder=folder, timeout=timeout), folder, now)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
     def _all(self) -> list[tuple[str, _Kept]]:
         with self._lock:
             return list(self._kept.items())
 
     def close_idle(self) -> None:
-        """Close the replicas that no page has shown for `_IDLE_S`."""
-        least = time.monotonic() - _IDLE_S
+        """Close the replicas that no page has shown for `_IDLE_S`, and the biggest while all take too much disk."""
+        now = time.monotonic()
         for table, kept in self._all():
-            if kept.used < least:
+            if kept.used < now - _IDLE_S:
                 self.drop(table)
+        sizes = {table: size_of(kept.folder) for table, kept in self._all()}
+        while sum(sizes.values()) > _MOST_DISK:
+            biggest = max(sizes, key=sizes.__getitem__)
+            del sizes[biggest]
+            self._refused[biggest] = now + _REFUSED_S
+            self.drop(biggest)
 
     def drop(self, table: str) -> None:
         """Close the replica of a table, if there is one."""
         with self._lock:
             kept = self._kept.pop(table, None)
         if kept is not None:
-            _end(kept.replica)
+            _end(kept)
 
     def close(self) -> None:
         """Close all replicas, and one that another thread is opening. For any thread."""
@@ -184,8 +216,10 @@ class Tables:
             self._closed = True
         for table, _ in self._all():
             self.drop(table)
+        self._folders.close()
 
 
-def _end(replica: Replica) -> None:
+def _end(kept: _Kept) -> None:
     with suppress(NotReady, TableError):
-        replica.close()
+        kept.replica.close()
+    shutil.rmtree(kept.folder, ignore_errors=True)

@@ -138,6 +138,7 @@ type Transaction struct {
 	sequence int32
 	last     *receipt
 	failed   bool // a write failed: no more receipts (R8.6)
+	prepared *Outcome
 }
 
 func (c *Client) handle(txnID, token []byte, scope string) *Transaction {
@@ -267,12 +268,17 @@ func (t *Transaction) touch(until time.Time, stream string) (touched, error) {
 // end notes an error after which the transaction is over.
 func (t *Transaction) end(err error) error {
 	if e, is := err.(*Error); is && (e.Name == "TransactionAborted" || e.Name == "AlreadyCommitted") {
-		if t.over == nil {
-			close(t.done)
-		}
-		t.over = err
+		t.takeNoMore(err)
 	}
 	return err
+}
+
+// takeNoMore lets all later calls fail by this error, and stops the heartbeats (R5.7, R10.8).
+func (t *Transaction) takeNoMore(err error) {
+	if t.over == nil {
+		close(t.done)
+	}
+	t.over = err
 }
 
 func journalOf(stream string) string { return strings.Replace(stream, "/", ".", 1) + ".journal" }
@@ -427,11 +433,27 @@ func (t *Transaction) Receipt(finished bool) ([]byte, error) {
 	return framed.out, nil
 }
 
-// Commit commits: everything becomes visible at once. receipts are those of the other writers to take; nil takes all
-// registered writers. name and number claim a name, or a number of the series of that name.
-func (t *Transaction) Commit(receipts [][]byte, name *string, number *int64) (Outcome, error) {
+// Ending says how a transaction is committed or prepared. The zero value takes all registered writers.
+type Ending struct {
+	Receipts [][]byte // of the other writers to take; nil: all registered writers
+	Name     *string  // to claim
+	Number   *int64   // of the series of that name
+	Secret   []byte   // of the coordinator of a prepared transaction, 32 bytes
+	Attempt  []byte   // names a prepare: a repeated one has the same name
+}
+
+// Commit commits: everything becomes visible at once.
+func (t *Transaction) Commit(how Ending) (Outcome, error) { return t.finish(how, false) }
+
+// Prepare makes sure that the transaction can commit. Whoever has the secret decides later, by Decide.
+func (t *Transaction) Prepare(how Ending) (Outcome, error) { return t.finish(how, true) }
+
+func (t *Transaction) finish(how Ending, prepares bool) (Outcome, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.prepared != nil && prepares {
+		return *t.prepared, nil
+	}
 	if t.over != nil {
 		return Outcome{}, t.over
 	}
@@ -443,40 +465,72 @@ func (t *Transaction) Commit(receipts [][]byte, name *string, number *int64) (Ou
 		}
 		own = append(own, mine) // R10.1
 	}
-	for _, data := range receipts {
+	for _, data := range how.Receipts {
 		if len(data) < 2 || data[0] != level || data[1] != typeReceipt {
 			return Outcome{}, &Error{"InvalidArgument", "not a receipt"}
 		}
 	}
-	make := func(wait time.Duration) []byte {
-		e := command(typeCommit)
-		e.bytes(t.Token)
-		array(e, own, e.receipt)
-		if receipts == nil {
-			e.null()
-		} else {
-			e.long(1)
-			array(e, receipts, func(framed []byte) { e.fixed(framed[2:]) }) // as they were handed on
-		}
-		e.textOrNull(name)
-		e.long(wait.Milliseconds())
-		if number == nil {
-			e.null()
-		} else {
-			e.long(1)
-			e.long(*number)
-		}
-		e.null()  // consumed
-		e.null()  // prepare
-		e.null()  // secret
-		e.long(0) // validated
-		return e.out
-	}
-	outcome, err := t.c.untilKnown(doubtful{t.ID, t.scope, t.Token, name != nil, make})
-	if err == nil {
+	make := func(wait time.Duration) []byte { return how.command(t.Token, own, wait, prepares) }
+	outcome, err := t.c.untilKnown(doubtful{t.ID, t.scope, t.Token, how.Name != nil, prepares, make})
+	switch {
+	case err != nil:
+		return outcome, t.end(err)
+	case outcome.State == "PREPARED":
+		t.prepared = &outcome
+		t.takeNoMore(&Error{"IllegalState", "the transaction is prepared"})
+	default:
 		t.end(&Error{"AlreadyCommitted", "the transaction is committed"})
 	}
-	return outcome, t.end(err)
+	return outcome, nil
+}
+
+func (how Ending) command(token []byte, own []receipt, wait time.Duration, prepares bool) []byte {
+	e := command(typeCommit)
+	e.bytes(token)
+	array(e, own, e.receipt)
+	if how.Receipts == nil {
+		e.null()
+	} else {
+		e.long(1)
+		array(e, how.Receipts, func(framed []byte) { e.fixed(framed[2:]) }) // as they were handed on
+	}
+	e.textOrNull(how.Name)
+	e.long(wait.Milliseconds())
+	if how.Number == nil {
+		e.null()
+	} else {
+		e.long(1)
+		e.long(*how.Number)
+	}
+	e.null() // consumed
+	if prepares {
+		by := sha256.Sum256(how.Secret) // R10.7
+		e.long(1)
+		e.bytes(by[:])
+		e.bytes(how.Attempt)
+		e.null() // the secret
+	} else {
+		e.null()
+		e.orNull(how.Secret)
+	}
+	e.long(0) // validated
+	return e.out
+}
+
+// Decide commits or aborts a prepared transaction, from any client (R10.8).
+func (c *Client) Decide(txnID, secret []byte, commit bool) (Outcome, error) {
+	until, data := c.until(), abortCommand(txnID, secret)
+	if commit {
+		data = Ending{Secret: secret}.command(txnID, nil, time.Until(until)*3/4, false)
+	}
+	result, _, err := c.bus.ask(until, partitionOf(txnID), data, about(txnID, false))
+	if err != nil {
+		return Outcome{}, err
+	}
+	if result == nil {
+		return Outcome{}, &Error{"OutcomeUnknown", "the decision was not answered: repeat it"}
+	}
+	return result.(Outcome), nil
 }
 
 // OneShot commits events as a transaction of one command.
@@ -496,16 +550,18 @@ func (c *Client) OneShot(scope string, name *string, events []Event) (Outcome, e
 	array(e, events, e.event)
 	e.null()  // consumed
 	e.long(0) // locks
-	return c.untilKnown(doubtful{txnID, scope, nil, name != nil, func(time.Duration) []byte { return e.out }})
+	make := func(time.Duration) []byte { return e.out }
+	return c.untilKnown(doubtful{txnID, scope, nil, name != nil, false, make})
 }
 
 // doubtful is a command that commits: it is sent until its outcome is known. The id stays the same (R11.4).
 type doubtful struct {
-	txnID  []byte
-	scope  string
-	token  []byte // nil: a one-shot
-	claims bool   // a name or number
-	make   func(wait time.Duration) []byte
+	txnID    []byte
+	scope    string
+	token    []byte // nil: a one-shot
+	claims   bool   // a name or number
+	prepares bool
+	make     func(wait time.Duration) []byte
 }
 
 func (d doubtful) resolve() []byte {
@@ -532,7 +588,7 @@ func (c *Client) untilKnown(d doubtful) (Outcome, error) {
 		outcome, known := result.(Outcome)
 		switch {
 		case !known:
-		case outcome.State == "COMMITTED":
+		case outcome.State == "COMMITTED" || d.prepares && outcome.State == "PREPARED":
 			return outcome, nil
 		case outcome.State == "ABORTED" || outcome.State == "OPEN" && err != nil:
 			if err == nil {
@@ -556,16 +612,20 @@ func isFinal(err error) bool {
 func (t *Transaction) Abort() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e := command(typeAbort)
-	e.bytes(t.Token)
-	e.str("aborted by the client")
-	e.null() // secret
-	_, err := t.c.ask(t.c.until(), partitionOf(t.ID), e.out, about(t.ID, false))
+	_, err := t.c.ask(t.c.until(), partitionOf(t.ID), abortCommand(t.Token, nil), about(t.ID, false))
 	if err != nil {
 		return err
 	}
 	t.end(&Error{"TransactionAborted", "the transaction is aborted"})
 	return nil
+}
+
+func abortCommand(token, secret []byte) []byte {
+	e := command(typeAbort)
+	e.bytes(token)
+	e.str("aborted by the client")
+	e.orNull(secret)
+	return e.out
 }
 
 // Resolve returns the state of a transaction; one that no controller knows is aborted first (section 11).

@@ -9,19 +9,19 @@ import pytest
 import anabranch.aio
 from tests.aio.calls import KINDS, PAGE, Kind, text
 
-# Of workers of processors, of programs that read topics themselves, and of the client's own parts.
+# Of workers of `Processor`, of programs that read topics themselves, and of the client's own parts.
 NOT_HERE = {
-    "Client": {"heart", "reader_ports", "take_tasks", "release_tasks", "check_outputs", "mirror"},
+    "Client": {"heart", "reader_ports", "check_outputs", "mirror"},
     "Transaction": {
-        "acknowledged", "after_fork", "client_closes", "gone", "identity", "live_token", "open_named", "read_by",
-        "write_state",
+        "acknowledged", "after_fork", "client_closes", "gone", "identity", "keep", "live_token", "open_named",
+        "read_by", "write_state",
     },
     "Writer": {
         "acknowledged", "after_fork", "client_closes", "gone", "live_token", "opened", "put", "put_many", "receipt",
         "store", "touch",
     },
-    "Replica": {"deadline", "marks", "report_due", "step"},
-    "TableTransaction": set(),
+    "Replica": {"begin_tasks", "deadline", "marks", "report_due", "step"},
+    "TableTransaction": {"write_state"},
     "JoinedTransaction": set(),
     "TableSnapshot": {"check_open", "get_version", "in_place_of", "is_forked", "row_at", "stamped", "walk"},
     "Snapshot": set(),
@@ -29,6 +29,7 @@ NOT_HERE = {
     "TransactionReader": {"after_fork"},
     "SnapshotReader": {"after_fork"},
     "Changes": {"after_fork"},
+    "TaskReader": {"after_fork", "cut", "end", "has_fetched", "is_behind", "on_lost", "put_back"},
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from _thread import allocate_lock
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -71,6 +72,79 @@ def test_written_committed_and_read(run: Callable[[Scenario], None]) -> None:
         found = [event.value async for event in client.read(stream, timeout=1)]
         assert found == [b"one command", *[b"joined"] * 3000, b"by a writer"]
         assert sorted(map(str, await values(client, stream))) == sorted(map(str, found))
+
+    run(scenario)
+
+
+def test_positions_of_tasks_move_with_what_is_written(run: Callable[[Scenario], None]) -> None:
+    async def scenario(client: AsyncClient, scope: str, stream: str) -> None:
+        out, processor = f"{scope}/out", f"{scope}/copy"
+        await client.create_stream(out)
+        await client.create_processor(processor, stream, tasks=2)
+
+        async def write(txn: AsyncTransaction) -> None:
+            for key in (b"a", b"b", b"c"):
+                await txn.write(stream, key, key=key)
+
+        await client.transact(write)
+
+        async def copied(most: int) -> list[bytes | None]:
+            found = []
+            ownership = await client.take_tasks(processor)
+            async with client.read(stream, timeout=1, ownership=ownership) as reader:
+                async for event in reader:
+
+                    async def copy(
+                        txn: AsyncTransaction, value: bytes | None = event.value
+                    ) -> None:
+                        await txn.write(out, value)
+
+                    await client.transact(copy, consume=reader)
+                    found.append(event.value)
+                    if len(found) == most:
+                        break
+            await client.release_tasks(ownership)
+            return found
+
+        assert len(await copied(2)) == 2
+        assert len(await copied(9)) == 1
+        assert Counter(await values(client, out)) == Counter([b"a", b"b", b"c"])
+
+    run(scenario)
+
+
+def test_tasks_are_inside_the_transaction_in_whose_block_they_begin(
+    run: Callable[[Scenario], None],
+) -> None:
+    async def scenario(client: AsyncClient, scope: str, stream: str) -> None:
+        async def write(txn: AsyncTransaction) -> None:
+            await txn.write(stream, b"alone", key=b"k")
+
+        begun, go = asyncio.Event(), asyncio.Event()
+
+        async def elsewhere() -> None:
+            begun.set()
+            await go.wait()
+            await client.transact(write)
+
+        before = asyncio.create_task(elsewhere())
+        await begun.wait()
+        async with client.begin(scope) as txn:
+            for call in (
+                client.transact(write),
+                client.scale(stream, 3),
+                asyncio.create_task(client.transact(write)),
+            ):
+                with pytest.raises(errors.NonTransactional):
+                    await call
+            with client.outside():
+                await client.transact(write)
+            go.set()
+            await before
+            await txn.write(stream, b"inside", key=b"k")
+            await txn.commit()
+            await client.transact(write)
+        assert Counter(await values(client, stream)) == {b"alone": 3, b"inside": 1}
 
     run(scenario)
 

@@ -15,6 +15,7 @@ from anabranch.errors import (
     IllegalState,
     NotAuthorized,
     ReservedByPrepared,
+    RetryError,
     TransactionAborted,
     WritersUnfinished,
 )
@@ -130,3 +131,43 @@ def test_its_name_gives_it_back(client: anabranch.Client) -> None:
     with client.begin("shop", name="nightly") as done:
         assert done.result is not None
         assert done.prepare().state == "COMMITTED", "what was done before is told"
+
+
+def test_locked_rows_and_positions_are_held_until_the_end(
+    client: anabranch.Client, broker: Broker
+) -> None:
+    """By one command, and by journals."""
+    with anabranch.connect(broker.bootstrap, prefix="prepared", lane="admin") as operator:
+        operator.feature_level(raise_to=3)
+    client.create_stream("shop/orders")
+    client.create_table("shop/stock")
+    client.create_processor("shop/sell", "shop/orders", tasks=1)
+    client.transact(lambda txn: txn.write_many("shop/orders", [(b"1", b"a"), (b"2", b"a")]))
+
+    def sold(left: int) -> None:
+        with anabranch.connect(broker.bootstrap, prefix="prepared") as other:
+            txn = other.begin("shop")
+            txn.write("shop/stock", b"%d" % left, key=b"tea")
+            with pytest.raises(RetryError):
+                txn.commit(timeout=0.5)
+            txn.abort()
+
+    with client.replica("shop/stock") as stock:
+        for keepalive in (None, 60.0):
+            ownership = client.take_tasks("shop/sell")
+            with (
+                client.read("shop/orders", timeout=5, ownership=ownership) as reader,
+                stock.begin(keepalive=keepalive, ownership=ownership) as txn,
+            ):
+                next(reader)
+                left = int(txn.get("shop/stock", b"tea") or b"9")
+                txn.put("shop/stock", b"tea", b"%d" % (left - 1))
+                txn.prepare(consumed=reader.consumed())
+                sold(100)
+                txn.commit()
+        with stock.snapshot() as view:
+            assert view.get("shop/stock", b"tea") == b"7"
+    with client.read(
+        "shop/orders", timeout=0.5, ownership=client.take_tasks("shop/sell")
+    ) as reader:
+        assert list(reader) == []

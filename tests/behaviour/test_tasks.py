@@ -190,9 +190,10 @@ def test_two_workers_while_the_input_is_scaled_and_rolled(
                     place.input, place.events(6, [b"rolling-%d" % i for i in range(6)])
                 )
                 rolling.flush()
-                place.write(5, 3)
-                client.scale(place.input, segments=segments)
-                place.write(4)
+                with client.outside():
+                    place.write(5, 3)
+                    client.scale(place.input, segments=segments)
+                    place.write(4)
                 rolling.commit()
         stop.set()
 

@@ -247,6 +247,15 @@ def test_secrets_are_never_shown(
     assert "ledger.database is given twice" in error
 
 
+def test_the_path_of_a_file_with_secrets_is_no_secret(place: Place) -> None:
+    place.write('[web]\npassword_file = "/run/users"\n')
+    row = place.rows()["web.password_file"]
+    assert (row["value"], row["secret"]) == ("/run/users", False)
+    error = place.refused('[web]\npassword_file_file = "/run/users"\n')
+    assert "password_file_file" in error
+    assert "password_file" in error
+
+
 def test_a_secret_of_a_file_gets_to_its_place(
     run: Run, fake: FakeClient, place: Place, tmp_path: Path
 ) -> None:
@@ -260,6 +269,9 @@ def test_a_secret_of_a_file_gets_to_its_place(
 
 
 def test_a_file_with_secrets_that_all_may_read_is_warned_of(place: Place, run: Run) -> None:
+    place.write('[web]\npassword_file = "/run/users"\n')
+    place.path.chmod(0o604)
+    assert run("config", "--config", str(place.path)).stderr == ""
     for text in ('[kafka]\nsasl.password = "x"\n', '[ledger]\ndatabase = "x"\n'):
         place.write(text)
         assert run("config", "--config", str(place.path)).stderr == ""

@@ -49,11 +49,20 @@ class Rows:
     def delete(self, _table: str, key: bytes) -> None:
         del self.rows[key]
 
+    def delete_range(self, table: str, **bounds: bytes) -> int:
+        found = list(self.scan(table, **bounds))
+        for key, _ in found:
+            del self.rows[key]
+        return len(found)
+
+    def truncate(self, table: str) -> int:
+        return self.delete_range(table)
+
     def transact(self, function: Callable[[Rows], object]) -> SimpleNamespace:
         before = dict(self.rows)
-        function(self)
+        value = function(self)
         txn_id = NO_TXN if before == self.rows else TXN_ID
-        return SimpleNamespace(txn_id=txn_id, commit_timestamp=AT)
+        return SimpleNamespace(txn_id=txn_id, commit_timestamp=AT, value=value)
 
     def lag(self) -> dict[str, Lag]:
         return {"a/b": Lag(0, 0.0)}
@@ -148,6 +157,19 @@ def test_delete_says_whether_there_was_a_row(run: Run, table: Rows) -> None:
     assert table.rows == {}
     assert run("table", "delete", "a/b", "k").stdout == "a/b k had no row\n"
     assert json.loads(run("table", "delete", "a/b", "k", "--json").stdout)["txn_id"] is None
+
+
+def test_a_range_is_deleted_in_one_commit(run: Run, table: Rows) -> None:
+    table.rows |= {b"a1": b"1", b"a2": b"2", b"b": b"3"}
+    told = run("table", "delete", "a/b", "--prefix", "a").stdout
+    assert told == f"2 rows of a/b are deleted: transaction {TXN_ID.hex()}\n"
+    document = json.loads(run("table", "delete", "a/b", "--all", "--json").stdout)
+    assert (document["deleted"], document["txn_id"]) == (1, TXN_ID.hex())
+    assert run("table", "delete", "a/b", "--all").stdout == "0 rows of a/b are deleted\n"
+    for chosen in ([], ["k", "--all"], ["k", "--prefix", "a"], ["--from", "a", "--all"]):
+        refused = run("table", "delete", "a/b", *chosen)
+        assert refused.exit_code == ExitCode.USAGE
+        assert "give a key; or --prefix, or --from and --to; or --all" in refused.stderr
 
 
 def test_a_row_is_one_line_whatever_is_in_it(

@@ -148,3 +148,13 @@ def test_the_error_of_a_write_in_each_state(
         with pytest.raises(error or errors.AnabranchError):
             call()
         assert txn.state == state
+
+
+def test_a_commit_that_was_sent_is_repeated_inside_another_transaction() -> None:
+    """It was sent outside: only its result is to be learned."""
+    bench, txn = brought("doubted")
+    bench.bus.script = obliging
+    with bench.client.begin("nyc") as other:
+        assert txn.commit().txn_id == txn.txn_id
+        other.write(STREAM, b"v", key=b"k")
+        other.commit()

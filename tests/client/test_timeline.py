@@ -129,7 +129,7 @@ def test_the_end_of_a_long_transaction_is_read_first(world: World) -> None:
     with world.client.begin("nyc", keepalive=3600) as txn:
         txn.token()
         for _ in range(40):  # rows of other transactions
-            with world.client.begin("nyc") as other:
+            with world.client.outside(), world.client.begin("nyc") as other:
                 other.write(STREAM, b"1", key=b"a")
                 other.commit()
             world.advance(10)

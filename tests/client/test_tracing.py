@@ -14,7 +14,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Decision, StaticSampler
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 import anabranch
 from anabranch import errors, tracing
@@ -214,6 +215,60 @@ def test_a_trace_that_is_not_sampled_costs_no_header(monkeypatch: pytest.MonkeyP
         txn.write(STREAM, b"2", key=b"a")
         txn.commit()
     assert carried(world) == [[], []]
+
+
+def test_a_trace_that_is_not_sampled_has_no_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a parent that is not sampled, OpenTelemetry is not even asked; a trace of one's own it decides once."""
+    asked: list[str] = []
+
+    class Counted(StaticSampler):
+        def should_sample(self, *given: Any, **named: Any) -> Any:
+            asked.append(given[2])
+            return super().should_sample(*given, **named)
+
+    provider = TracerProvider(sampler=Counted(Decision.DROP))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    world = World()
+    world.client.create_stream(STREAM)
+
+    def commit() -> None:
+        for opens in (False, True):
+            with world.client.begin("nyc") as txn:
+                if opens:
+                    txn.token()
+                txn.write(STREAM, b"1", key=b"a")
+                txn.commit()
+
+    parent = trace.SpanContext(1, 1, is_remote=True, trace_flags=trace.TraceFlags(0))
+    with trace.use_span(trace.NonRecordingSpan(parent)):
+        commit()
+    assert asked == []
+    commit()
+    assert asked == ["anabranch commit", "anabranch begin"]
+
+
+@pytest.mark.parametrize(
+    ("header", "is_known"),
+    [
+        (STRANGE, True),
+        (STRANGE.replace("00-", "01-", 1) + "-more", True),
+        (STRANGE.replace("00-", "ff-", 1), False),
+        (STRANGE + "-more", False),
+        (STRANGE.upper(), False),
+        ("00-" + "0" * 32 + STRANGE[35:], False),
+        (STRANGE[:36] + "0" * 16 + STRANGE[52:], False),
+        (STRANGE.replace("b7ad", "+_ad"), False),
+        ("", False),
+    ],
+)
+def test_a_traceparent_is_read_as_opentelemetry_reads_it(
+    spans: InMemorySpanExporter, header: str, is_known: bool
+) -> None:
+    found: Any = tracing.current()
+    span = found.remote(header.encode())
+    theirs = trace.get_current_span(TraceContextTextMapPropagator().extract({TRACE_HEADER: header}))
+    assert (span is not None) == is_known == theirs.get_span_context().is_valid
+    assert span is None or span.get_span_context() == theirs.get_span_context()
 
 
 def test_a_malformed_header_makes_no_trouble(traced: World, spans: InMemorySpanExporter) -> None:

@@ -9,21 +9,39 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Collection
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
+
 from anabranch.client import session
+from anabranch.client.receipts import WriterAccount
 from anabranch.client.session import Session
+from anabranch.conformance.checks import read_topic
 from anabranch.conformance.child import to_bytes, to_text
 from anabranch.conformance.python_client import Operations, main
-from anabranch.errors import OutcomeUnknown, TransactionAborted
+from anabranch.errors import (
+    AnabranchError,
+    MalformedRecord,
+    OutcomeUnknown,
+    TransactionAborted,
+    UnsupportedVersion,
+    WriteFailed,
+)
+from anabranch.kafka.log import KafkaLog
 from anabranch.librdkafka.command_bus import KafkaBus
+from anabranch.librdkafka.journal_writer import KafkaJournal
+from anabranch.librdkafka.options import Options
 from anabranch.protocol.ids import control_partition_of, made_ms_of, make_txn_id
+from anabranch.protocol.limits import MAX_WAIT_MS
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode, decode_as, encode
 from anabranch.protocol.tokens import narrow
+from anabranch.topics.names import stream_topic
 
 IMPATIENT_S = 1.5
+HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True)
@@ -62,22 +80,41 @@ def commits_without_receipts() -> None:
     patch(Session, "try_commit", make)
 
 
-@error("R9.1", "begin-write-commit")
-def sums_are_wrong() -> None:
-    def make(commit: Any) -> Any:
-        def changed(self: Session, command: Any, deadline: float) -> Any:
-            own = tuple(
-                replace(
-                    receipt,
-                    extents=tuple(replace(e, crc_sum=e.crc_sum + 1) for e in receipt.extents),
-                )
-                for receipt in command.own
-            )
-            return commit(self, replace(command, own=own), deadline)
+def _with_extents(change: Callable[[r.Extent], r.Extent]) -> None:
+    """Change the extents of all receipts of finished writers."""
+
+    def make(receipt: Any) -> Any:
+        def changed(self: WriterAccount, **arguments: Any) -> r.Receipt:
+            made: r.Receipt = receipt(self, **arguments)
+            if not made.finished:
+                return made
+            return replace(made, extents=tuple(change(extent) for extent in made.extents))
 
         return changed
 
-    patch(Session, "try_commit", make)
+    patch(WriterAccount, "receipt", make)
+
+
+@error("R9.1", "begin-write-commit")
+def sums_are_wrong() -> None:
+    _with_extents(lambda extent: replace(extent, crc_sum=extent.crc_sum + 1))
+
+
+@error("R9.2", "begin-write-commit")
+def extents_end_early() -> None:
+    _with_extents(lambda extent: replace(extent, end=extent.end - 1))
+
+
+@error("R9.3", "begin-write-commit")
+def sequences_begin_at_zero() -> None:
+    def make(receipt: Any) -> Any:
+        def changed(self: WriterAccount, **arguments: Any) -> r.Receipt:
+            made: r.Receipt = receipt(self, **arguments)
+            return replace(made, sequence=made.sequence - 1)
+
+        return changed
+
+    patch(WriterAccount, "receipt", make)
 
 
 @error("R9.4", "begin-write-commit")
@@ -323,6 +360,347 @@ def takes_silence_for_an_abort() -> None:
         return changed
 
     patch(Session, "_until_known", make)
+
+
+# -- framing and placing commands -------------------------------------------------------------------------
+
+
+@error("R2.1", "begin-write-commit")
+def commands_are_longer() -> None:
+    vars(session)["encode"] = lambda command: encode(command) + b"\0"
+
+
+@error("R2.2", "broken-answers")
+def takes_a_broken_reply_for_a_refusal() -> None:
+    def make(receive: Any) -> Any:
+        def changed(self: Session, *arguments: Any) -> Any:
+            try:
+                return receive(self, *arguments)
+            except (MalformedRecord, UnsupportedVersion):
+                return r.Refusal("TransactionAborted", "not a reply")
+
+        return changed
+
+    patch(Session, "_receive", make)
+
+
+@error("R3.2", "begin-write-commit")
+def names_a_partition_that_is_not_there() -> None:
+    sent: set[bytes] = set()
+
+    def make(produce: Any) -> Any:
+        def changed(self: KafkaBus, command: Any) -> None:
+            name, right = self._reply_header
+            if command.correlation_id not in sent:
+                self._reply_header = (name, (99).to_bytes(4, "big"))
+            sent.add(command.correlation_id)
+            produce(self, command)
+            self._reply_header = (name, right)
+
+        return changed
+
+    patch(KafkaBus, "_produce", make)
+
+
+@error("R3.4", "late-answers")
+def stops_at_an_unexpected_reply() -> None:
+    def make(take: Any) -> Any:
+        def changed(self: KafkaBus, message: Any) -> None:
+            if message.key() not in self._slots:
+                vars(self)["_take_reply"] = lambda _: None
+                return
+            take(self, message)
+
+        return changed
+
+    patch(KafkaBus, "_take_reply", make)
+
+
+def _without_idempotence(producer: str) -> None:
+    patch(
+        Options,
+        producer,
+        lambda config: lambda *given: config(*given) | {"enable.idempotence": False},
+    )
+
+
+@error("R3.8", "begin-write-commit")
+def commands_are_not_idempotent() -> None:
+    _without_idempotence("commands")
+
+
+@error("R4.1", "begin-write-commit")
+def all_commands_go_to_the_first_partition() -> None:
+    vars(session)["control_partition_of"] = lambda _: 0
+    vars(session)["make_txn_id"] = lambda partition, *more: make_txn_id(partition + 1, *more)
+
+
+@error("R5.1", "begin-write-commit")
+def ids_are_of_another_hour() -> None:
+    vars(session)["make_txn_id"] = lambda partition, ms, random: make_txn_id(
+        partition, ms - HOUR_MS, random
+    )
+
+
+# -- names, ends and writers ------------------------------------------------------------------------------
+
+
+@error("R5.5", "names")
+def a_committed_name_is_an_error() -> None:
+    def make(begin: Any) -> Any:
+        def changed(self: Operations, *arguments: Any, **more: Any) -> Any:
+            answer = begin(self, *arguments, **more)
+            if "outcome" in answer:
+                raise TransactionAborted("the name is taken")
+            return answer
+
+        return changed
+
+    patch(Operations, "begin", make)
+
+
+def _swallows(operation: str) -> None:
+    def make(call: Any) -> Any:
+        def changed(self: Operations, *arguments: Any, **more: Any) -> Any:
+            try:
+                return call(self, *arguments, **more)
+            except AnabranchError:
+                return {}
+
+        return changed
+
+    patch(Operations, operation, make)
+
+
+@error("R5.7", "begin-write-commit")
+def writes_after_the_end_seem_to_succeed() -> None:
+    _swallows("write")
+
+
+@error("R6.2", "begin-write-commit")
+def writes_by_another_epoch() -> None:
+    def make(touch: Any) -> Any:
+        def changed(self: Session, *arguments: Any) -> Any:
+            found = touch(self, *arguments)
+            return replace(found, stream_epoch=found.stream_epoch + 1)
+
+        return changed
+
+    patch(Session, "touch", make)
+
+
+@error("R8.1", "begin-write-commit")
+def records_have_their_header_twice() -> None:
+    def make(write: Any) -> Any:
+        def changed(self: KafkaJournal, *given: Any) -> None:
+            *place, headers, timestamp = given
+            write(self, *place, [*headers, headers[-1]], timestamp)
+
+        return changed
+
+    patch(KafkaJournal, "write", make)
+
+
+@error("R8.3", "begin-write-commit")
+def journals_are_not_idempotent() -> None:
+    _without_idempotence("journal")
+
+
+@error("R8.4", "join")
+def the_first_join_has_a_fixed_number() -> None:
+    joined: set[str] = set()
+
+    def make(join: Any) -> Any:
+        def changed(self: Operations, token: str) -> Any:
+            with pytest.MonkeyPatch.context() as patched:
+                if token not in joined:
+                    patched.setattr(Session, "random64", lambda _: 4711)
+                joined.add(token)
+                return join(self, token)
+
+        return changed
+
+    patch(Operations, "join", make)
+
+
+@error("R8.5", "reserved-headers")
+def renames_reserved_headers() -> None:
+    def make(write: Any) -> Any:
+        def changed(self: Operations, txn: str, events: list[dict[str, Any]]) -> Any:
+            for event in events:
+                event["headers"] = [[name.replace("ab.", "x."), v] for name, v in event["headers"]]
+            return write(self, txn, events)
+
+        return changed
+
+    patch(Operations, "write", make)
+
+
+@error("R8.6", "write-in-doubt")
+def commits_what_it_called_failed() -> None:
+    allowed_s = 0.0
+
+    def patient(connect: Any) -> Any:
+        def changed(self: Operations, bootstrap: str, prefix: str, timeout_ms: int) -> Any:
+            nonlocal allowed_s
+            allowed_s = timeout_ms / 1000
+            return connect(self, bootstrap, prefix, 5 * timeout_ms)
+
+        return changed
+
+    def make(write: Any) -> Any:
+        def changed(self: Operations, **arguments: Any) -> Any:
+            began = time.monotonic()
+            answer = write(self, **arguments)
+            if time.monotonic() - began > allowed_s:
+                raise WriteFailed("not acknowledged in time")
+            return answer
+
+        return changed
+
+    patch(Operations, "connect", patient)
+    patch(Operations, "write", make)
+
+
+@error("R8.7", "plain-writes")
+def plain_records_have_a_reserved_header() -> None:
+    def make(plain: Any) -> Any:
+        def changed(self: Operations, stream: str, events: list[dict[str, Any]]) -> Any:
+            for event in events:
+                event["headers"].append(["ab.mine", to_text(b"x")])
+            return plain(self, stream, events)
+
+        return changed
+
+    patch(Operations, "plain", make)
+
+
+# -- commits and aborts -----------------------------------------------------------------------------------
+
+
+@error("R10.2", "begin-write-commit")
+def lets_the_controller_wait_too_long() -> None:
+    def make(ask: Any) -> Any:
+        def changed(self: Session, partition: int, command: Any, *more: Any) -> Any:
+            if isinstance(command, r.Commit):
+                command = replace(command, wait_ms=MAX_WAIT_MS + 1)
+            return ask(self, partition, command, *more)
+
+        return changed
+
+    patch(Session, "try_ask", make)
+
+
+@error("R10.4", "quotas")
+def a_refusal_ends_all_transactions() -> None:
+    def make(begin: Any) -> Any:
+        def changed(self: Operations, **arguments: Any) -> Any:
+            try:
+                return begin(self, **arguments)
+            except AnabranchError:
+                for name in self._handles:
+                    self.abort(name)
+                raise
+
+        return changed
+
+    patch(Operations, "begin", make)
+
+
+@error("R10.5", "abort")
+def a_second_abort_is_an_error() -> None:
+    aborted: set[str] = set()
+
+    def make(abort: Any) -> Any:
+        def changed(self: Operations, txn: str) -> Any:
+            if txn in aborted:
+                raise TransactionAborted("it is aborted already")
+            aborted.add(txn)
+            return abort(self, txn)
+
+        return changed
+
+    patch(Operations, "abort", make)
+
+
+@error("R10.6", "numbers")
+def numbers_are_left_out() -> None:
+    def make(commit: Any) -> Any:
+        return lambda self, **arguments: commit(self, **(arguments | {"number": None}))
+
+    patch(Operations, "commit", make)
+
+
+@error("R10.7", "prepared")
+def names_the_secret_itself() -> None:
+    def make(commit: Any) -> Any:
+        def changed(self: Session, command: Any, deadline: float) -> Any:
+            if command.prepare is not None:
+                command = replace(command, prepare=replace(command.prepare, by=bytes(32)))
+            return commit(self, command, deadline)
+
+        return changed
+
+    patch(Session, "try_commit", make)
+
+
+@error("R10.8", "prepared")
+def decides_without_the_secret() -> None:
+    def make(decide: Any) -> Any:
+        return lambda self, txn_id, secret, commit: decide(self, txn_id, None, commit)
+
+    patch(Operations, "decide", make)
+
+
+@error("R13.1", "reading")
+def reads_what_is_aborted() -> None:
+    def make(_: Any) -> Any:
+        return lambda self, stream: {"events": uncommitted(self._bootstrap, stream)}
+
+    patch(Operations, "read", make)
+
+
+@error("R13.2", "reading")
+def gives_all_events_the_last_time() -> None:
+    def make(read: Any) -> Any:
+        def changed(self: Operations, stream: str) -> Any:
+            answer = read(self, stream)
+            last = max(event["commit_timestamp"] for event in answer["events"])
+            for event in answer["events"]:
+                event["commit_timestamp"] = last
+            return answer
+
+        return changed
+
+    patch(Operations, "read", make)
+
+
+def uncommitted(bootstrap: str, stream: str) -> list[dict[str, Any]]:
+    """All records of a stream's topic."""
+    with closing(KafkaLog(bootstrap)) as log:
+        records = [one[1] for one in read_topic(log, stream_topic(stream), committed=False)]
+    return [
+        {
+            "key": to_text(record.key),
+            "value": to_text(record.value),
+            "headers": [],
+            "timestamp": record.timestamp_ms,
+            "commit_timestamp": None,
+        }
+        for record in records
+    ]
+
+
+@error("R11.6", "unknown-code")
+def every_refusal_is_tried_again() -> None:
+    def make(receive: Any) -> Any:
+        def changed(self: Session, *arguments: Any) -> Any:
+            answer = receive(self, *arguments)
+            return replace(answer, code="NotReady") if isinstance(answer, r.Refusal) else answer
+
+        return changed
+
+    patch(Session, "_receive", make)
 
 
 if __name__ == "__main__":

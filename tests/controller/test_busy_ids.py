@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from anabranch.errors import NotLeader
-from anabranch.ports import LogBusy, LogFenced, LogRefused, LogUncertain, Steps, TopicPartition
+from anabranch.ports import (
+    LogBusy,
+    LogFenced,
+    LogRefused,
+    LogUnavailable,
+    LogUncertain,
+    Steps,
+    TopicPartition,
+)
 from anabranch.testing.memory.producer import MemoryProducer
 from anabranch.testing.memory.trouble import Kind, Trouble
 from anabranch.topics.names import history_topic, stream_topic
@@ -69,6 +77,39 @@ def test_a_leader_that_is_stopped_before_it_leads_again_hands_over() -> None:
     with pytest.raises(NotLeader):
         first.hand_over()  # it does not disturb who leads since
     assert play.one_shot(OTHER) == "COMMITTED"
+
+
+def test_a_leader_whose_first_reads_fail_hands_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its term is logged, and it passed over an id, so no successor can lead before it has resigned."""
+    play = Play()
+    cluster = play.world.cluster
+    initialise = cluster.initialise
+    monkeypatch.setattr(
+        cluster,
+        "initialise",
+        lambda id_, s: None if id_.endswith("control.0.b") else initialise(id_, s),
+    )
+    first, other = play.controller, play.world.controller("other")
+    first.lead()
+    first.hand_over()
+    called = [""]
+    after = ["commit.after", ""]  # `end_offsets` fails once after the first, then at the next call
+
+    def trouble(process: str, name: str) -> None:
+        fails = name == "end_offsets" and after and called[-1] == after[0]
+        called.append(name)
+        if fails:
+            del after[0]
+            called.append("")
+            raise LogUnavailable("no broker answers")
+
+    monkeypatch.setattr(cluster, "on_call", trouble)
+    with pytest.raises(LogUnavailable):
+        other.lead()
+    other.hand_over()  # its first call fails, too
+    assert not after
+    monkeypatch.setattr(cluster, "on_call", None)
+    first.lead()
 
 
 @pytest.mark.parametrize("fenced_in", ["the hand-over", "a round"])

@@ -22,7 +22,7 @@ from anabranch.protocol.ids import (
     unpack_txn_header,
 )
 from anabranch.protocol.partitioner import record_checksum
-from anabranch.protocol.schemas.codec import decode, encode
+from anabranch.protocol.schemas.codec import LEVEL, decode, encode
 from anabranch.protocol.schemas.records import (
     AdoptScope,
     Commit,
@@ -187,8 +187,8 @@ def test_scopes_are_served_where_the_directory_says() -> None:
     [
         (b"", "MalformedRecord"),
         (b"\x01", "MalformedRecord"),
-        (b"\x02\x04rest", "FeatureNotEnabled"),
-        (b"\x03\x04rest", "UnsupportedVersion"),
+        (bytes((LEVEL, 4)) + b"rest", "FeatureNotEnabled"),
+        (bytes((LEVEL + 1, 4)) + b"rest", "UnsupportedVersion"),
         (b"\x01\xfarest", "UnsupportedVersion"),
         (b"\x01\x04rest", "MalformedRecord"),
     ],

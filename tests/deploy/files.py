@@ -22,13 +22,15 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 INFRA = ROOT / "infra"
 STATE, SECRETS = "/var/lib/anabranch", "/etc/anabranch"
-CONTROLLER, WEB = "controller", "web"
+# Where the module of the processor is: in containers, and on a machine.
+APP, APP_OF_UNITS = "/app", "/opt/totals"
+CONTROLLER, WEB, PROCESSOR, STREAMS = "controller", "web", "processor", "streams"
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0}
 
 
 @dataclass(frozen=True)
 class Part:
-    """A process. ``words``: the arguments of `anabranch`. ``live``: a probe that restarts it; None: there is none.
+    """A process that stays. ``words``: the arguments of `anabranch`. ``live``: a probe that restarts it, or None.
 
     ``ready``, ``live``: a URL, or the text of a Python program that fails if the process is not so.
     """
@@ -41,13 +43,18 @@ class Part:
     grace_s: float
 
     @property
+    def role(self) -> str:
+        """`CONTROLLER`, `WEB` or `PROCESSOR`."""
+        return self.words[0]
+
+    @property
     def is_controller(self) -> bool:
-        return self.words[0] == CONTROLLER
+        return self.role == CONTROLLER
 
 
-def settings() -> dict[str, str]:
-    """The environment that all three kinds share."""
-    lines = (INFRA / "settings/anabranch.env").read_text().splitlines()
+def settings(file: str = "settings/anabranch.env") -> dict[str, str]:
+    """The environment that all three kinds share, or that of another file."""
+    lines = (INFRA / file).read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
@@ -91,7 +98,7 @@ def of_compose() -> list[Part]:
     own = _program(json.loads(dockerfile()["HEALTHCHECK"].partition("CMD ")[2]))
     parts = []
     for name, service in compose()["services"].items():
-        if "build" not in service:
+        if "build" not in service or name == STREAMS:
             continue
         assert service["env_file"] == ["settings/anabranch.env"]
         test = service.get("healthcheck", {}).get("test")
@@ -99,7 +106,7 @@ def of_compose() -> list[Part]:
             Part(
                 name,
                 _of_image(service.get("command")),
-                settings(),
+                settings() | service.get("environment", {}),
                 _program(test) if test else own,
                 None,
                 seconds(service["stop_grace_period"]),
@@ -113,13 +120,16 @@ def of_compose() -> list[Part]:
 
 @cache
 def manifests() -> list[dict[str, Any]]:
-    """As kustomize makes them."""
+    """As kustomize makes them, of the controllers and pages and of the processor; both have the same settings."""
     kubectl = Path(sys.executable).with_name("kubectl")
-    done = subprocess.run(
-        [kubectl, "kustomize", INFRA / "kubernetes"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
+    found: list[dict[str, Any]] = []
+    for folder in (INFRA / "kubernetes", INFRA / "processor"):
+        done = subprocess.run(
+            [kubectl, "kustomize", folder], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        found += [each for each in yaml.safe_load_all(done.stdout) if each not in found]
+    return found
 
 
 def named(kind: str, name: str) -> dict[str, Any]:
@@ -147,7 +157,8 @@ def of_kubernetes() -> list[Part]:
                 Part(
                     f"{each['metadata']['name']}-{n}",
                     _of_image(container.get("args")),
-                    environment["data"],
+                    environment["data"]
+                    | {each["name"]: each["value"] for each in container.get("env", ())},
                     _probe(container, "readinessProbe"),
                     _probe(container, "livenessProbe"),
                     pod.get("terminationGracePeriodSeconds", 30.0),
@@ -183,23 +194,29 @@ def unit(name: str) -> dict[str, list[str]]:
 
 
 def of_systemd() -> list[Part]:
-    """Two machines with a controller, one of them with the pages. systemd has no probes."""
+    """Two machines with a controller, one of them with the pages and a processor. systemd has no probes."""
+    own = settings("processor/totals.env")
     return [
-        _of_unit("anabranch-controller", 1),
-        _of_unit("anabranch-controller", 2),
-        _of_unit("anabranch-web", 1),
+        _of_unit("anabranch-controller", 1, {}),
+        _of_unit("anabranch-controller", 2, {}),
+        _of_unit("anabranch-web", 1, {}),
+        _of_unit("anabranch-processor@", 1, own),
     ]
 
 
-def _of_unit(name: str, number: int) -> Part:
+def _of_unit(name: str, number: int, own: Mapping[str, str]) -> Part:
+    """``own``: what the instance's environment file has."""
     found = unit(f"{name}.service")
     (start,), (stop,) = found["ExecStart"], found["TimeoutStopSec"]
-    assert found["EnvironmentFile"] == [f"{SECRETS}/anabranch.env"]
+    files = [f"{SECRETS}/processors/%i.env"] if own else []
+    assert found["EnvironmentFile"] == [*files, f"{SECRETS}/anabranch.env"]
+    for variable, value in own.items():
+        start = start.replace(f"${{{variable}}}", value)
     assert found["LoadCredential"] == [f"kafka.properties:{SECRETS}/kafka.properties"]
     start = start.replace("${STATE_DIRECTORY}", STATE).replace("${CREDENTIALS_DIRECTORY}", SECRETS)
     program, *words = shlex.split(start)
     assert program == "/opt/anabranch/bin/anabranch"
-    return Part(f"{name}-{number}", tuple(words), settings(), None, None, seconds(stop))
+    return Part(f"{name}-{number}", tuple(words), settings() | dict(own), None, None, seconds(stop))
 
 
 KINDS = {"compose": of_compose, "kubernetes": of_kubernetes, "systemd": of_systemd}
@@ -218,7 +235,13 @@ class Place:
 
     def put(self, text: str) -> str:
         """A word or a probe, with this place's paths and addresses."""
-        text = text.replace(STATE, f"{self.folder}/state").replace(SECRETS, str(self.folder))
+        for there, here in (
+            (STATE, f"{self.folder}/state"),
+            (SECRETS, str(self.folder)),
+            (APP_OF_UNITS, f"{INFRA}/processor"),
+        ):
+            text = text.replace(there, here)
+        text = f"{INFRA}/processor" if text == APP else text
         return re.sub(r"\b(0\.0\.0\.0|127\.0\.0\.1)\b", self.address, text)
 
     def words(self, part: Part) -> list[str]:

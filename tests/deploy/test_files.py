@@ -19,12 +19,16 @@ from anabranch.controller.service import LEAVE_GROUP_S, STOP_LEADER_S
 from anabranch.ledger import watch as of_ledgers
 from anabranch.processing import metrics as of_workers
 from tests.deploy.files import (
+    APP,
     CONTROLLER,
     INFRA,
     KINDS,
+    PROCESSOR,
     ROOT,
     SECRETS,
     STATE,
+    STREAMS,
+    WEB,
     compose,
     dockerfile,
     manifests,
@@ -39,6 +43,8 @@ USER = 10001
 # `systemd-analyze security` rates a unit from 0 (confined) to 10.
 MOST_EXPOSED = 2.5
 OF_PROMETHEUS = {"up", "process_resident_memory_bytes"}
+# What a process may write to.
+WRITABLE = {CONTROLLER: [STATE], WEB: ["/tmp"], PROCESSOR: [STATE, "/tmp"], STREAMS: []}
 OF_RUNBOOK = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
 
 
@@ -62,7 +68,8 @@ def test_the_manifests_are_valid() -> None:
     for each in found:
         kubernetes_validate.validate(each, KUBERNETES, strict=True)
     assert sorted(each["kind"] for each in found) == [
-        "ConfigMap", "Deployment", "PodDisruptionBudget", "Secret", "Service", "StatefulSet",
+        "ConfigMap", "ConfigMap", "Deployment", "PodDisruptionBudget", "Secret", "Service",
+        "StatefulSet", "StatefulSet",
     ]  # fmt: skip
 
 
@@ -74,12 +81,12 @@ def test_an_invalid_manifest_is_found() -> None:
 
 
 def pods() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each kind of pod, and its container."""
+    """Each kind of pod, with each of its containers."""
     for each in manifests():
         if each["kind"] in ("StatefulSet", "Deployment"):
             pod = each["spec"]["template"]["spec"]
-            (container,) = pod["containers"]
-            yield pod, container
+            for container in (*pod.get("initContainers", ()), *pod["containers"]):
+                yield pod, container
 
 
 def test_pods_have_no_root_and_write_only_their_state() -> None:
@@ -93,7 +100,7 @@ def test_pods_have_no_root_and_write_only_their_state() -> None:
         }
         assert pod["automountServiceAccountToken"] is False
         writable = [m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")]
-        assert writable == [STATE if container["name"] == CONTROLLER else "/tmp"]
+        assert writable == WRITABLE[container["name"]]
         (volume,) = (each for each in pod["volumes"] if "secret" in each)
         secret = named("Secret", "anabranch-kafka")["metadata"]["name"]
         assert volume["secret"] == {"secretName": secret, "defaultMode": 0o440}
@@ -123,7 +130,9 @@ def test_containers_have_no_root_and_write_only_their_state() -> None:
         assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
         assert service["security_opt"] == ["no-new-privileges:true"]
         writable = [volume for volume in service["volumes"] if not volume.endswith(":ro")]
-        assert writable == ([f"{name}:{STATE}"] if name.startswith(CONTROLLER) else [])
+        role = CONTROLLER if name.startswith(CONTROLLER) else name
+        volumes = [f"{name}:{STATE}"] if STATE in WRITABLE[role] else []
+        assert (writable, service.get("tmpfs", [])) == (volumes, WRITABLE[role][len(volumes) :])
 
 
 def test_ports_of_compose_are_of_this_machine_alone() -> None:
@@ -144,9 +153,28 @@ def test_compose_has_what_its_settings_name() -> None:
                 name
             )
     scraped = yaml.safe_load((INFRA / "monitoring/prometheus.yml").read_text())["scrape_configs"]
-    (targets,) = scraped[0]["static_configs"]
+    targets = [config["targets"] for job in scraped for config in job["static_configs"]]
     controllers = [name for name in services if name.startswith(CONTROLLER)]
-    assert targets["targets"] == [f"{name}:{dockerfile()['EXPOSE']}" for name in controllers]
+    assert targets == [
+        [f"{name}:{dockerfile()['EXPOSE']}" for name in controllers],
+        [f"{PROCESSOR}:9465"],
+    ]
+
+
+def test_the_module_of_the_processor_is_where_its_files_say() -> None:
+    module, _, app = settings("processor/totals.env")["PROCESSOR"].partition(":")
+    service, (pod,) = (
+        compose()["services"][PROCESSOR],
+        [each for _, each in pods() if each["name"] == PROCESSOR],
+    )
+    assert service["command"][:3] == pod["args"][:3] == ["processor", "run", f"{module}:{app}"]
+    assert service["environment"]["PYTHONPATH"] == APP
+    assert f"./processor:{APP}:ro" in service["volumes"]
+    assert {"name": "app", "mountPath": APP, "readOnly": True} in pod["volumeMounts"]
+    assert set(named("ConfigMap", "anabranch-totals")["data"]) == {f"{module}.py", "streams.toml"}
+    (applied,) = [each["args"] for _, each in pods() if each["name"] == STREAMS]
+    assert applied == ["apply", f"{APP}/streams.toml"]
+    assert f"anabranch {' '.join(applied)};" in compose()["services"][STREAMS]["entrypoint"][-1]
 
 
 # -- systemd --------------------------------------------------------------------------------------------
@@ -161,7 +189,7 @@ def installed(root: Path) -> list[str]:
     program.touch(mode=0o755)
     shutil.copytree("/usr/lib/systemd/system", root / "usr/lib/systemd/system", symlinks=True)
     return [
-        each.name.replace("@.", "@delays.") for each in units.iterdir() if each.suffix == ".service"
+        each.name.replace("@.", "@totals.") for each in units.iterdir() if each.suffix == ".service"
     ]
 
 

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,15 +20,14 @@ from urllib.request import urlopen
 import pytest
 from confluent_kafka.admin import AdminClient
 
-import anabranch
 from anabranch.infra.cluster import EmbeddedCluster
-from tests.deploy.files import INFRA, KINDS, Part, Place
-from tests.deploy.writer import SCOPE, Writer
+from tests.deploy.files import CONTROLLER, INFRA, KINDS, PROCESSOR, WEB, Part, Place
+from tests.deploy.writer import ORDERS, TOTALS, Writer, check_orders, counted
 from tests.owned import start_module
 from tests.plain_reader import read_all
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.long, pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.broker, pytest.mark.timeout(600)]
 READY_S = 60.0
 # The first address of loopback is the brokers'.
 ADDRESSES = [f"127.0.0.{n}" for n in range(2, 9)]
@@ -53,8 +51,9 @@ class Running:
 
     def start(self) -> None:
         # Of the test's environment only what finds programs and this tree.
-        ours = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-        environment = ours | self.place.environment(self.part)
+        environment = _ours() | self.place.environment(self.part)
+        paths = [_ours().get("PYTHONPATH"), self.place.environment(self.part).get("PYTHONPATH")]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         with (self.place.folder / "log").open("ab") as log:
             self._process = start_module(
                 "anabranch.cli", self.place.words(self.part), output=log, environment=environment
@@ -92,9 +91,16 @@ class Running:
         sys.stdout.write(self.tail())
 
 
+def _ours() -> dict[str, str]:
+    return {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+
+
 def _usual_probe(part: Part) -> str:
     """systemd has no probes: what a monitor would ask."""
-    return f"http://127.0.0.1:{'9464/ready' if part.is_controller else '8090/health'}"
+    return f"http://127.0.0.1:{_PROBES[part.role]}"
+
+
+_PROBES = {CONTROLLER: "9464/ready", WEB: "8090/health", PROCESSOR: "9465/ready"}
 
 
 def _answers(url: str) -> bool:
@@ -117,31 +123,41 @@ def wait_in_sync(brokers: EmbeddedCluster) -> None:
     wait_until(in_sync, READY_S, pause=0.2)
 
 
+def pairs(brokers: EmbeddedCluster, stream: str) -> list[tuple[bytes | None, bytes | None]]:
+    return [(event.key, event.value) for event in read_all(brokers.bootstrap, stream)]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_commit_is_lost(kind: str, brokers: EmbeddedCluster, tmp_path: Path) -> None:
     parts = [
         Running(part, Place(tmp_path / part.name, address, brokers.bootstrap))
         for part, address in zip(KINDS[kind](), ADDRESSES, strict=False)
     ]
-    stream = f"{SCOPE}/{kind}"
+    controllers = [each for each in parts if each.part.is_controller]
+    others = [each for each in parts if not each.part.is_controller]
     with ExitStack() as stack:
-        for part in parts:
+        for part in controllers:
             part.start()
             stack.callback(part.close)
-        for part in parts:
+        for part in controllers:
             part.wait_ready()
-        with anabranch.connect(brokers.bootstrap, timeout=READY_S) as client:
-            client.create_stream(stream)
-        writer = Writer(brokers.bootstrap, stream)
+        apply_streams(brokers)
+        for part in others:
+            part.start()
+            stack.callback(part.close)
+        for part in others:
+            part.wait_ready()
+        writer = Writer(brokers.bootstrap, kind)
         writer.start()
         writer.more()
-        one, two, web = parts
-        for part, number in (
-            (one, signal.SIGKILL),
-            (two, signal.SIGTERM),  # it leads by now
-            (web, signal.SIGKILL),
-            (web, signal.SIGTERM),
-        ):
+        first, leader = controllers
+        strikes = [
+            (first, signal.SIGKILL),
+            (leader, signal.SIGTERM),
+        ]  # the second one leads by then
+        for each in others:
+            strikes += [(each, signal.SIGKILL), (each, signal.SIGTERM)]
+        for part, number in strikes:
             assert part.end(number) < part.part.grace_s
             writer.more()
             part.start()
@@ -153,5 +169,16 @@ def test_no_commit_is_lost(kind: str, brokers: EmbeddedCluster, tmp_path: Path) 
         node.start()
         writer.more()
         writer.stop()
-    seen = Counter(event.value for event in read_all(brokers.bootstrap, stream))
-    assert seen == Counter(b"%d" % n for n in range(writer.committed))
+        check_orders(pairs(brokers, ORDERS), kind, writer.committed)
+        wait_until(
+            lambda: counted(pairs(brokers, TOTALS), kind) >= writer.committed, READY_S, pause=0.5
+        )
+    assert counted(pairs(brokers, TOTALS), kind) == writer.committed
+
+
+def apply_streams(brokers: EmbeddedCluster) -> None:
+    words = ["apply", f"{INFRA}/processor/streams.toml", "--bootstrap", brokers.bootstrap]
+    done = subprocess.run(
+        [sys.executable, "-m", "anabranch.cli", *words], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

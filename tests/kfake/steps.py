@@ -195,7 +195,8 @@ def scaling(place: Place) -> None:
         txn.token()  # it opens
         for i in range(90):
             if i == 30:
-                place.client.scale(stream, segments=4)
+                with place.client.outside():
+                    place.client.scale(stream, segments=4)
             txn.write(stream, b"%d" % i, key=b"k%d" % (i % 6))
         txn.commit(timeout=60)
     place.client.scale(stream, segments=3)

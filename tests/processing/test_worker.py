@@ -17,6 +17,10 @@ from unittest.mock import Mock, patch
 
 import pyarrow as pa
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from anabranch.batches.records import Record
 from anabranch.cli.errors import failure_of
@@ -1171,3 +1175,75 @@ def test_what_came_during_a_rest_is_in_the_next_commit(
         while len(place.commits("nyc/out")) == 1:
             worker.step()
     assert [sum(part.count for part in one.segments) for one in place.commits("nyc/out")] == [1, 5]
+
+
+def test_positions_that_are_not_committed_are_put_back(place: Place) -> None:
+    place.client.create_processor("nyc/p", "nyc/in", tasks=4)
+    owned = place.client.take_tasks("nyc/p")
+    with place.client.read("nyc/in", ownership=owned, timeout=1.0) as reader:
+        place.write(b"a", b"b", b"c", b"d")
+        assert len(list(reader)) == 4
+        first = reader.consumed()
+        reader.put_back(first)
+        with pytest.raises(IllegalState, match="only the last positions"):
+            reader.put_back(first)
+        again = reader.consumed()
+        assert again == first
+        reader.put_back(again)
+        place.write(b"a", b"e")
+        assert len(list(reader)) == 2
+        later = reader.consumed()
+        with place.client.begin("nyc", ownership=owned) as txn:
+            txn.commit(consumed=later)
+    rows = place.client.processor("nyc/p").tasks
+    touched = {task for step in later.steps for task in step.tasks}
+    assert {row.task for row in rows if row.sequence == 1} == touched
+    assert touched >= {task for step in first.steps for task in step.tasks}
+    with place.client.read(
+        "nyc/in", ownership=place.client.take_tasks("nyc/p"), timeout=1.0
+    ) as reader:
+        assert not list(reader)
+
+
+def test_a_traced_worker_s_commit_continues_the_traces_of_its_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    place = Place(tmp_path)
+    app = Processor("nyc/p", tasks=1, commit_interval=0)
+
+    out = app.output("nyc/out")
+    app.on(app.input("nyc/in"))(lambda event: out.write(event.value, key=event.key))
+
+    def processed() -> tuple[Any, list[str]]:
+        """The span of the only batch, and the span ids of the commits that wrote its input."""
+        spans = exporter.get_finished_spans()
+        exporter.clear()
+        (found,) = [span for span in spans if span.name == "anabranch process nyc/p"]
+        inner = [
+            span for span in spans if span.parent and span.parent.span_id == found.context.span_id
+        ]
+        assert "anabranch commit" in [span.name for span in inner]
+        written = place.events("nyc/out")[-1]
+        assert f"{found.context.trace_id:032x}" in str(dict(written.headers))
+        return found, [
+            f"{span.context.span_id:x}" for span in spans if span.name == "anabranch commit"
+        ]
+
+    place.write(b"a")
+    place.run(app)
+    one, commits = processed()
+    assert f"{one.parent.span_id:x}" in commits
+    assert one.links == ()
+    assert one.attributes["messaging.batch.message_count"] == 1
+    traces = [f"00-{number:032x}-{number:016x}-01" for number in (7, 8)]
+    with place.client.begin("nyc") as txn:
+        for each in traces:
+            txn.write("nyc/in", b"1", key=b"b", headers={"traceparent": each.encode()})
+        txn.commit()
+    place.run(app)
+    both, _ = processed()
+    assert both.parent is None
+    assert sorted(link.context.trace_id for link in both.links) == [7, 8]

@@ -30,13 +30,14 @@ class WorkerProcess:
     arguments: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
     module: str = "anabranch.cli"
+    program: str = "tests.processing.program:app"
     process: subprocess.Popen[bytes] | None = None
     frozen: bool = False
     _logged: int = 0  # bytes of its log before this life
 
     def start(self, *more: str) -> None:
         """A new process. ``more``: arguments."""
-        arguments = ["processor", "run", "tests.processing.program:app", *self.arguments, *more]
+        arguments = ["processor", "run", self.program, *self.arguments, *more]
         arguments += ["--folder", str(self.folder)]
         with self.log_file.open("ab") as log:
             self._logged = log.tell()

@@ -104,7 +104,8 @@ class Hopper:
     def _token(self, first: Client, second: Client, one: str, other: str) -> None:
         with first.begin(other.split("/")[0]) as txn:
             txn.token()  # begins it, before the time that counts
-            told = self._commit(first, one)
+            with first.outside():
+                told = self._commit(first, one)
             second.join(txn.token())
             self._commit(second, other, told)
             txn.abort()

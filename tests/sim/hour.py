@@ -69,6 +69,10 @@ class _Sworn:
         """One set of one writer."""
         return (r.Validated(1, 1, self._through),)
 
+    def locks(self) -> tuple[r.TableLocks, ...]:
+        """Nothing: they are registered."""
+        return ()
+
     def revalidate(self, answer: r.Revalidate, _: float) -> None:
         """It is sure again."""
         self._through = answer.timestamp

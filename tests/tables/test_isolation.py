@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from threading import Thread
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from anabranch.client.client import Client
 from anabranch.errors import (
+    AlreadyCommitted,
     AnabranchError,
     IllegalState,
     InvalidArgument,
@@ -354,6 +356,12 @@ def at_once(client: Client) -> dict[str, Callable[[], Any]]:
         "delete_processor": lambda: client.delete_processor("bank/p"),
         "import_group": lambda: client.import_group("bank/p", "group"),
         "set_series": lambda: client.set_series("bank", "s", 1, expected=None),
+        "reset_group": lambda: client.reset_group("group", A, "begin"),
+        "add_lane": lambda: client.add_lane("new", ("User:new",)),
+        "block_lane": lambda: client.block_lane("new"),
+        "unblock_lane": lambda: client.unblock_lane("new"),
+        "grant": lambda: client.grant("new", "*", ("write",)),
+        "revoke": lambda: client.revoke("new", "*"),
     }
 
 
@@ -369,13 +377,12 @@ def test_calls_that_take_effect_at_once_are_refused_inside(bank: Bank) -> None:
     with bank.rows.begin() as txn:
         refused()
         assert txn.get(A, b"none") is None
-        # Reading, another transaction, thread or client are no part of it.
+        # Reading, another thread or client are no part of it.
         client.describe(A)
         put(bank, other=1)
-        with bank.rows.begin() as inner:
-            refused()
-            inner.put(A, b"none", b"inner")
-            inner.commit()
+        assert bank.rows.transact(lambda inner: inner.get(A, b"none")).value is None
+        with client.outside():
+            bank.rows.transact(lambda inner: inner.put(A, b"none", b"inner"))
         refused()
         thread = Thread(target=client.create_stream, args=("bank/2",))
         thread.start()
@@ -395,3 +402,67 @@ def test_calls_that_take_effect_at_once_are_refused_inside(bank: Bank) -> None:
     assert found.keys() - before.keys() == {f"bank/{n}" for n in (2, 3, 4, 5)}
     for name, was in before.items():
         assert replace(found[name], oldest_snapshot=was.oldest_snapshot) == was
+
+
+def test_a_transaction_inside_another_one_is_not_committed(bank: Bank) -> None:
+    client, rows = bank.client, bank.rows
+
+    def write(txn: Any) -> None:
+        txn.write("bank/events", b"inner", key=b"k")
+
+    client.create_stream("bank/events")
+    long = rows.begin(keepalive=60)
+    commits: tuple[Callable[[], object], ...] = (
+        lambda: client.transact(write),
+        lambda: client.transact(write, name="n"),
+        lambda: rows.transact(write),
+        lambda: rows.transact(lambda txn: txn.delete(A, b"1")),
+        lambda: long.commit(name="n"),
+    )
+    with client.begin("bank") as outer:
+        for inner in commits:
+            with pytest.raises(NonTransactional, match=r"^commit inside the open transaction <Tra"):
+                inner()
+        other = client.begin("bank")
+        write(other)
+        for end in (other.commit, other.prepare):
+            with pytest.raises(NonTransactional):
+                end()
+        write(outer)
+        outer.commit()
+        assert other.commit().counts.committed == 1
+    assert long.commit(name="n").name == "n"
+    assert len(bank.events("bank/events")) == 2
+
+
+def test_transactions_side_by_side_end_from_the_first_one_on(bank: Bank) -> None:
+    client = bank.client
+    with client.begin("bank") as first, bank.rows.begin() as second:
+        first.write(B, b"1", key=b"side")
+        second.put(A, b"side", b"2")
+        with pytest.raises(
+            NonTransactional, match=r"inside the open transaction <Transaction bank"
+        ):
+            second.commit()
+        first.commit()
+        second.commit()
+    with client.begin("bank") as txn:
+        with client.join(txn.token()) as writer:
+            writer.write(B, b"3", key=b"side")
+            with pytest.raises(NonTransactional):
+                client.create_stream("bank/inside")
+        txn.commit()
+    with client.join(client.reserve("bank")), pytest.raises(NonTransactional, match="<Writer"):
+        client.transact(lambda txn: txn.write(B, b"4", key=b"side"))
+    assert [client.transact(lambda txn: txn.write(B, b"4", key=b"side")).counts.committed] == [1]
+
+
+def test_a_commit_through_another_handle_of_the_transaction_is_its_own(bank: Bank) -> None:
+    txn = bank.client.begin("bank")
+    token = txn.token("all")
+    with suppress(AlreadyCommitted), bank.client.join(token) as writer:  # it has not finished
+        writer.write(B, b"1", key=b"k")
+        txn.commit(receipts=[writer.flush()])
+    assert txn.commit().counts.committed == 1
+    with bank.client.begin("bank"):
+        assert bank.client.commit(token).counts.committed == 1  # the token names the transaction

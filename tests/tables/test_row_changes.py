@@ -119,7 +119,8 @@ def test_a_number_that_is_not_certain_is_read_anew(
 ) -> None:
     with bank.rows.begin() as txn:
         txn.add(A, K, 10)
-        assert change(bank, "add", 1) == 1
+        with bank.client.outside():
+            assert change(bank, "add", 1) == 1
         meanwhile(bank)
         bank.sent = 0
         txn.commit()
@@ -215,6 +216,10 @@ MANY: dict[str, tuple[Callable[[TableTransaction], Any], str]] = {
     "token": (lambda txn: txn.token(), "one command"),
     "flush": (lambda txn: txn.flush(), "one command"),
     "a big write": (big, "one command"),
+    "prepare": (lambda txn: txn.prepare(), "`prepare` takes none"),
+    "a number": (lambda txn: txn.commit(name="n", number=1), "one command"),
+    "delete_range": (lambda txn: txn.delete_range(A, prefix=K), "can't read or write it"),
+    "truncate": (lambda txn: txn.truncate(A), "can't read or write it"),
 }
 
 
@@ -231,6 +236,27 @@ def test_what_is_refused_leaves_the_transaction_as_it_was(
         assert list(txn.scan(A, b"written")) == [(b"written", b"v")]
         txn.commit()
     assert value(bank) == b"1"
+
+
+def test_a_write_that_was_refused_takes_no_room(bank: Bank) -> None:
+    with bank.rows.begin() as txn:
+        txn.add(A, K, 1)
+        with pytest.raises(InvalidArgument, match="one command"):
+            big(txn)
+        txn.add(B, K, 1)
+        txn.put(B, b"other", b"v")
+        txn.commit()
+    assert (value(bank), value(bank, table=B)) == (b"1", b"1")
+
+
+def test_other_rows_are_deleted(bank: Bank) -> None:
+    bank.put(bank.client, a="1", z="2")
+    with bank.rows.begin() as txn:
+        txn.add(A, K, 1)
+        txn.add(B, b"a", 1)
+        assert txn.delete_range(A, high=K) == 1
+        txn.commit()
+    assert (value(bank, b"a"), value(bank), value(bank, b"z")) == (None, b"1", b"2")
 
 
 def test_other_transactions_are_refused(bank: Bank) -> None:

@@ -271,7 +271,8 @@ def moved(bank: Bank) -> None:
         txn.flush()
         for number in range(40):
             pads = {f"pad{n}": f"{number}" * 2000 for n in range(4)}
-            bank.put(bank.by_journal, **pads)
+            with bank.by_journal.outside():
+                bank.put(bank.by_journal, **pads)
             bank.clock.sleep(1.0)
         assert bank.controller is not None
         runs = bank.controller.table.scan(INDEX + A.encode())

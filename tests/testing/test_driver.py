@@ -178,3 +178,45 @@ def test_work_without_an_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
     with pytest.raises(IllegalState, match="20 commits"):
         Driver(app).send("nyc/in", b"1", key=b"k")
+
+
+def test_tables_are_read_and_written() -> None:
+    app = Processor("nyc/p", tasks=1, dead_letter="nyc/dead", retries=0)
+    accounts, rates = app.table("nyc/accounts", value=json), app.replica("nyc/rates", "nyc/out")
+    out = app.output("nyc/out", value=json)
+
+    @app.on(app.input("nyc/in", value=json))
+    def add(event: Any) -> None:
+        with rates.snapshot(at=event.commit_timestamp) as rows:
+            rate = int(rows.get("nyc/rates", b"rate") or b"0")
+            before = dict(rows.scan("nyc/out", limit=1))
+        accounts[event.key] = accounts.get(event.key, 0) + rate * event.value
+        past = accounts.get(event.key, 0, at=event.commit_timestamp)
+        out.write([accounts[event.key], past, len(before)], key=event.key)
+        if event.value == 9:
+            del accounts["gone"]
+            raise ValueError(sorted(accounts.items()))
+
+    driver = Driver(app)
+    driver.put("nyc/accounts", "gone", 1)
+    driver.put("nyc/accounts", "never", 1)
+    driver.put("nyc/accounts", "never", None)
+    driver.put("nyc/rates", "rate", b"2")
+    driver.send("nyc/in", 1, key="a")
+    driver.transaction([("nyc/in", 2, "a"), ("nyc/in", 9, "a"), ("nyc/in", 3, "b")])
+    driver.put("nyc/rates", "rate", b"3")
+    driver.send("nyc/in", 1, key="a")
+    assert dict(driver.table("nyc/accounts")) == {b"a": 9, b"b": 6, b"gone": 1}
+    assert driver.table("nyc/accounts")["gone"] == 1
+    assert [event.value for event in driver.outputs("nyc/out")] == [
+        [2, 0, 0], [6, 2, 1], [6, 0, 1], [9, 6, 1],
+    ]  # fmt: skip
+    (letter,) = driver.dead_letters()
+    assert dict(letter.headers)["error"] == b"ValueError: [(b'a', 24)]"
+    for call in (
+        lambda: driver.table("nyc/rates"),
+        lambda: driver.put("nyc/none", "k", b"v"),
+        lambda: driver.put("nyc/rates", "k", 1),
+    ):
+        with pytest.raises(InvalidArgument):
+            call()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from anabranch.protocol.ids import txn_text
 from tests.web.conftest import WebProcess
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 pytestmark = pytest.mark.broker
 NAME = "<b onclick=alert(1)>7</b> & 'co'"
@@ -37,7 +38,7 @@ def page(browser: Browser, web: WebProcess) -> Iterator[Page]:
         opened.on("console", lambda message: said.append(message.text))
         opened.on("pageerror", lambda error: said.append(str(error)))
         yield opened
-        assert [text for text in said if "status of 40" not in text] == []
+        assert [text for text in said if not re.search("status of (40|503)", text)] == []
 
 
 @pytest.fixture
@@ -102,6 +103,29 @@ def test_pages_follow_what_happens(page: Page, client: anabranch.Client, scope: 
     client.scale(f"{scope}/s", 3)
     page.wait_for_selector("svg rect.arm >> nth=3")
     assert page.input_value("#segments") == "77"
+
+
+@pytest.mark.soak
+def test_an_open_page_is_emptied_only_if_it_may_not_be_shown(page: Page, scope: str) -> None:
+    """A server that restarts, or has too many viewers, is no reason."""
+    answers = [503, 503]
+
+    def answer(route: Route) -> None:
+        if route.request.resource_type == "document" or not answers:
+            route.continue_()
+        else:
+            route.fulfill(status=answers.pop(0))
+
+    page.route(f"**/streams/{scope}/s", answer)
+    page.goto(f"streams/{scope}/s")
+    page.wait_for_selector("#live.bad >> text=trying again")
+    assert "Segments" in page.inner_text("#body")
+    page.wait_for_selector("#live.good")
+    assert "Segments" in page.inner_text("#body")
+    answers[:] = [403, 403]
+    page.reload()
+    page.wait_for_selector("#live >> text=ended")
+    assert page.inner_text("#body") == ""
 
 
 def test_one_is_aborted_one_scaled_one_deleted(

@@ -31,9 +31,10 @@ def run(
     play: Callable[[Hub], Awaitable[None]],
     look: Callable[[View], str],
     sample: Callable[[], None] = lambda: None,
+    sweep: Callable[[], None] = lambda: None,
 ) -> None:
     async def main() -> None:
-        polled = Hub(look, sample)
+        polled = Hub(look, sample, sweep)
         try:
             await play(polled)
         finally:
@@ -213,6 +214,87 @@ def test_pages_that_read_delay_no_others() -> None:
         return view.kind
 
     run(play, look)
+
+
+def test_a_slow_search_delays_no_other_live_page() -> None:
+    goes = threading.Event()
+
+    async def play(polled: Hub) -> None:
+        with (
+            polled.watched(View("events", ("shop/orders",))) as slow,
+            polled.watched(STREAMS) as quick,
+        ):
+            await changes(quick, 3)
+            assert slow.html is None
+            goes.set()
+            await changes(slow, 1)
+
+    def look(view: View) -> str:
+        if view.kind == "events":
+            goes.wait(10)
+        return view.kind
+
+    run(play, look)
+
+
+def test_live_pages_share_the_time_and_a_slow_one_takes_its_own() -> None:
+    """One page takes 60 ms, one nothing: the slow one is made each 600 ms, the other each 30 ms."""
+    made: list[str] = []
+
+    async def play(polled: Hub) -> None:
+        with polled.watched(View("slow")), polled.watched(View("quick")):
+            await asyncio.sleep(0.9)
+
+    def look(view: View) -> str:
+        made.append(view.kind)
+        if view.kind == "slow":
+            time.sleep(0.06)
+        return ""
+
+    run(play, look)
+    assert made.count("slow") <= 2
+    assert made.count("quick") >= 10
+
+
+def test_quick_pages_are_polled_at_the_same_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what they have in common is asked for once."""
+    monkeypatch.setattr(hub, "WATCH_S", 0.6)
+    times: dict[str, list[float]] = {"a": [], "b": []}
+
+    async def play(polled: Hub) -> None:
+        with polled.watched(View("a")) as first:
+            await changes(first, 2)
+            await asyncio.sleep(0.3)  # half the time between two polls
+            with polled.watched(View("b")):
+                await changes(first, 2)
+
+    def look(view: View) -> str:
+        times[view.kind].append(time.monotonic())
+        return ""
+
+    run(play, look)
+    later = times["b"][1:]
+    assert later
+    assert all(min(abs(at - other) for other in times["a"]) < 0.15 for at in later)
+
+
+def test_a_sweep_that_waits_for_a_search_delays_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "SAMPLE_S", 0.02)
+    ends = threading.Event()
+    taken: list[None] = []
+
+    async def play(polled: Hub) -> None:
+        polled.begin()
+        until = time.monotonic() + 5
+        while len(taken) < 3 and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+        assert len(taken) >= 3
+        ends.set()
+
+    def sweep() -> None:
+        ends.wait(10)
+
+    run(play, lambda _view: "", lambda: taken.append(None), sweep)
 
 
 def test_pages_past_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,6 +226,79 @@ def test_a_right_password_is_hashed_once(tmp_path: Path, monkeypatch: pytest.Mon
         for _ in range(2):
             assert found.user_of("", Headers(basic(user, "wrong"))) == ""
     assert len(hashed) == 5
+
+
+def test_wrong_passwords_of_one_address_lock_no_user_out(
+    site: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one who is logged in, at the same address; nor one who logs in from another."""
+    file = tmp_path / "users"
+    file.write_text("\n".join(password_line(user, user) for user in ("anna", "bob")))
+    app = site(PasswordLogin(file))
+    hashed: list[object] = []
+    real = login._hashed
+
+    def counted(*given: Any) -> bytes:
+        hashed.append(given)
+        return real(*given)
+
+    monkeypatch.setattr(login, "_hashed", counted)
+    assert answer(app, "/streams", basic("anna", "anna"))[0] == 200
+    hashed.clear()
+    said = [answer(app, "/streams", basic("anna", f"guess {n}"))[0] for n in range(40)]
+    assert said[:5] == [401] * 5
+    assert said[-5:] == [429] * 5
+    assert len(hashed) < 20
+    assert answer(app, "/streams", basic("anna", "anna"))[0] == 200
+    assert answer(app, "/streams", basic("bob", "bob"))[0] == 429
+    assert answer(app, "/streams", basic("bob", "bob"), "10.0.0.9")[0] == 200
+    proxied = basic("bob", "bob") | {"x-forwarded-for": "127.0.0.1, 10.0.0.7"}
+    assert answer(app, "/streams", proxied)[0] == 200
+    # What one who is no proxy names does not count.
+    said = [
+        answer(
+            app,
+            "/streams",
+            basic("bob", f"guess {n}") | {"x-forwarded-for": f"10.0.1.{n}"},
+            "10.0.0.8",
+        )[0]
+        for n in range(20)
+    ]
+    assert (said[0], said[-1]) == (401, 429)
+
+
+def test_users_that_log_in_are_no_guessers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "users"
+    file.write_text("\n".join(password_line(f"user {n}", "right") for n in range(15)))
+    found = PasswordLogin(file)
+    for n in range(15):
+        headers = Headers(basic(f"user {n}", "right"))
+        assert found.known("10.0.0.9", headers) is None
+        assert found.user_of("10.0.0.9", headers) == f"user {n}"
+        assert found.known("10.0.0.9", headers) == f"user {n}"
+
+
+def test_one_who_is_logged_in_waits_for_no_other_s_password(
+    site: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "users"
+    file.write_text(password_line("anna", "right"))
+    app = site(PasswordLogin(file))
+    assert answer(app, "/streams", basic("anna", "right"))[0] == 200
+    ends = threading.Event()
+    monkeypatch.setattr(login, "_is_right", lambda *_: not ends.wait(10))
+    guesses = [
+        threading.Thread(target=answer, args=(app, "/streams", basic("x", "guess"), f"10.0.0.{n}"))
+        for n in range(5)
+    ]
+    for guess in guesses:
+        guess.start()
+    began = time.monotonic()
+    assert answer(app, "/streams", basic("anna", "right"))[0] == 200
+    assert time.monotonic() - began < 5
+    ends.set()
+    for guess in guesses:
+        guess.join()
 
 
 @pytest.mark.parametrize(

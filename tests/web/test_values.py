@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from html import unescape
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
+from starlette.requests import Request
 
 import anabranch
 from anabranch.errors import AnabranchError, IllegalState, InvalidArgument, NotAuthorized, NotReady
@@ -21,7 +29,7 @@ from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.testing.memory.cluster import MemoryCluster
 from anabranch.values import stream_of
-from anabranch.web import events, pages
+from anabranch.web import app, events, folders, pages
 from anabranch.web import tables as tables_module
 from anabranch.web.events import Bounds, Search, after, newest, of_commit
 from anabranch.web.hub import View
@@ -232,6 +240,8 @@ def test_events_by_key_text_time_commit_and_transaction(client: anabranch.Client
     assert values_of(events_page(found, key="a")) == ["plums", "apples"]
     assert values_of(events_page(found, key="\udcff")) == ["raw"]
     assert "key=%FF" in events_page(found)
+    assert 'value="\\xff"' in events_page(found, key="\udcff"), "a form can't send the byte"
+    assert values_of(events_page(found, key="\\xff")) == ["raw"]
     assert sorted(values_of(events_page(found, q="p"))) == ["apples", "pears", "plums"]
     assert sorted(values_of(events_page(found, **{"from": str(first)}))) == ["none", "plums", "raw"]
     assert sorted(values_of(events_page(found, commit=str(first)))) == ["apples", "pears"]
@@ -425,7 +435,7 @@ def test_a_page_shows_no_more_than_its_lane_may(
         admin.revoke("open", "*", ["describe"])
         for about in (
             View("events", (STREAM, "", "", "", "", "", "20")),
-            View("rows", (TABLE, "", "", "", "20")),
+            View("rows", (TABLE, "", "", "", "", "20")),
             View("versions", (TABLE, "k", "")),
             View("stream", (STREAM,)),
         ):
@@ -439,7 +449,7 @@ def test_without_values_no_page_shows_them(client: anabranch.Client) -> None:
     hidden = Pages(client, environment(), 5.0, Showing())
     for about in (
         View("events", (STREAM, "", "", "", "", "", "20")),
-        View("rows", (STREAM, "", "", "", "20")),
+        View("rows", (STREAM, "", "", "", "", "20")),
         View("versions", (STREAM, "k", "")),
     ):
         with pytest.raises(NotAuthorized, match="--show-values"):
@@ -504,15 +514,17 @@ def rows(page: str) -> list[tuple[str, str]]:
 def test_rows_page_by_page_and_their_versions(client: anabranch.Client, stock: Pages) -> None:
     before = write(client, TABLE, *((b"k%02d" % n, b"v%d" % n) for n in range(30)))
     write(client, TABLE, (b"k03", b"new"), (b"k04", None), (b"x\xff", b"odd"))
-    page = stock.body(View("rows", (TABLE, "", "", "", "20")))
+    page = stock.body(View("rows", (TABLE, "", "", "", "", "20")))
     assert [key for key, _ in rows(page)] == [f"k{n:02}" for n in range(21) if n != 4]
     assert ("k03", "new") in rows(page)
     assert "from=k21" in page
-    last = stock.body(View("rows", (TABLE, "", "k21", "", "20")))
+    last = stock.body(View("rows", (TABLE, "", "k21", "", "", "20")))
     assert [key for key, _ in rows(last)] == [*(f"k{n}" for n in range(21, 30)), "x\\xff"]
     assert "Next rows" not in last
-    assert [k for k, _ in rows(stock.body(View("rows", (TABLE, "x", "", "", "20"))))] == ["x\\xff"]
-    old = stock.body(View("rows", (TABLE, "k0", "", str(before), "20")))
+    assert [k for k, _ in rows(stock.body(View("rows", (TABLE, "x", "", "", "", "20"))))] == [
+        "x\\xff"
+    ]
+    old = stock.body(View("rows", (TABLE, "k0", "", "", str(before), "20")))
     assert rows(old)[3:5] == [("k03", "v3"), ("k04", "v4")]
     versions = stock.body(View("versions", (TABLE, "k03", "")))
     assert values_of(versions) == ["new", "v3"]
@@ -524,41 +536,135 @@ def test_a_table_that_is_too_big_says_what_to_do(
     write(client, TABLE, *((b"%d" % n, b"") for n in range(5)))
     monkeypatch.setattr(tables_module, "MOST_EVENTS", 4)
     with pytest.raises(InvalidArgument, match="anabranch table scan"):
-        stock.body(View("rows", (TABLE, "", "", "", "20")))
+        stock.body(View("rows", (TABLE, "", "", "", "", "20")))
 
 
 def test_a_table_that_is_loading_is_said(
     client: anabranch.Client, stock: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(client, TABLE, (b"k", b"v"))
-    stock.body(View("rows", (TABLE, "", "", "", "20")))
+    stock.body(View("rows", (TABLE, "", "", "", "", "20")))
     kept = kept_by(stock)[TABLE].replica
 
     def slow(*_: object, **__: object) -> None:
         raise NotReady("not complete")
 
     monkeypatch.setattr(kept, "snapshot", slow)
-    assert "being loaded" in stock.body(View("rows", (TABLE, "", "", "", "20")))
+    assert "being loaded" in stock.body(View("rows", (TABLE, "", "", "", "", "20")))
 
 
 def test_a_stream_is_no_table(stock: Pages) -> None:
     with pytest.raises(InvalidArgument, match="no table"):
-        stock.body(View("rows", (STREAM, "", "", "", "20")))
+        stock.body(View("rows", (STREAM, "", "", "", "", "20")))
 
 
 def test_idle_replicas_are_closed(client: anabranch.Client, stock: Pages) -> None:
     write(client, TABLE, (b"k", b"v"))
-    stock.body(View("rows", (TABLE, "", "", "", "20")))
+    stock.body(View("rows", (TABLE, "", "", "", "", "20")))
     kept = kept_by(stock)[TABLE]
     kept.used -= 2 * tables_module._IDLE_S
     stock.sweep()
     assert kept_by(stock) == {}
     with pytest.raises(IllegalState):
         kept.replica.snapshot()
-    for n in range(5):
-        client.create_table(f"shop/t{n}")
-        stock.body(View("rows", (f"shop/t{n}", "", "", "", "20")))
-    assert len(kept_by(stock)) == tables_module._MOST_TABLES
+
+
+def test_a_table_that_people_look_at_is_not_replaced(
+    client: anabranch.Client, stock: Pages
+) -> None:
+    tables = [f"shop/t{n}" for n in range(tables_module._MOST_TABLES + 1)]
+    for table in tables:
+        client.create_table(table)
+        write(client, table, (b"key", table.encode()))
+
+    def page(table: str) -> str:
+        return stock.body(View("rows", (table, "", "", "", "", "20")))
+
+    for table in tables[:-1]:
+        assert rows(page(table)) == [("key", table)]
+    kept = dict(kept_by(stock))
+    for _ in range(3):  # each look loads no table again
+        refused = page(tables[-1])
+        assert "people look at 4 other tables (shop/t0, " in refused
+        assert rows(refused) == []
+        for table in tables[:-1]:
+            assert rows(page(table)) == [("key", table)]
+    assert kept_by(stock) == kept
+    kept_by(stock)[tables[1]].used -= tables_module._BUSY_S + 1
+    assert rows(page(tables[-1])) == [("key", tables[-1])]
+    assert sorted(kept_by(stock)) == [tables[0], *tables[2:]]
+
+
+def test_replicas_have_a_bound_of_bytes_on_disk(
+    client: anabranch.Client, stock: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.create_table("shop/small")
+    write(client, TABLE, *((b"%d" % n, b"v" * 10_000) for n in range(50)))
+    for table in ("shop/small", TABLE):
+        stock.body(View("rows", (table, "", "", "", "", "20")))
+    sizes = {table: folders.size_of(kept.folder) for table, kept in kept_by(stock).items()}
+    assert sizes[TABLE] > sizes["shop/small"]
+    folder = kept_by(stock)[TABLE].folder
+    monkeypatch.setattr(tables_module, "_MOST_DISK", sizes[TABLE])
+    stock.sweep()
+    assert list(kept_by(stock)) == ["shop/small"]
+    assert not folder.exists()
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="MiB of disk"):
+            stock.body(View("rows", (TABLE, "", "", "", "", "20")))
+    stock._replicas()._refused.clear()  # some time later
+    monkeypatch.setattr(tables_module, "_MOST_DISK", 1 << 30)
+    assert len(rows(stock.body(View("rows", (TABLE, "", "", "", "", "20"))))) == 20
+
+
+def test_folders_of_killed_processes_are_removed_at_the_next_start(
+    client: anabranch.Client, stock: Pages, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = (
+        "import os, signal\n"
+        "from anabranch.web.folders import Folders\n"
+        "kept = Folders()\n"
+        "(kept.new() / 'rows').mkdir(parents=True)\n"
+        "print(kept.path, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    left = Path(killed.stdout.strip())
+    assert (killed.returncode, (left / "1" / "rows").is_dir()) == (-signal.SIGKILL, True)
+    other = tmp_path / "anabranch-web-other"  # not made by a web process
+    other.mkdir()
+    alive = folders.Folders()
+    stock.sweep()
+    assert sorted(tmp_path.iterdir()) == sorted([other, alive.path])
+    stock.body(View("rows", (TABLE, "", "", "", "", "20")))
+    assert len(list(tmp_path.iterdir())) == 3
+    stock.close()
+    alive.close()
+    assert list(tmp_path.iterdir()) == [other]
+
+
+def test_rows_with_long_keys_page_by_page(client: anabranch.Client, stock: Pages) -> None:
+    """Links have the first 1,000 bytes of a key, which many keys may have in common."""
+    keys = [b"k" * 1000 + b"%03d" % n for n in range(50)]
+    keys += [b"k" * 500, b"k" * 998 + b"l", b"\xff" * 8000, b"\xff" * 8001, b"z" * 1000]
+    write(client, TABLE, *((key, b"") for key in keys))
+    for prefix in (b"", b"k" * 600, b"k" * 1000):
+        shown: list[tuple[str, str]] = []
+        link = f"/streams/{TABLE}/rows?" + urlencode({"prefix": prefix, "limit": 20})
+        while link:
+            scope = {"type": "http", "query_string": link.partition("?")[2].encode(), "headers": [],
+                     "path_params": dict(zip(("scope", "name"), TABLE.split("/"), strict=True))}  # fmt: skip
+            page = stock.body(app._rows(Request(scope)))
+            shown += rows(page)
+            found = re.search(r'href="([^"]*)">Next rows', page)
+            link = unescape(found[1]) if found else ""
+            assert len(shown) <= len(keys)
+        assert len(shown) == sum(1 for key in keys if key.startswith(prefix)), prefix
 
 
 def test_versions_of_a_row_have_a_bound_of_bytes(
@@ -573,7 +679,7 @@ def test_versions_of_a_row_have_a_bound_of_bytes(
 
 def test_a_row_with_a_long_key_has_no_link(client: anabranch.Client, stock: Pages) -> None:
     write(client, TABLE, (b"k" * 1001, b"v"))
-    page = stock.body(View("rows", (TABLE, "", "", "", "20")))
+    page = stock.body(View("rows", (TABLE, "", "", "", "", "20")))
     assert "too long for a link" in page
     assert "/versions?" not in page
 
@@ -582,12 +688,12 @@ def test_rows_of_a_past_moment_need_the_right_of_today(
     cluster: MemoryCluster, client: anabranch.Client, stock: Pages
 ) -> None:
     at = write(client, TABLE, (b"k", b"v"))
-    assert rows(stock.body(View("rows", (TABLE, "", "", str(at), "20")))) == [("k", "v")]
+    assert rows(stock.body(View("rows", (TABLE, "", "", "", str(at), "20")))) == [("k", "v")]
     with cluster.connect(lane=ADMIN_LANE, timeout=5) as admin:
         admin.revoke("open", "*", ["safe-time"])
         for moment in ("", str(at)):
             with pytest.raises(NotAuthorized):
-                stock.body(View("rows", (TABLE, "", "", moment, "20")))
+                stock.body(View("rows", (TABLE, "", "", "", moment, "20")))
             with pytest.raises(NotAuthorized):
                 stock.body(View("versions", (TABLE, "k", moment)))
 
@@ -615,7 +721,7 @@ def test_a_replica_that_is_opened_while_all_are_closed_is_closed(
 
 def test_pages_that_are_closed_open_no_replica(client: anabranch.Client, stock: Pages) -> None:
     stock.close()
-    assert "the process ends" in stock.body(View("rows", (TABLE, "", "", "", "20")))
+    assert "the process ends" in stock.body(View("rows", (TABLE, "", "", "", "", "20")))
 
 
 @pytest.mark.parametrize("when", ["opened", "read"])
@@ -626,7 +732,7 @@ def test_a_full_disk_is_said(
         raise TableError("No space left on device")
 
     write(client, TABLE, (b"k", b"v"))
-    view = View("rows", (TABLE, "", "", "", "20"))
+    view = View("rows", (TABLE, "", "", "", "", "20"))
     if when == "opened":
         monkeypatch.setattr(client, "replica", full)
     else:

@@ -34,22 +34,41 @@
     fresh.forEach((each, i) => { if (each.outerHTML !== old[i].outerHTML) put(old[i], each); });
   }
 
-  const source = new EventSource(location.pathname + location.search);
-  source.onmessage = (event) => {
-    const told = JSON.parse(event.data);
-    if (told.html !== null) renew(told.html);
-    trouble.textContent = told.trouble;
-    trouble.hidden = !told.trouble;
-    if (told.trouble) say("not fresh", "bad"); else say("live", "good");
-  };
-  source.onerror = () => {
-    if (source.readyState !== EventSource.CLOSED) {
+  // Of an answer that may be another one soon: a server that restarts, a proxy without its server, a limit.
+  const PASSING = [408, 429, 500, 502, 503, 504];
+  let source = null, pause = 0;
+
+  function follow() {
+    source = new EventSource(location.pathname + location.search);
+    source.onmessage = (event) => {
+      const told = JSON.parse(event.data);
+      pause = 0;
+      if (told.html !== null) renew(told.html);
+      trouble.textContent = told.trouble;
+      trouble.hidden = !told.trouble;
+      if (told.trouble) say("not fresh", "bad"); else say("live", "good");
+    };
+    source.onerror = () => {
       say("no connection, trying again", "bad");
+      if (source.readyState === EventSource.CLOSED) ask();
+    };
+  }
+
+  // The server has refused, and an EventSource does not say why: perhaps this person may not look any more.
+  async function ask() {
+    let status = 0;
+    try {
+      status = (await fetch(location.href, { method: "HEAD", cache: "no-store" })).status;
+    } catch { /* no connection */ }
+    if (status !== 0 && status !== 200 && !PASSING.includes(status)) {
+      body.replaceChildren();
+      say("ended: reload the page", "bad");
       return;
     }
-    // The server has refused: perhaps this person may not look any more.
-    body.replaceChildren();
-    say("ended: reload the page", "bad");
-  };
+    pause = Math.min(60, 2 * pause || 2);
+    setTimeout(follow, 1000 * pause);
+  }
+
+  follow();
   addEventListener("pagehide", () => source.close());
 })();

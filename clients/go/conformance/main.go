@@ -3,13 +3,18 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
 
 	"anabranch"
 )
@@ -28,6 +33,10 @@ type request struct {
 	Txn         string      `json:"txn"`
 	Token       []byte      `json:"token"`
 	Receipts    *[][]byte   `json:"receipts"`
+	TxnID       []byte      `json:"txn_id"`
+	Secret      []byte      `json:"secret"`
+	Attempt     []byte      `json:"attempt"`
+	Commit      bool        `json:"commit"`
 	Finished    bool        `json:"finished"`
 	Events      []jsonEvent `json:"events"`
 	InFlight    int         `json:"in_flight"`
@@ -71,10 +80,11 @@ func eventsOf(given []jsonEvent) ([]anabranch.Event, error) {
 }
 
 type child struct {
-	mu      sync.Mutex
-	client  *anabranch.Client
-	handles map[string]*anabranch.Transaction
-	out     *bufio.Writer
+	mu        sync.Mutex
+	bootstrap string
+	client    *anabranch.Client
+	handles   map[string]*anabranch.Transaction
+	out       *bufio.Writer
 }
 
 func (c *child) keep(t *anabranch.Transaction) string {
@@ -157,7 +167,13 @@ func (c *child) do(r request) (any, error) {
 		if r.Receipts != nil {
 			receipts = append([][]byte{}, *r.Receipts...)
 		}
-		return outcomeOf(txn.Commit(receipts, r.Name, r.Number))
+		return outcomeOf(txn.Commit(anabranch.Ending{Receipts: receipts, Name: r.Name, Number: r.Number}))
+	case "prepare":
+		return outcomeOf(txn.Prepare(anabranch.Ending{Secret: r.Secret, Attempt: r.Attempt}))
+	case "decide":
+		return outcomeOf(client.Decide(r.TxnID, r.Secret, r.Commit))
+	case "read":
+		return read(c.bootstrap, r.Stream)
 	case "abort":
 		return none, txn.Abort()
 	case "resolve":
@@ -179,12 +195,63 @@ func (c *child) connect(r request) error {
 	}
 	c.mu.Lock()
 	former := c.client
-	c.client, c.handles = client, map[string]*anabranch.Transaction{}
+	c.bootstrap, c.client, c.handles = r.Bootstrap, client, map[string]*anabranch.Transaction{}
 	c.mu.Unlock()
 	if former != nil {
 		former.Close()
 	}
 	return nil
+}
+
+// read reads a stream as any consumer does, with read_committed, up to its end (section 13).
+func read(bootstrap, stream string) (any, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	kafka, err := kgo.NewClient(
+		kgo.SeedBrokers(strings.Split(bootstrap, ",")...),
+		kgo.ConsumeTopics(strings.Replace(stream, "/", ".", 1)),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
+		kgo.KeepControlRecords(), // a marker may be the last record
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer kafka.Close()
+	ends, err := kadm.NewClient(kafka).ListCommittedOffsets(ctx, strings.Replace(stream, "/", ".", 1))
+	if err != nil {
+		return nil, err
+	}
+	left, events := map[int32]int64{}, []map[string]any{}
+	ends.Each(func(end kadm.ListedOffset) {
+		if end.Offset > 0 {
+			left[end.Partition] = end.Offset
+		}
+	})
+	for len(left) > 0 && ctx.Err() == nil {
+		kafka.PollFetches(ctx).EachRecord(func(record *kgo.Record) {
+			if record.Offset+1 >= left[record.Partition] {
+				delete(left, record.Partition)
+			}
+			if !record.Attrs.IsControl() {
+				events = append(events, eventOf(record))
+			}
+		})
+	}
+	return map[string]any{"events": events}, ctx.Err()
+}
+
+func eventOf(record *kgo.Record) map[string]any {
+	headers := [][2]any{}
+	for _, h := range record.Headers {
+		if !strings.HasPrefix(h.Key, "ab.") {
+			headers = append(headers, [2]any{h.Key, h.Value})
+		}
+	}
+	return map[string]any{
+		"key": record.Key, "value": record.Value, "headers": headers,
+		"timestamp": record.Timestamp.UnixMilli(), "commit_timestamp": nil,
+	}
 }
 
 // load commits one-shots of one event, as many at the same time as asked for.

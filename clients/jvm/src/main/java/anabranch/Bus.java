@@ -134,14 +134,16 @@ final class Bus implements AutoCloseable {
         waiting.remove(cid);
     }
 
-    private Map.Entry<ByteBuffer, Waiting> expect(byte[] payload, Predicate<GenericRecord> belongs) {
-        byte[] digest;
+    static byte[] sha256(byte[] data) {
         try {
-            digest = Arrays.copyOf(MessageDigest.getInstance("SHA-256").digest(payload), 8);
+            return MessageDigest.getInstance("SHA-256").digest(data);
         } catch (NoSuchAlgorithmException error) {
             throw new IllegalStateException(error);
         }
-        var wait = new Waiting(digest, belongs, new CompletableFuture<>());
+    }
+
+    private Map.Entry<ByteBuffer, Waiting> expect(byte[] payload, Predicate<GenericRecord> belongs) {
+        var wait = new Waiting(Arrays.copyOf(sha256(payload), 8), belongs, new CompletableFuture<>());
         ByteBuffer cid = ByteBuffer.wrap(random(16)); // R3.1
         waiting.put(cid, wait);
         return Map.entry(cid, wait);

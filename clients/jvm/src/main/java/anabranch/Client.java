@@ -247,7 +247,8 @@ public final class Client implements AutoCloseable {
             }
             Outcome outcome = answer.result() == null ? null : Outcome.of(answer.result());
             String state = outcome == null ? "" : outcome.state();
-            if (state.equals("COMMITTED")) {
+            boolean prepares = token != null && command.get("prepare") != null;
+            if (state.equals("COMMITTED") || prepares && state.equals("PREPARED")) {
                 return outcome;
             }
             if (refusal != null && (state.equals("OPEN") || state.equals("ABORTED"))) {
@@ -260,6 +261,28 @@ public final class Client implements AutoCloseable {
                 throw new Failure("OutcomeUnknown", "the outcome is not known: resolve it later");
             }
         }
+    }
+
+    static GenericRecord abortCommand(byte[] token, byte[] secret) {
+        return Frame.record("Abort", "token", Frame.buffer(token), "reason", "aborted by the client",
+                "secret", Frame.buffer(secret));
+    }
+
+    /** Commit or abort a prepared transaction by its id and its coordinator's secret, from any client (R10.8). */
+    public Outcome decide(byte[] txnId, byte[] secret, boolean commit) {
+        long until = until();
+        int waitMs = (int) Math.min(Bus.left(until) * 3 / 4, 600_000);
+        var command = !commit ? abortCommand(txnId, secret)
+                : Frame.record("Commit", "token", Frame.buffer(txnId), "own", List.of(), "wait_ms", waitMs,
+                        "secret", Frame.buffer(secret), "validated", List.of());
+        Bus.Answer answer = bus.ask(until, partitionOf(txnId), command, about(txnId, false));
+        if (answer.refusal() != null) {
+            throw answer.refusal();
+        }
+        if (answer.result() == null) {
+            throw new Failure("OutcomeUnknown", "the decision was not answered: repeat it");
+        }
+        return Outcome.of(answer.result());
     }
 
     /** The state of a transaction; one that no controller knows is aborted first (section 11). */

@@ -5,6 +5,7 @@ import anabranch.Client.Header;
 import anabranch.Client.Outcome;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.BufferedReader;
 import java.io.IOException;
@@ -20,6 +21,10 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
+import org.apache.kafka.clients.consumer.ConsumerRecord;
+import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
 /** The client as a child of the conformance kit (docs/conformance.md). */
 final class Conformance {
@@ -28,6 +33,7 @@ final class Conformance {
     private final AtomicLong numbers = new AtomicLong();
     private final PrintStream out = new PrintStream(System.out, false, StandardCharsets.UTF_8);
     private volatile Client client;
+    private volatile String bootstrap;
 
     public static void main(String[] arguments) throws IOException {
         var child = new Conformance();
@@ -85,6 +91,13 @@ final class Conformance {
                 }
                 Long number = r.hasNonNull("number") ? r.get("number").asLong() : null;
                 return outcome(txn.commit(receipts, text(r.get("name")), number));
+            case "prepare":
+                return outcome(txn.prepare(r.get("secret").binaryValue(), r.get("attempt").binaryValue()));
+            case "decide":
+                byte[] id = r.get("txn_id").binaryValue(), secret = r.get("secret").binaryValue();
+                return outcome(client.decide(id, secret, r.get("commit").asBoolean()));
+            case "read":
+                return read(r.get("stream").asText());
             case "abort":
                 txn.abort();
                 return none;
@@ -107,7 +120,8 @@ final class Conformance {
             client.close();
         }
         handles.clear();
-        client = new Client(r.get("bootstrap").asText(), r.get("prefix").asText(),
+        bootstrap = r.get("bootstrap").asText();
+        client = new Client(bootstrap, r.get("prefix").asText(),
                 Duration.ofMillis(r.get("timeout_ms").asLong()));
     }
 
@@ -143,6 +157,36 @@ final class Conformance {
                 .put("commit_timestamp", o.commitTimestamp()).put("committed", o.committed())
                 .put("rejected", o.rejected()).put("left_out", o.leftOut());
         return JSON.createObjectNode().set("outcome", made);
+    }
+
+    /** A stream as any consumer reads it, with read_committed, up to its end (section 13). */
+    private JsonNode read(String stream) {
+        ArrayNode events = JSON.createArrayNode();
+        Map<String, Object> options = Map.of("bootstrap.servers", bootstrap, "isolation.level", "read_committed");
+        var bytes = new ByteArrayDeserializer();
+        try (var consumer = new KafkaConsumer<>(options, bytes, bytes)) {
+            List<TopicPartition> places = consumer.partitionsFor(stream.replace('/', '.')).stream()
+                    .map(info -> new TopicPartition(info.topic(), info.partition())).toList();
+            consumer.assign(places);
+            consumer.seekToBeginning(places);
+            var ends = consumer.endOffsets(places);
+            while (places.stream().anyMatch(place -> consumer.position(place) < ends.get(place))) {
+                consumer.poll(Duration.ofMillis(100)).forEach(record -> events.add(event(record)));
+            }
+        }
+        return JSON.createObjectNode().set("events", events);
+    }
+
+    private static ObjectNode event(ConsumerRecord<byte[], byte[]> record) {
+        ArrayNode headers = JSON.createArrayNode();
+        for (var header : record.headers()) {
+            if (!header.key().startsWith("ab.")) {
+                headers.addArray().add(header.key()).add(header.value());
+            }
+        }
+        ObjectNode made = JSON.createObjectNode().put("key", record.key()).put("value", record.value())
+                .put("timestamp", record.timestamp()).putNull("commit_timestamp");
+        return made.set("headers", headers);
     }
 
     /** One-shots of one event, as many at the same time as asked for. */

@@ -28,6 +28,7 @@ public final class Transaction {
     private GenericRecord receipt; // of all records so far
     private boolean failed; // a write failed: no more receipts (R8.6)
     private Failure over; // the error of all later calls
+    private Outcome prepared;
 
     Transaction(Client client, byte[] id, byte[] token, String scope, Duration keepalive) {
         this.client = client;
@@ -167,6 +168,22 @@ public final class Transaction {
      * registered writers. ``name``, ``number``: claim a name, or a number of the series of that name.
      */
     public synchronized Outcome commit(List<byte[]> receipts, String name, Long number) {
+        return finish(receipts, name, number, null);
+    }
+
+    /**
+     * Make sure that the transaction can commit: the holder of the secret decides later, by ``Client.decide``.
+     * ``attempt``: names this prepare; a repeated one has the same name.
+     */
+    public synchronized Outcome prepare(byte[] secret, byte[] attempt) {
+        if (prepared == null) {
+            prepared = finish(null, null, null, Frame.record("Prepare", "by", Frame.buffer(Bus.sha256(secret)), // R10.7
+                    "attempt", Frame.buffer(attempt)));
+        }
+        return prepared;
+    }
+
+    private Outcome finish(List<byte[]> receipts, String name, Long number, GenericRecord prepare) {
         check();
         List<GenericRecord> own = touched.isEmpty() ? List.of() : List.of(receipt(true)); // R10.1
         List<GenericRecord> others = receipts == null ? null : new ArrayList<>();
@@ -180,8 +197,11 @@ public final class Transaction {
         try {
             Outcome outcome = client.untilKnown(id, scope, token, name != null, wait -> Frame.record("Commit",
                     "token", Frame.buffer(token), "own", own, "receipts", others, "name", name,
-                    "wait_ms", wait, "number", number, "validated", List.of()));
-            ended(new Failure("AlreadyCommitted", "the transaction is committed"));
+                    "wait_ms", wait, "number", number, "prepare", prepare, "validated", List.of()));
+            boolean isPrepared = outcome.state().equals("PREPARED");
+            over = isPrepared ? new Failure("IllegalState", "the transaction is prepared") // R10.8
+                    : new Failure("AlreadyCommitted", "the transaction is committed");
+            client.open.remove(this);
             return outcome;
         } catch (Failure failure) {
             throw ended(failure);
@@ -190,8 +210,7 @@ public final class Transaction {
 
     /** End the transaction without effect. Repeating it is harmless (R10.5). */
     public synchronized void abort() {
-        var command = Frame.record("Abort", "token", Frame.buffer(token), "reason", "aborted by the client");
-        client.ask(client.until(), Client.partitionOf(id), command, Client.about(id, false));
+        client.ask(client.until(), Client.partitionOf(id), Client.abortCommand(token, null), Client.about(id, false));
         ended(new Failure("TransactionAborted", "the transaction is aborted"));
     }
 }

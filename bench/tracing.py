@@ -1,0 +1,230 @@
+"""One-shots of 10 events, 64 in flight: CPU of client and controller for each, traced by OpenTelemetry or not.
+
+Sides, in turn, each with a client process of its own that keeps its connection: tracing is off in both processes;
+the controller alone has a tracer; the client has one, too, and each one-shot is in a request, of which none or 1 in
+10 is sampled; or each one-shot begins a trace of its own, of which 1 in 10 is sampled, or all. A request is a
+current span of another process: what the program takes to decide about it is not in these figures. Two controllers
+with topics of their own, on one broker: one traces. Both processes hand their spans to a `BatchSpanProcessor` whose
+exporter drops them: what an exporter takes is not in the figures, either.
+
+Ratios are to the side "off" of the same round, and the median of the rounds. Goal: ≤ 1.05 in a request. One-shots
+that begin traces have none: OpenTelemetry's SDK takes more than that to decide about a trace, and to make a span.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import anabranch
+from anabranch.infra.broker import EmbeddedBroker
+from bench.setting import WARM_S, controller, cpu_s, one_shots
+
+IN_FLIGHT = 64
+GOAL = 1.05
+# Side -> whether its controller traces, and its name in the table.
+SIDES = {
+    "off": (False, "off"),
+    "controller": (True, "the controller alone has a tracer"),
+    "unsampled": (True, "in requests that are not sampled"),
+    "requests": (True, "in requests, 1 in 10 sampled"),
+    "tenth": (True, "each begins a trace, 1 in 10 sampled"),
+    "all": (True, "each begins a trace, all sampled"),
+}
+SAMPLED = {"unsampled": 0, "requests": 1}  # side -> how many requests in 10 are sampled
+
+
+def run(*, quick: bool = False) -> dict[str, Any]:
+    """CPU µs of a one-shot by side, and ratios to tracing that is off."""
+    rounds, seconds, warm_s = (1, 1.0, 1.0) if quick else (7, 3.0, WARM_S)
+    found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    with EmbeddedBroker() as broker, ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="anabranch-bench-")))
+        controllers = {}
+        for traces, module in ((False, "anabranch.cli"), (True, "bench.tracing")):
+            more = ("--cluster-prefix", _prefix(traces=traces))
+            started = controller(broker.bootstrap, folder / more[1], more, module=module)
+            controllers[traces] = stack.enter_context(started)
+        clients = {side: stack.enter_context(_client(broker.bootstrap, side)) for side in SIDES}
+        for side in SIDES:
+            _measured(clients[side], controllers[SIDES[side][0]], warm_s / len(SIDES))
+        order = list(SIDES)
+        for _ in range(rounds):
+            for side in order:
+                measured = _measured(clients[side], controllers[SIDES[side][0]], seconds)
+                found[side].append(measured)
+            order.append(order.pop(0))
+    return {
+        "rounds": rounds,
+        "seconds_each": seconds,
+        "in_flight": IN_FLIGHT,
+        "cpu_us": {
+            side: {part: statistics.median(one[part] for one in of) for part in of[0]}
+            for side, of in found.items()
+        },
+        "ratio": {side: _ratio(of, found["off"]) for side, of in found.items()},
+        "goal": GOAL,
+    }
+
+
+def _ratio(of: list[dict[str, float]], off: list[dict[str, float]]) -> float:
+    return statistics.median(
+        sum(one.values()) / sum(other.values()) for one, other in zip(of, off, strict=True)
+    )
+
+
+def _prefix(*, traces: bool) -> str:
+    return "traced" if traces else "plain"
+
+
+def _measured(client: subprocess.Popen[str], controller: int, seconds: float) -> dict[str, float]:
+    """CPU µs of a one-shot, in the client and in the controller."""
+    assert client.stdin is not None
+    assert client.stdout is not None
+    client.stdin.write(f"{seconds}\n")
+    client.stdin.flush()
+    client.stdout.readline()  # its load has begun
+    before = cpu_s(client.pid), cpu_s(controller)
+    client.stdin.write("\n")
+    client.stdin.flush()
+    count = int(client.stdout.readline())
+    after = cpu_s(client.pid), cpu_s(controller)
+    client.stdin.write("\n")
+    client.stdin.flush()
+    client.stdout.readline()  # it has ended
+    of_client, of_controller = (b - a for a, b in zip(before, after, strict=True))
+    return {"client": of_client / count * 1e6, "controller": of_controller / count * 1e6}
+
+
+@contextmanager
+def _client(bootstrap: str, side: str) -> Iterator[subprocess.Popen[str]]:
+    line = [sys.executable, "-m", "bench.tracing", "client", bootstrap, side]
+    with subprocess.Popen(
+        line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows."""
+    rows = []
+    for side, (_, name) in SIDES.items():
+        parts = result["cpu_us"][side]
+        goal = f"≤ {GOAL} ×" if side in ("controller", *SAMPLED) else ""
+        rows.append(
+            [
+                name,
+                f"{parts['client']:.0f} µs",
+                f"{parts['controller']:.0f} µs",
+                f"{result['ratio'][side]:.3f} ×",
+                goal,
+            ]
+        )
+    return ["", "client", "controller", "of off", "goal"], rows
+
+
+# -- the processes ----------------------------------------------------------------------------------------
+
+
+def set_tracer(share: float) -> None:
+    """Let this process trace. ``share``: this part of the traces that begin here is sampled."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+
+    class Dropped(SpanExporter):
+        def export(self, spans: Any) -> SpanExportResult:
+            return SpanExportResult.SUCCESS
+
+    provider = TracerProvider(sampler=ParentBasedTraceIdRatio(share))
+    provider.add_span_processor(BatchSpanProcessor(Dropped()))
+    trace.set_tracer_provider(provider)
+
+
+def work(bootstrap: str, side: str) -> None:
+    """A client. A line of standard input, with seconds, begins a load; two more ask for its count and end it."""
+    traces, _ = SIDES[side]
+    if side not in ("off", "controller"):
+        set_tracer(0.1 if side == "tenth" else 1.0)
+    with anabranch.connect(bootstrap, prefix=_prefix(traces=traces), timeout=60) as client:
+        stream = f"bench/{side}"
+        client.create_stream(stream, 2)
+        for line in sys.stdin:
+            _load(client, stream, float(line), SAMPLED.get(side))
+
+
+def _load(client: anabranch.Client, stream: str, seconds: float, sampled: int | None) -> None:
+    """One-shots until standard input says so. ``sampled``: of ten requests; None: they are in no request."""
+    counts, stop = [0] * IN_FLIGHT, threading.Event()
+
+    def commit(number: int) -> None:
+        call = one_shots(client, [stream], number * 1_000_003)
+        if sampled is not None:
+            call = _in_requests(call, sampled)
+        while not stop.is_set():
+            call()
+            counts[number] += 1
+
+    threads = [threading.Thread(target=commit, args=(number,)) for number in range(IN_FLIGHT)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)
+    _say(os.getpid())
+    sys.stdin.readline()
+    before = sum(counts)
+    time.sleep(seconds)
+    _say(sum(counts) - before)
+    sys.stdin.readline()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    _say(0)
+
+
+def _say(number: int) -> None:
+    sys.stdout.write(f"{number}\n")
+    sys.stdout.flush()
+
+
+def _in_requests(call: Callable[[], None], sampled: int) -> Callable[[], None]:
+    """The call in a request, of ten of which some are sampled: a span of another process is the current one."""
+    from opentelemetry import context, trace
+
+    contexts = []
+    for number in range(10):
+        flags = trace.TraceFlags(int(number < sampled))
+        span = trace.SpanContext(number + 1, 1, is_remote=True, trace_flags=flags)
+        contexts.append(trace.set_span_in_context(trace.NonRecordingSpan(span)))
+    turns = itertools.cycle(contexts)
+
+    def request() -> None:
+        entered = context.attach(next(turns))
+        call()
+        context.detach(entered)
+
+    return request
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "client":
+        work(*sys.argv[2:])
+    else:
+        from anabranch.cli import app
+
+        set_tracer(1.0)
+        app()
