@@ -25,6 +25,7 @@ from bench import (
     bulk,
     driver,
     growth,
+    hot,
     lanes,
     leading,
     ledger,
@@ -181,6 +182,7 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         "transfers in a table beside blind one-shots and PostgreSQL",
         _on_cluster(transfers),
     ),
+    "hot": ("transfers of 16 clients on one row, and in PostgreSQL", _on_cluster(hot)),
     "locking": ("what tables and locks cost others", _on_cluster(locking)),
     "versioned": (
         "a replica beside a versioned store of Kafka Streams",

@@ -270,7 +270,7 @@ class Client:
             function,
             name,
             self._shared.deadline(timeout),
-            consume,
+            reader=consume,
         )
 
     def reserve(

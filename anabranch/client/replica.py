@@ -9,13 +9,14 @@ from anabranch.client.own_writes import Writers
 from anabranch.client.shared import Shared
 from anabranch.client.table_locks import explained
 from anabranch.client.table_transaction import Isolation, JoinedTransaction, TableTransaction
-from anabranch.client.transact import ownership_of, transact
+from anabranch.client.transact import HotRows, RowTurn, Turns, ownership_of, transact
 from anabranch.client.writer import join
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import InvalidArgument
 from anabranch.protocol.schemas import records as r
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.tables.replica import ReadReplica, ReplicaSettings
+from anabranch.tables.snapshot import TableSnapshot
 from anabranch.types import TaskOwnership, Transacted
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Replica(ReadReplica):
     def __init__(self, shared: Shared, ports: ReaderPorts, settings: ReplicaSettings) -> None:
         super().__init__(ports, ControllerTimes(shared), settings)
         self._shared = shared
+        self._hot = HotRows(shared.session, self.tables)
 
     def begin(
         self,
@@ -88,13 +90,7 @@ class Replica(ReadReplica):
         control partition).
         """
         _check(isolation, writers)
-        seen = self._controller.last_timestamp if fresh else 0
-        least = max(1, seen, self.broken_at)
-        deadline = self.deadline(timeout)
-        if ownership is not None:
-            session = self._shared.session
-            session.check_together(self.tables, deadline, also=ownership.scope)
-        view = self._open_snapshot(least, None, deadline)
+        view = self._newest(ownership, self.deadline(timeout), fresh=fresh)
         return TableTransaction(
             self._shared, self, view, isolation, keepalive, writers, ownership=ownership
         )
@@ -107,6 +103,16 @@ class Replica(ReadReplica):
         wanted = max(1, least, self.broken_at)
         view = self._open_snapshot(wanted, None, self.deadline(None))
         return TableTransaction(self._shared, self, view, "serializable", ownership=ownership)
+
+    def _newest(
+        self, ownership: TaskOwnership | None, deadline: float, *, fresh: bool
+    ) -> TableSnapshot:
+        """A snapshot with the last commit that broke locks here, and with all that this client saw if ``fresh``."""
+        if ownership is not None:
+            session = self._shared.session
+            session.check_together(self.tables, deadline, also=ownership.scope)
+        seen = self._controller.last_timestamp if fresh else 0
+        return self._open_snapshot(max(1, seen, self.broken_at), None, deadline)
 
     def join(
         self,
@@ -161,24 +167,42 @@ class Replica(ReadReplica):
     ) -> Transacted[T]:
         """Call ``function`` with a transaction, and commit; repeat this while locks break, for ``timeout`` seconds.
 
-        The function may be called several times, so it must have no side effects. The result has what it returned
-        as ``value``. An exception from it drops the transaction, and is raised. An unknown outcome is resolved
+        The function may be called several times, so it must have no side effects. After locks broke at a row, the
+        next call waits for its turn there (docs/how-to/tables.md, "Hot rows"). The result has what it returned as
+        ``value``. An exception from it drops the transaction, and is raised. An unknown outcome is resolved
         before the function is called again. Also if the ``name`` is committed, the function runs, on the present
         rows, and its writes are dropped. ``consume``: as of `Client.transact`; needs feature level 3. ``fresh``: as
         for `begin`. Raises: as `TableTransaction.commit`; LocksBroken after the timeout; with ``consume`` as
         `Client.transact`.
         """
+        _check(isolation, "own")
         ownership = None if consume is None else ownership_of(consume)
+        turns = Turns(self._hot, marked=consume is not None and name is None)
+
+        def begin(left: float) -> TableTransaction:
+            deadline = self.deadline(left)
+            if turns.held is None:
+                view = self._newest(ownership, deadline, fresh=fresh)
+            else:
+                view = self._in_turn(turns.held, deadline)
+            return TableTransaction(
+                self._shared, self, view, isolation, ownership=ownership, turns=turns
+            )
+
         return transact(
             self._shared,
-            lambda left: self.begin(
-                isolation=isolation, ownership=ownership, fresh=fresh, timeout=left
-            ),
+            begin,
             function,
             name,
             self.deadline(timeout),
-            consume,
+            reader=consume,
+            turns=turns,
         )
+
+    def _in_turn(self, held: RowTurn, deadline: float) -> TableSnapshot:
+        """A snapshot with all that was committed before this turn."""
+        self.observe(held.timestamp, held.last)
+        return self._open_snapshot(max(held.timestamp, self.broken_at), None, deadline)
 
 
 def _check(isolation: Isolation, writers: Writers) -> None:

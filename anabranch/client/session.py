@@ -600,6 +600,16 @@ class Session:
         with _about(command.token):
             return self.ask(_partition(command.token), command, r.ReadsLocked, deadline)
 
+    def take_turn(self, command: r.TakeTurn, deadline: float) -> r.Revalidate:
+        """Wait for a turn at a row. Raises: NotReady, DeadlineExceeded (not in time), FeatureNotEnabled."""
+        return self.ask(control_partition_of(command.txn_id), command, r.Revalidate, deadline)
+
+    def give_up_turn(self, command: r.TakeTurn) -> None:
+        """Send a `TakeTurn` that gives up a turn, without waiting for the answer: a kept turn ends by itself."""
+        copy = self._new_copy(control_partition_of(command.txn_id), command, encode(command))
+        self._bus.send(*copy)
+        self._bus.forget(copy.correlation_id)
+
     def one_shot(self, command: r.OneShot, deadline: float) -> r.Outcome:
         """Send a one-shot until it is COMMITTED. Raises `OutcomeUnknown` at the deadline.
 

@@ -99,6 +99,14 @@ class Locks:
                         return broken(table, seen, view.timestamp)
         return None
 
+    def key_of(self, point: int) -> tuple[str, bytes]:
+        """The table and the locked key of a fingerprint; both empty for an unknown one."""
+        for table, keys in self._points.items():
+            for key in keys:
+                if fingerprint(key) == point:
+                    return table, key
+        return "", b""
+
     def fresh(self) -> tuple[r.TableLocks, ...]:
         """As many unregistered locks as fit into a command; empty if all are registered."""
         left = limits.LOCK_BYTES.value

@@ -31,6 +31,7 @@ from anabranch.client.reservation import keepalive_ms_of
 from anabranch.client.session import unknown
 from anabranch.client.shared import Shared, entered
 from anabranch.client.table_locks import Locks, RegisteredLocks, SentLocks, broken
+from anabranch.client.transact import Turns
 from anabranch.client.transaction import (
     Transaction,
     check_consumed,
@@ -54,6 +55,8 @@ from anabranch.errors import (
     InvalidArgument,
     LocksBroken,
     MalformedRecord,
+    NotANumber,
+    NumberOverflow,
     OutcomeUnknown,
     OwnershipLost,
     RetryError,
@@ -148,6 +151,7 @@ class TableWork:
         self._read_from: dict[int, int] = {}  # writer that was read from -> sequence of its receipt
         self._broken: LocksBroken | None = None
         self._over = ""
+        self._turns: Turns | None = None  # at hot rows
 
     def __enter__(self) -> Self:
         entered(self._shared, self)
@@ -193,6 +197,8 @@ class TableWork:
         if own is not None:
             self._note(own.by)
             return own.value
+        if self._turns is not None:
+            self._turns.check_cold(table, key)
         self._was_read = True
         if not (lock and self._reads_lock):
             return self._view.get(table, key)
@@ -674,9 +680,11 @@ class TableTransaction(TableWork):
         writers: Writers = "own",
         *,
         ownership: TaskOwnership | None = None,
+        turns: Turns | None = None,
     ) -> None:
-        """``keepalive``: seconds; None for a short transaction."""
+        """``keepalive``: seconds; None for a short transaction. ``turns``: of the call that makes this try."""
         super().__init__(shared, replica, view, isolation)
+        self._turns = turns
         self._ownership = ownership
         self._wrote = ownership is not None  # its commit at least moves positions
         self.trace = shared.new_trace()
@@ -1055,10 +1063,9 @@ class TableTransaction(TableWork):
         scope, marked = self._scope(), consumed is not None and name is None
         txn_id = self._txn_id
         if txn_id is None or (is_marked(txn_id) != marked and not self._sent):
-            txn_id = self._session.new_txn_id(scope, deadline, marked=marked)
-            self._txn_id = txn_id
+            txn_id = self._txn_id = self._new_id(scope, deadline, marked=marked)
         place_null_keys(self._shared, self._events, deadline)
-        pauses = self._pauses()
+        pauses, unsure = self._pauses(), False
         while True:
             # Take the marks before validating, so that the validation includes everything up to them.
             marks = self._replica.marks()
@@ -1071,6 +1078,9 @@ class TableTransaction(TableWork):
                 found = error
             if found is not None and self._sent:
                 # The lock may have been broken by this commit itself, or after it.
+                if unsure and isinstance(found, LocksBroken):
+                    # RESOLVE would abort the id, and end its turn.
+                    return self._repeated(found, self._shared.deadline(_GRACE_S))
                 return self._given_up(txn_id, scope, found)
             if isinstance(found, LocksBroken):
                 self._fail(found)
@@ -1079,21 +1089,39 @@ class TableTransaction(TableWork):
             locks = self._locks.records(self._replica.tables, marks)
             events = with_trace(self._events, self.trace)
             command = r.OneShot(txn_id, scope, name, events, consumed, locks, changes)
-            with self._replica.report_due():
-                answer = self._send(command, deadline)
+            try:
+                with self._replica.report_due():
+                    answer = self._send(command, deadline)
+            except (NotANumber, NumberOverflow) as error:
+                if not self._sent:
+                    raise
+                return self._given_up(txn_id, scope, error)
             last = {each.table: each.last for each in answer.tables}
             if isinstance(answer, r.Outcome):
                 self._replica.observe(answer.commit_timestamp, last)
                 return answer
-            self._sent = False
+            # A copy may be carried out yet: of a one-shot that was advised to take a turn, or of one with changes,
+            # when another commit leaves the numbers of these rows with the controller.
+            self._sent = unsure = bool(answer.writers or changes)
+            timestamp = answer.timestamp
+            if answer.writers and self._turns is not None:
+                row = self._locks.key_of(answer.writers[0])
+                held = self._turns.take_for(txn_id, *row, deadline)
+                timestamp, last = (timestamp, last) if held is None else (held.timestamp, held.last)
             try:
-                self._replica.wait(answer.timestamp, last, deadline)
-                if changes and not pauses.sleep(deadline):
+                self._replica.wait(timestamp, last, deadline)
+                if changes and not answer.writers and not pauses.sleep(deadline):
                     raise DeadlineExceeded(
                         "other writers keep writing the rows that this one changes"
                     )
             except AnabranchError as error:
                 return self._given_up(txn_id, scope, error)
+
+    def _new_id(self, scope: str, deadline: float, *, marked: bool) -> bytes:
+        held = None if self._turns is None else self._turns.held
+        if held is not None and is_marked(held.txn_id) == marked:
+            return held.txn_id
+        return self._session.new_txn_id(scope, deadline, marked=marked)
 
     def _pauses(self) -> Backoff:
         """The pauses after answers that ask to revalidate: clients that change one row must not send together.
@@ -1161,13 +1189,18 @@ class TableTransaction(TableWork):
         """Send the last command again, if a copy of it is not answered; RESOLVE takes no marked id.
 
         Returns the outcome if a copy was carried out. Otherwise raises ``error``, and `commit` may be repeated
-        unless locks are broken: no copy can be carried out after this one, as what broke its locks stays.
+        unless locks are broken: no copy can be carried out after this one, as what broke its locks stays. Raises
+        OutcomeUnknown if only others' turns, or their writes to rows that this one changes, were in the way.
         """
         if self._sent and self._shot is not None:
             answer = self._send(self._shot, deadline)
             if isinstance(answer, r.Outcome):
                 return answer
-            self._sent = False
+            # Its locks stay broken, but another commit may make changes of rows possible.
+            possible = self._shot.changes and not isinstance(error, LocksBroken)
+            self._sent = bool(answer.writers or possible)
+            if self._sent:
+                raise unknown("is not known", self._shot.txn_id, None) from error
         if isinstance(error, LocksBroken):
             self._fail(error)
         raise error

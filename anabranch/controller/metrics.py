@@ -72,6 +72,7 @@ NUMBERS = {
     ),
     "prepared_transactions": Number("gauge", "Transactions that wait for their coordinator's word"),
     "committing_transactions": Number("gauge", "Transactions whose commit is decided, not done"),
+    "row_turns": Number("gauge", "Transactions that have or want a turn at a hot row", ("lane",)),
     "uncommitted_bytes": Number("gauge", "Bytes of open transactions in journals"),
     "streams": Number("gauge", "Streams by state", ("state",)),
     "topic_trouble": Number(
@@ -179,6 +180,9 @@ class Metrics(Numbers):
         self.values["lane_usage"] = {(n, q): x for n, of in used.items() for q, x in of.items()}
         self.values["lane_quota"] = {
             (name, q): most for name in named for q, most in quotas_of(state, name).items()
+        }
+        self.values["row_turns"] = {
+            (name,): count for name, count in memory.row_turns.lanes.as_dict().items()
         }
         passed_over = quarantined + intake.unreadable
         self.values["commands_quarantined"] = {

@@ -278,6 +278,7 @@ RULES: Mapping[type, Rule] = {
     r.ListLocks: _by_transaction,
     r.ListRuns: _by_transaction,
     r.ListTableLocks: _list_transactions,
+    r.TakeTurn: _on(Right.WRITE, lambda command: command.table),
     r.CreateProcessor: _create_processor,
     r.TakeTasks: _take,
     r.ReleaseTasks: _processor,

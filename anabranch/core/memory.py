@@ -13,6 +13,7 @@ from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 from anabranch.core.journal_index import Place
 from anabranch.core.locks.recent_writes import RecentWrites, RecentWritesDraft
 from anabranch.core.locks.table_writes import Write
+from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_states import ACTIVE, FORGETTING, FORGOTTEN, LOST, state_of
 from anabranch.protocol.ids import txn_text
@@ -225,6 +226,45 @@ class Cleaning(Part):
         self.cuttable_ms.forget(lambda place: place[0] == stream)
 
 
+Row = tuple[str, int]  # a table, and the fingerprint of a key
+
+
+class TurnAsker(NamedTuple):
+    """A transaction that has a turn at a row, or waits for it; only its own lane can end that.
+
+    ``until_ms``: when the turn, or the wait, ends at the latest. ``tables``: those that the answer is about.
+    ``waited``: whether its turn did not come in the round in which it asked.
+    """
+
+    txn_id: bytes
+    lane: str
+    until_ms: int
+    tables: tuple[str, ...]
+    to: ReplyTo | None
+    waited: bool = False
+
+
+class RowQueue(NamedTuple):
+    """The transactions that want one row: the ``holder`` of the turn, and those that wait, the oldest first.
+
+    ``lane``: the lane that had the last turn. ``warned``: one-shots without a turn that were answered once, in this
+    turn, that others wait for the row.
+    """
+
+    holder: TurnAsker | None
+    waiting: tuple[TurnAsker, ...]
+    lane: str
+    warned: tuple[bytes, ...] = ()
+
+
+@dataclass(slots=True)
+class RowTurns(Part):
+    """Turns at rows at which transactions conflict. ``lanes``: how many transactions of a lane have or want one."""
+
+    queues: DraftMap[Row, RowQueue] = field(default_factory=DraftMap)
+    lanes: DraftMap[str, int] = field(default_factory=DraftMap)
+
+
 @dataclass(slots=True)
 class Histories(Part):
     """The number of commits in each stream's history since its last EPOCH record."""
@@ -239,6 +279,7 @@ class Drafts(NamedTuple):
     merging: Merging
     cleaning: Cleaning
     histories: Histories
+    row_turns: RowTurns
     recent_writes: RecentWritesDraft
 
     def draft(self) -> Drafts:
@@ -282,6 +323,7 @@ class LeaderMemory:
     merging: Merging = field(default_factory=Merging)
     cleaning: Cleaning = field(default_factory=Cleaning)
     histories: Histories = field(default_factory=Histories)
+    row_turns: RowTurns = field(default_factory=RowTurns)
     recent_writes: RecentWrites = field(default_factory=RecentWrites)
     written: dict[bytes, dict[str, Write]] = field(default_factory=dict)
     waiting: Mapping[str, str] = field(default_factory=dict)
@@ -299,6 +341,7 @@ class LeaderMemory:
         self.merging.follow(drafts.merging)
         self.cleaning.follow(drafts.cleaning)
         self.histories.follow(drafts.histories)
+        self.row_turns.follow(drafts.row_turns)
         self.recent_writes.follow(drafts.recent_writes)
         for txn_id in ended:
             self.keepalives.heard.put(txn_id, None)
@@ -318,6 +361,7 @@ def _drafts_of(parts: LeaderMemory | Drafts) -> Drafts:
         parts.merging.draft(),
         parts.cleaning.draft(),
         parts.histories.draft(),
+        parts.row_turns.draft(),
         parts.recent_writes.draft(),
     )
 

@@ -46,6 +46,13 @@ LONGEST_TRANSACT_PAUSE_S = 0.032
 FIRST_CHANGE_PAUSE_S = 0.001
 LONGEST_CHANGE_PAUSE_S = 0.064
 
+# After its locks broke at a row, `transact` waits up to this long for a turn there.
+TURN_WAIT_S = 10.0
+# A row at which others waited counts as hot for this long: `transact` asks for a turn before it reads the row.
+HOT_ROW_S = 0.5
+# A controller that knows no turns is asked for one again after this time.
+NO_TURNS_S = 60.0
+
 # A processor's batch is handled again after these pauses, when its locks break.
 FIRST_CONFLICT_PAUSE_S = 0.004
 LONGEST_CONFLICT_PAUSE_S = 0.5

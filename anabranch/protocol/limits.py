@@ -37,6 +37,7 @@ class Limit(NamedTuple):
 LEAST_NUMBER = -(1 << 63)
 MOST_NUMBER = (1 << 63) - 1
 NUMBER_BYTES = 20
+TURN_WAIT_MS = 60_000  # the longest wait for a turn at a row
 MAX_WAIT_MS = 600_000  # the longest wait for the journals to cover a commit's receipts
 # Commits wait for the locks of a prepared transaction until this time after its prepare; then they are refused.
 PREPARED_HOLD_MS = 10_000
@@ -127,6 +128,12 @@ RANGES = Limit(
     1_000, "ranges", "registered ranges of a table; lanes that have some have equal shares"
 )
 TABLES = Limit(1_000, "tables", "the tables that a transaction reads")
+TURN_MS = Limit(1_000, "ms", "a transaction's turn at a row at which others wait")
+ROW_TURNS = Limit(
+    256, "transactions", "transactions that wait for a turn at one row; a lane may have half"
+)
+TURNS = Limit(2_048, "transactions", "… at all rows of a control partition; a lane may have half")
+TURN_TABLES = Limit(100, "tables", "tables that a `TakeTurn` names")
 ROW_KEY = Limit(8 << 10, "bytes", "the key of a table's row")
 PREPARED = Limit(10_000, "transactions", "prepared transactions of a control partition")
 SCOPES = Limit(10_000, "scopes", "a control partition")

@@ -22,7 +22,6 @@ from anabranch.errors import (
     NotAuthorized,
     SnapshotExpired,
 )
-from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas.codec import LEVEL
 from anabranch.topics.names import journal_topic
 from tests.cluster import Cluster
@@ -57,11 +56,10 @@ def put(client: anabranch.Client, table: str, **rows: int | None) -> int:
 
 
 def test_clients_that_add_to_one_row(
-    client: anabranch.Client, cluster: Cluster, tables: tuple[str, str]
+    client: anabranch.Client, operator: anabranch.Client, tables: tuple[str, str]
 ) -> None:
     """None tries again; a blind write in between counts, too; a Kafka reader sees whole numbers."""
-    with anabranch.connect(cluster.bootstrap, lane=ADMIN_LANE) as admin:
-        admin.feature_level(raise_to=LEVEL)
+    operator.feature_level(raise_to=LEVEL)
     table, other = tables
 
     def add(replica: Replica, times: int) -> None:
@@ -80,6 +78,35 @@ def test_clients_that_add_to_one_row(
     with client.changes(table, until="end") as changes:
         seen = [int(change.after or b"") for change in changes]
     assert seen == list(range(1_000, 1_201))
+
+
+def test_each_client_of_a_hot_row_commits(
+    client: anabranch.Client,
+    other: anabranch.Client,
+    operator: anabranch.Client,
+    tables: tuple[str, str],
+    bank: Replica,
+) -> None:
+    """Two clients of four threads add to one row: no addition is lost, and none waits for long."""
+    table, _ = tables
+    operator.feature_level(raise_to=LEVEL)
+    put(client, table, hot=0)
+
+    def add(txn: Any) -> None:
+        txn.put(table, b"hot", b"%d" % (int(txn.get(table, b"hot")) + 1))
+
+    def work(replica: Replica) -> float:
+        slowest = 0.0
+        for _ in range(10):
+            began = time.monotonic()
+            replica.transact(add)
+            slowest = max(slowest, time.monotonic() - began)
+        return slowest
+
+    with other.replica(table) as others, ThreadPoolExecutor(8) as pool:
+        slowest = max(pool.map(work, [bank, others] * 4))
+    assert bank.snapshot().get(table, b"hot") == b"80"
+    assert slowest < 10
 
 
 @pytest.mark.soak

@@ -50,7 +50,7 @@ OTHERS = {
     r.Heartbeat, r.Commit, r.Abort, r.Force, r.GetState, r.Resolve, r.ListTransactions, r.ListOpen,
     r.LabelWriter, r.LockReads, r.ListLocks, r.ListRuns, r.ListTableLocks, r.TakeTasks, r.ReleaseTasks,
     r.DescribeProcessors, r.ListCommands, r.SafeTime, r.ListSeries, r.ListLanes, r.ListGrants, r.ListAudit,
-    r.SetFeatureLevel, r.DescribeLeader,
+    r.SetFeatureLevel, r.DescribeLeader, r.TakeTurn,
 }  # fmt: skip
 
 

@@ -237,6 +237,7 @@ WORST: dict[str, Callable[[World], Any]] = {
         r.Prepare(bytes(32), b""),
     ),
     "safe time": lambda w: r.SafeTime("nyc", None, (TABLE,) * 5_000),
+    "turn at a row": lambda w: r.TakeTurn(w.id("new"), None, TABLE, 1, (TABLE,) * 100, 1_000),
     "list series": lambda w: r.ListSeries("nyc", None, None),
     "set series": lambda w: r.SetSeries("nyc", "s1", 1, 2),
     "grant": lambda w: r.SetGrant("etl", "nyc/x", 4),

@@ -139,6 +139,29 @@ def test_its_locks_are_revalidated_before_anything_moves() -> None:
     assert bank.put((B, b"x"), locks=(lock,)) == "Revalidate", "its write breaks locks of others"
 
 
+@pytest.mark.parametrize("name", [None, "n"])
+def test_a_one_shot_with_positions_takes_turns_at_rows(name: str | None) -> None:
+    bank = Both()
+    lock = bank.lock(A, b"k")
+    if name is None:
+        bank.marked("W")
+    for label in "HW":
+        bank.ask(label, r.TakeTurn(bank.id(label), None, A, fingerprint(b"k"), (A,), 10_000))
+    holders = bank.memory.row_turns.queues
+    assert bank.shot("X", (A, b"k"), locks=(lock,)) == "Revalidate"
+    assert bank.result.writers == (fingerprint(b"k"),)
+    assert bank.task() == "1 a 0:-"
+    assert bank.shot("X", (A, b"k"), locks=(lock,)) == "COMMITTED", "the next copy is carried out"
+    event = r.Event(A, -1, b"k", b"v", (), -1)
+    bank.ask("H", r.OneShot(bank.id("H"), "nyc", None, (event,), None, (bank.lock(A, b"k"),)))
+    (queue,) = holders.as_dict().values()
+    assert queue.holder is not None
+    assert queue.holder.txn_id == bank.id("W")
+    lock = bank.lock(A, b"k")
+    assert bank.shot("W", (A, b"k"), name=name, sequence=2, locks=(lock,)) == "COMMITTED"
+    assert not holders.as_dict()
+
+
 def test_a_former_owner_is_refused_though_its_locks_hold() -> None:
     bank = Both()
     lock = bank.lock(A, b"k")

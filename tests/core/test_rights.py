@@ -147,6 +147,8 @@ MATRIX: dict[str, Row] = {
     "list all open": (lambda w: r.ListOpen(None, None, 9), EVERYBODY),
     "tell one": (lambda w: r.ListOpen("nyc", w.id("own"), 9), f"own {OPERATORS}"),
     "list all": (lambda w: r.ListTransactions(None, True, 9), EVERYBODY),
+    "turn": (lambda w: r.TakeTurn(w.id("new"), None, "nyc/a", 1, (), 1), "own stream open admin"),
+    "give a turn up": (lambda w: r.TakeTurn(w.id("new"), None, "nyc/a", 1, (), 0), "own stream open admin"),
     "safe time": (lambda w: r.SafeTime("nyc", None), "own reader stream safe-time-only open admin"),
     "list series": (lambda w: r.ListSeries("nyc", None, None), DESCRIBERS),
     "set a series": (lambda w: r.SetSeries("nyc", "s", None, 1), "own series-only open admin"),

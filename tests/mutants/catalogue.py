@@ -421,6 +421,10 @@ CATALOGUE: tuple[Mutant, ...] = (
            by_clients=True, suite="tests/behaviour/order/test_readers.py"),
     # -- tables
     Mutant("locks are not judged", tables.no_validation, weather=TABLED, quick=True, seed=1),
+    Mutant("turns at rows outlast commits", tables.turns_outlast_commits, weather=TABLED,
+           suite="tests/core/test_row_turns.py"),
+    Mutant("turns at rows outlast their client", tables.turns_outlast_clients, simulated=False,
+           suite="tests/core/test_row_turns.py"),
     Mutant("a commit at since breaks a lock", tables.at_since_counts, simulated=False,
            suite="tests/core/test_table_locks.py"),
     Mutant("a round does not see its own writes", tables.round_not_seen,

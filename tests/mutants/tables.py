@@ -20,10 +20,11 @@ from anabranch.core.decisions import bases, decide, quotas, scopes
 from anabranch.core.decisions import one_shot as shots
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal_index import JournalIndex
-from anabranch.core.locks import conflicts, frozen, registering, row_changes
+from anabranch.core.locks import conflicts, frozen, registering, row_changes, row_turns
 from anabranch.core.locks.lock_table import LockTable
 from anabranch.core.locks.recent_writes import RecentWritesDraft
 from anabranch.core.locks.table_writes import Keys, Write, fingerprint, write_of
+from anabranch.core.memory import TurnAsker
 from anabranch.core.round import NewEpoch, StreamCommit
 from anabranch.core.stream_settings import is_table
 from anabranch.errors import AnabranchError, LocksBroken
@@ -51,6 +52,18 @@ from tests.mutants.planting import Planted, instead_of, wrapping
 def no_validation() -> Planted:
     """Locks are not looked at when a transaction commits."""
     return patch.object(conflicts, "judge", lambda *_: None)
+
+
+@instead_of(row_turns, "_is_over")
+def turns_outlast_commits(turn: Turn, holder: TurnAsker, merged: set[bytes]) -> bool:
+    """A turn at a row does not end with the commit of its transaction, but after a second."""
+    return turn.now_ms >= holder.until_ms
+
+
+@instead_of(row_turns, "_is_over")
+def turns_outlast_clients(turn: Turn, holder: TurnAsker, merged: set[bytes]) -> bool:
+    """A turn at a row does not end after a second, only with its transaction."""
+    return holder.txn_id in merged
 
 
 @wrapping(RecentWritesDraft, "holds")

@@ -155,11 +155,13 @@ COMMANDS: dict[int, Any] = {
     18: r.SafeTime("bank", None, ("bank/accounts",)),
     19: r.SetFeatureLevel(None),
     20: r.DescribeLeader(),
+    21: r.TakeTurn(TXN, None, "bank/accounts", 4711, ("bank/accounts",), 10_000),
 }
 EXAMPLES: dict[str, Any] = {
     "SetFeatureLevel": COMMANDS[19],
     "Reply: FeatureLevel": _reply(19, r.FeatureLevel(1, 1)),
     "DescribeLeader": COMMANDS[20],
+    "TakeTurn": COMMANDS[21],
     "Reply: LeaderInfo": _reply(20, r.LeaderInfo(7, "host:4711", MS, 42, 4096)),
     "FindScope": COMMANDS[1],
     "Reply: ScopeInfo": _reply(1, r.ScopeInfo("nyc", 3)),

@@ -57,10 +57,13 @@ COMPANIONS = tuple(map(base_stream, TABLES))
 STREAMS = (*TABLES, *COMPANIONS)
 KEYS = tuple(b"k%d" % number for number in range(5))
 PAIR = b"pair"  # a row of each table: together never below LEAST, each 1 where there is none
+HOT = b"hot"  # a row of the first table that all change
 LEAST = 1
 _WHOSE: tuple[Writers, ...] = ("own", "own", "all")  # writes that are read
 _RESTART_S = 1.0
 _TIMEOUT_S = 10.0
+# In calm, a change of the hot row takes so long at most, although others change it, too.
+_HOT_S = 2.0
 _ANYWAY = (*FINE, *OF_POSITIONS, UnknownStream, UnknownScope, SnapshotExpired)
 
 
@@ -221,6 +224,7 @@ class TableMachine:
             (8, lambda: self._take_part(rows)),
             (3, lambda: self._snapshot(rows)),
             (3, lambda: self._blind(client)),
+            (3, lambda: self._hot(rows)),
             (8, lambda: self._plain()),
             (2, self._compact),
             (0.5, lambda: scale_somehow(self.world, client, self._random.choice(TABLES))),
@@ -395,8 +399,26 @@ class TableMachine:
         rows = self._recorded(replica)
         result = rows.transact(use, timeout=_TIMEOUT_S)
         self._noted.told = max(self._noted.told, result.commit_timestamp)
+        for _ in range(3):
+            began = self.world.now
+            self._hot(rows)
+            took_s = self.world.now - began
+            hold(took_s <= _HOT_S, f"a change of the hot row took {took_s:.1f} s")
         self._snapshot(rows)
         return True
+
+    def _hot(self, rows: RecordedTables) -> None:
+        """Change the row that all change."""
+
+        def use(txn: RecordedTransaction) -> None:
+            if self._random.random() < 0.3:
+                txn.get(TABLES[1], self._random.choice(KEYS))
+            found = number_of(txn.get(TABLES[0], HOT))
+            self.world.sleep(self._random.expovariate(50.0))
+            txn.put(TABLES[0], HOT, self._noted.value(found + 1))
+
+        result = rows.transact(use, timeout=_TIMEOUT_S)
+        self._noted.told = max(self._noted.told, result.commit_timestamp)
 
     def _blind(self, client: Client) -> None:
         scope, recorder = TABLES[0].split("/")[0], self.ledger.history.here

@@ -9,13 +9,18 @@ import pytest
 
 from anabranch.client.replica import Replica
 from anabranch.client.table_transaction import TableTransaction
+from anabranch.core.locks.table_writes import fingerprint
 from anabranch.errors import (
+    DeadlineExceeded,
     FeatureNotEnabled,
     IllegalState,
     InvalidArgument,
     LocksBroken,
+    OutcomeUnknown,
     OwnershipLost,
 )
+from anabranch.protocol.ids import is_marked
+from anabranch.protocol.schemas import records as r
 from anabranch.reading.task_reader import TaskReader
 from tests.client.world import World
 from tests.tables.worlds import let_read, operator, reader_ports
@@ -152,6 +157,102 @@ def test_a_function_that_only_reads_moves_positions_under_its_locks(world: Telle
         world.rows.transact(work, consume=reader)
     assert tries == [None, b"5"]
     assert world.rest() == 0
+
+
+@pytest.mark.parametrize(("name", "writes"), [(None, True), ("n", True), (None, False)])
+def test_after_its_locks_broke_it_commits_in_a_turn(
+    world: Teller, name: str | None, writes: bool
+) -> None:
+    """The turn ends with the commit, also if that leaves neither events nor a row of its own."""
+    asked, tries = [], []
+    session = world.client._shared.session
+    take, give_up = session.take_turn, session.give_up_turn
+
+    def taking(command: r.TakeTurn, deadline: float) -> r.Revalidate:
+        asked.append(command)
+        return take(command, deadline)
+
+    def giving_up(command: r.TakeTurn) -> None:
+        asked.append(command)
+        give_up(command)
+
+    session.take_turn, session.give_up_turn = taking, giving_up  # type: ignore[method-assign]
+
+    def work(txn: TableTransaction) -> None:
+        tries.append(txn.get(ROWS, b"total"))
+        if writes:
+            add(txn, b"1")
+        if len(tries) == 1:
+            world.put(b"total", b"5")
+
+    with world.reader() as reader:
+        list(reader)
+        result = world.rows.transact(work, name=name, consume=reader)
+    assert tries == [None, b"5"]
+    assert asked[0].txn_id == result.txn_id
+    assert is_marked(result.txn_id) == (name is None)
+    assert [command.wait_ms > 0 for command in asked] == [True] if writes else [True, False]
+    assert (world.total(), world.rest()) == (5 + writes, 0)
+    assert world.controller is not None
+    assert not world.controller._memory.row_turns.queues.as_dict()
+
+
+def test_a_name_that_was_committed_gives_its_turn_up(world: Teller) -> None:
+    world.client.transact(lambda txn: txn.write(ROWS, b"9", key=b"other"), name="n", scope="bank")
+    tries = []
+
+    def work(txn: TableTransaction) -> None:
+        tries.append(txn.get(ROWS, b"total"))
+        add(txn, b"1")
+        if len(tries) == 1:
+            world.put(b"total", b"5")
+
+    with world.reader() as reader:
+        list(reader)
+        world.rows.transact(work, name="n", consume=reader)
+    assert (world.total(), world.rest()) == (5, 0)
+    assert world.controller is not None
+    assert not world.controller._memory.row_turns.queues.as_dict()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_advised_commit_that_ends_in_between_is_in_doubt(
+    world: Teller, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """A copy of it may be carried out later. ``again``: it is, before the question."""
+    other = world.new_client()
+    session = other._shared.session
+    txn_id = session.new_txn_id("bank", session.now() + 5)
+    point = fingerprint(b"total")
+    own = world.client._shared.session
+    shot, calls = own.locked_shot, []
+
+    def asked(command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
+        calls.append(command)
+        monkeypatch.setattr(world.rows, "wait", late)
+        if len(calls) == 1 or again:
+            return shot(command, deadline)
+        # Another turn is in the way of the second copy.
+        return r.Revalidate(0, (), (point,))
+
+    monkeypatch.setattr(own, "locked_shot", asked)
+    with world.reader() as reader:
+        list(reader)
+        session.take_turn(r.TakeTurn(txn_id, None, ROWS, point, (ROWS,), 5_000), session.now() + 5)
+        if again:
+            world.rows.transact(lambda txn: add(txn, b"1"), consume=reader)
+        else:
+            with pytest.raises(OutcomeUnknown):
+                world.rows.transact(lambda txn: add(txn, b"1"), consume=reader)
+            with pytest.raises(IllegalState, match="take the tasks again"):
+                world.rows.transact(lambda txn: add(txn, b"1"), consume=reader)
+    assert calls[0] == calls[1]
+    monkeypatch.undo()
+    assert world.total() == again
+
+
+def late(*_: Any) -> None:
+    raise DeadlineExceeded("the replica is late")
 
 
 def test_below_level_3_it_is_refused_and_nothing_is_changed() -> None:

@@ -180,6 +180,30 @@ def test_its_locks_break_as_any(bank: Bank) -> None:
     assert value(bank) is None
 
 
+def test_a_late_copy_of_the_commit_counts_once(bank: Bank) -> None:
+    """It is carried out after the answer to revalidate, as another commit left the number; then the lock breaks."""
+    session = bank.rows._shared.session
+    real = session.locked_shot
+
+    def late(command: r.OneShot, deadline: float) -> Any:
+        session.locked_shot = real  # type: ignore[method-assign]
+        bank.put(bank.blind, n="40")
+        answer = real(command, deadline)
+        assert isinstance(answer, r.Revalidate)
+        with bank.client.outside():
+            assert change(bank, "add", 1) == 1
+        assert isinstance(real(command, deadline), r.Outcome)
+        bank.put(bank.blind, read="1")
+        return answer
+
+    with bank.rows.begin() as txn:
+        txn.get(A, b"read")
+        txn.add(A, K, 1)
+        session.locked_shot = late  # type: ignore[method-assign]
+        assert txn.commit().counts.committed == 1
+    assert value(bank) == b"42"
+
+
 def test_below_its_level_nothing_is_written() -> None:
     bank = Bank()
     with bank.rows.begin() as txn:

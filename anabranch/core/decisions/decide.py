@@ -24,7 +24,7 @@ from anabranch.core.decisions import (
 )
 from anabranch.core.decisions.times import check_waits, observed
 from anabranch.core.decisions.turn import Turn, attempt
-from anabranch.core.locks import registering
+from anabranch.core.locks import registering, row_turns
 from anabranch.core.round import ReplyTo
 from anabranch.errors import AnabranchError, MalformedRecord, check
 from anabranch.protocol.schemas import records as r
@@ -60,6 +60,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.ListCommands: lanes.list_commands,
     r.Commit: commit.commit,
     r.OneShot: one_shot.one_shot,
+    r.TakeTurn: row_turns.take,
     r.PrepareEvents: one_shot.prepare_events,
     r.SafeTime: questions.safe_time,
     r.ListSeries: claims.list_series,
@@ -128,6 +129,7 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
     # Plain writes go to the active layouts, so they come before rolling commits change a stream's layout.
     merge.commit_plain(turn)
     commit.advance_commits(turn)
+    row_turns.advance(turn)
     is_check_due = turn.now_ms >= turn.keepalives.next_check_ms
     if is_check_due:
         turn.keepalives.next_check_ms = turn.now_ms + CHECK_MS

@@ -28,7 +28,7 @@ from anabranch.core.decisions.transactions import (
     finish,
 )
 from anabranch.core.decisions.turn import Turn, refuse
-from anabranch.core.locks import conflicts, frozen, row_changes
+from anabranch.core.locks import conflicts, frozen, row_changes, row_turns
 from anabranch.core.locks.row_changes import Placed
 from anabranch.core.locks.table_writes import Write
 from anabranch.core.memory import is_gone
@@ -75,6 +75,9 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     ending = shot.ending(row, at_once=True)
     if not parts.check(turn, ending):
         _instead(turn, command, ending, to)
+        return
+    if to is not None and (advice := row_turns.advice(turn, command)) is not None:
+        turn.reply(to, advice)
         return
     parts.hold(turn, ending)
     placed = row_changes.filled(command, ending.values, shot.placed)

@@ -81,6 +81,7 @@ TYPES: dict[int, type] = {
     49: r.PublishBase,
     50: r.SetFeatureLevel,
     51: r.DescribeLeader,
+    52: r.TakeTurn,
     64: r.TermRow,
     65: r.RoundRow,
     66: r.ScopeRow,

@@ -896,7 +896,7 @@ class RetiredRow:
 
 @dataclass(frozen=True, slots=True)
 class Revalidate:
-    """Reply to OneShot and Commit: not committed yet; validate the locks, and send the command again."""
+    """Reply to OneShot, Commit: validate the locks, and send the command again; to TakeTurn: the turn has come."""
 
     timestamp: int
     tables: tuple[TableTime, ...]
@@ -1239,6 +1239,17 @@ class TakeTasks:
     holder: str
     tasks: tuple[int, ...]
     terms: tuple[int, ...]
+
+@dataclass(frozen=True, slots=True)
+class TakeTurn:
+    """Command: ask for a turn at a row at which transactions conflict, or give it up. Repeating it is harmless."""
+
+    txn_id: bytes
+    former: bytes | None
+    table: str
+    point: int
+    tables: tuple[str, ...]
+    wait_ms: int
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
