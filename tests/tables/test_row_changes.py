@@ -192,8 +192,9 @@ def test_a_late_copy_of_the_commit_counts_once(bank: Bank) -> None:
         assert isinstance(answer, r.Revalidate)
         with bank.client.outside():
             assert change(bank, "add", 1) == 1
-        assert isinstance(real(command, deadline), r.Outcome)
-        bank.put(bank.blind, read="1")
+            assert isinstance(real(command, deadline), r.Outcome)
+            bank.put(bank.client, read="1")
+        bank.rows.snapshot().close()  # the replica sees it
         return answer
 
     with bank.rows.begin() as txn:
