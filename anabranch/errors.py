@@ -324,6 +324,14 @@ class RowMissing(FixCallError):
     """`replace` found no row of this key, so nothing was written: use `put` or `insert`."""
 
 
+class NotANumber(FixCallError):
+    """A row that `add`, `min` or `max` would change is no decimal integer of 64 bits, so nothing was written."""
+
+
+class NumberOverflow(FixCallError):
+    """The sum of a row and a number has more than 64 bits, so nothing was written."""
+
+
 class TooManyLocks(FixCallError):
     """The transaction has reached its limit of locks: scan a range, or read with ``lock=False``."""
 

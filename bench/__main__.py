@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import (
+    adds,
     aio,
     builds,
     bulk,
@@ -129,6 +130,7 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         "one-shot commits of 10 events against native Kafka transactions",
         _on_cluster(oneshot),
     ),
+    "adds": ("64 clients that add to one row, against PostgreSQL", _on_cluster(adds)),
     "aio": ("the asyncio client against the blocking one", _on_cluster(aio)),
     "bulk": (
         "a transaction by 2 writers, begin to last event readable, against none",

@@ -739,6 +739,36 @@ class AsyncTableTransaction(Handle):
         await self._waits.call(self._blocking.replace, table, key, value)
 
     @overload
+    async def add(self, table: str, key: bytes, number: int) -> None: ...
+
+    @overload
+    async def add(self, table: Stream[K, Any], key: K, number: int) -> None: ...
+
+    async def add(self, table: Any, key: Any, number: int) -> None:
+        """As `TableTransaction.add`."""
+        await self._waits.call(self._blocking.add, table, key, number)
+
+    @overload
+    async def min(self, table: str, key: bytes, number: int) -> None: ...
+
+    @overload
+    async def min(self, table: Stream[K, Any], key: K, number: int) -> None: ...
+
+    async def min(self, table: Any, key: Any, number: int) -> None:
+        """As `TableTransaction.min`."""
+        await self._waits.call(self._blocking.min, table, key, number)
+
+    @overload
+    async def max(self, table: str, key: bytes, number: int) -> None: ...
+
+    @overload
+    async def max(self, table: Stream[K, Any], key: K, number: int) -> None: ...
+
+    async def max(self, table: Any, key: Any, number: int) -> None:
+        """As `TableTransaction.max`."""
+        await self._waits.call(self._blocking.max, table, key, number)
+
+    @overload
     async def write(
         self,
         stream: str,
@@ -1006,6 +1036,36 @@ class AsyncJoinedTransaction(Handle):
         await self._waits.call(self._blocking.replace, table, key, value)
 
     @overload
+    async def add(self, table: str, key: bytes, number: int) -> None: ...
+
+    @overload
+    async def add(self, table: Stream[K, Any], key: K, number: int) -> None: ...
+
+    async def add(self, table: Any, key: Any, number: int) -> None:
+        """As `JoinedTransaction.add`."""
+        await self._waits.call(self._blocking.add, table, key, number)
+
+    @overload
+    async def min(self, table: str, key: bytes, number: int) -> None: ...
+
+    @overload
+    async def min(self, table: Stream[K, Any], key: K, number: int) -> None: ...
+
+    async def min(self, table: Any, key: Any, number: int) -> None:
+        """As `JoinedTransaction.min`."""
+        await self._waits.call(self._blocking.min, table, key, number)
+
+    @overload
+    async def max(self, table: str, key: bytes, number: int) -> None: ...
+
+    @overload
+    async def max(self, table: Stream[K, Any], key: K, number: int) -> None: ...
+
+    async def max(self, table: Any, key: Any, number: int) -> None:
+        """As `JoinedTransaction.max`."""
+        await self._waits.call(self._blocking.max, table, key, number)
+
+    @overload
     async def write(
         self,
         stream: str,
@@ -1154,6 +1214,7 @@ class AsyncReplica(Handle):
         isolation: Isolation = "serializable",
         name: str | None = None,
         consume: AsyncTaskReader | None = None,
+        fresh: bool = True,
         timeout: float | None = None,
     ) -> Transacted[T]:
         """As `Replica.transact`."""
@@ -1178,6 +1239,7 @@ class AsyncReplica(Handle):
         keepalive: float | None = None,
         writers: Writers = "own",
         ownership: TaskOwnership | None = None,
+        fresh: bool = True,
         timeout: float | None = None,
     ) -> Opening[AsyncTableTransaction]:
         """As `Replica.begin`."""
@@ -1190,6 +1252,7 @@ class AsyncReplica(Handle):
                 keepalive=keepalive,
                 writers=writers,
                 ownership=ownership,
+                fresh=fresh,
                 timeout=timeout,
             ),
         )

@@ -75,10 +75,12 @@ class Replica(ReadReplica):
         keepalive: float | None = None,
         writers: Writers = "own",
         ownership: TaskOwnership | None = None,
+        fresh: bool = True,
         timeout: float | None = None,
     ) -> TableTransaction:
         """Begin a transaction that reads all tables at the newest moment here, including all that this client saw.
 
+        ``fresh`` False: without waiting for what this client saw, as a transaction that only adds to rows needs it.
         ``isolation``: 'snapshot' locks written keys instead of read keys (the first committer wins). ``keepalive``,
         for a long transaction: it is aborted after this many seconds without the heartbeats that the handle sends.
         ``writers``: 'all' also reads what the transaction's other processes wrote, once they have finished
@@ -88,7 +90,7 @@ class Replica(ReadReplica):
         control partition).
         """
         _check(isolation, writers)
-        view = self._newest(ownership, self.deadline(timeout))
+        view = self._newest(ownership, self.deadline(timeout), fresh=fresh)
         return TableTransaction(
             self._shared, self, view, isolation, keepalive, writers, ownership=ownership
         )
@@ -102,13 +104,15 @@ class Replica(ReadReplica):
         view = self._open_snapshot(wanted, None, self.deadline(None))
         return TableTransaction(self._shared, self, view, "serializable", ownership=ownership)
 
-    def _newest(self, ownership: TaskOwnership | None, deadline: float) -> TableSnapshot:
-        """A snapshot with all that this client saw, and with the last commit that broke locks here."""
+    def _newest(
+        self, ownership: TaskOwnership | None, deadline: float, *, fresh: bool
+    ) -> TableSnapshot:
+        """A snapshot with the last commit that broke locks here, and with all that this client saw if ``fresh``."""
         if ownership is not None:
             session = self._shared.session
             session.check_together(self.tables, deadline, also=ownership.scope)
-        least = max(1, self._controller.last_timestamp, self.broken_at)
-        return self._open_snapshot(least, None, deadline)
+        seen = self._controller.last_timestamp if fresh else 0
+        return self._open_snapshot(max(1, seen, self.broken_at), None, deadline)
 
     def join(
         self,
@@ -158,6 +162,7 @@ class Replica(ReadReplica):
         isolation: Isolation = "serializable",
         name: str | None = None,
         consume: TaskReader | None = None,
+        fresh: bool = True,
         timeout: float | None = None,
     ) -> Transacted[T]:
         """Call ``function`` with a transaction, and commit; repeat this while locks break, for ``timeout`` seconds.
@@ -166,15 +171,20 @@ class Replica(ReadReplica):
         next call waits for its turn there (docs/how-to/tables.md, "Hot rows"). The result has what it returned as
         ``value``. An exception from it drops the transaction, and is raised. An unknown outcome is resolved
         before the function is called again. Also if the ``name`` is committed, the function runs, on the present
-        rows, and its writes are dropped. ``consume``: as of `Client.transact`; needs feature level 3. Raises: as
-        `TableTransaction.commit`; LocksBroken after the timeout; with ``consume`` as `Client.transact`.
+        rows, and its writes are dropped. ``consume``: as of `Client.transact`; needs feature level 3. ``fresh``: as
+        for `begin`. Raises: as `TableTransaction.commit`; LocksBroken after the timeout; with ``consume`` as
+        `Client.transact`.
         """
         _check(isolation, "own")
         ownership = None if consume is None else ownership_of(consume)
         turns = Turns(self._hot, marked=consume is not None and name is None)
 
         def begin(left: float) -> TableTransaction:
-            view = self._in_turn(turns.held, ownership, self.deadline(left))
+            deadline = self.deadline(left)
+            if turns.held is None:
+                view = self._newest(ownership, deadline, fresh=fresh)
+            else:
+                view = self._in_turn(turns.held, deadline)
             return TableTransaction(
                 self._shared, self, view, isolation, ownership=ownership, turns=turns
             )
@@ -189,12 +199,8 @@ class Replica(ReadReplica):
             turns=turns,
         )
 
-    def _in_turn(
-        self, held: RowTurn | None, ownership: TaskOwnership | None, deadline: float
-    ) -> TableSnapshot:
-        """A snapshot for a try of `transact`. In a turn it has all that was committed before the turn."""
-        if held is None:
-            return self._newest(ownership, deadline)
+    def _in_turn(self, held: RowTurn, deadline: float) -> TableSnapshot:
+        """A snapshot with all that was committed before this turn."""
         self.observe(held.timestamp, held.last)
         return self._open_snapshot(max(held.timestamp, self.broken_at), None, deadline)
 

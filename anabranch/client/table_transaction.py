@@ -24,6 +24,7 @@ from typing import (
     overload,
 )
 
+from anabranch.backoff import Backoff
 from anabranch.client.own_writes import Local, OwnRows, ReadBack, Writers, Written, merged
 from anabranch.client.receipts import EventFields, StateRow, check_shape, with_trace
 from anabranch.client.reservation import keepalive_ms_of
@@ -42,6 +43,7 @@ from anabranch.client.transaction import (
     state_size,
 )
 from anabranch.client.writer import AllOrNothing, Writer
+from anabranch.core.locks.numbers import changed
 from anabranch.core.transaction_states import USABLE
 from anabranch.errors import (
     AlreadyCommitted,
@@ -53,6 +55,8 @@ from anabranch.errors import (
     InvalidArgument,
     LocksBroken,
     MalformedRecord,
+    NotANumber,
+    NumberOverflow,
     OutcomeUnknown,
     OwnershipLost,
     RetryError,
@@ -63,12 +67,14 @@ from anabranch.errors import (
     UnsupportedSetting,
     UnsupportedVersion,
 )
-from anabranch.protocol import defaults
+from anabranch.protocol import defaults, limits
 from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.ids import NO_TXN, is_marked, txn_text
 from anabranch.protocol.legal_names import check_number, is_state, split_stream
 from anabranch.protocol.limits import (
     EVENTS,
+    LEAST_NUMBER,
+    MOST_NUMBER,
     check_event,
     check_headers,
     check_row_key,
@@ -109,6 +115,8 @@ _COMMITTED = "it is committed"
 _LOST = "another worker has its tasks"
 
 
+_ONE_COMMAND = "`add`, `min` and `max` are for a transaction of one command"
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -139,6 +147,7 @@ class TableWork:
         self._wrote = False
         self._was_read = False  # read or locked something, so the snapshot must not change
         self._locks = Locks()
+        self._changes: dict[tuple[str, bytes], tuple[r.ChangeKind, int]] = {}  # by table and key
         self._read_from: dict[int, int] = {}  # writer that was read from -> sequence of its receipt
         self._broken: LocksBroken | None = None
         self._over = ""
@@ -183,6 +192,7 @@ class TableWork:
             key = table.encode_key(key)
             return table.decode_value(key, self.get(table.name, key, lock=lock))
         self._check()
+        self._check_unchanged(table, key)
         own = self._own.get(table, check_row_key(key))
         if own is not None:
             self._note(own.by)
@@ -250,6 +260,7 @@ class TableWork:
         check_limit(limit)
         self._was_read = True
         begin, end = bounds(low, high, prefix)
+        self._check_range_unchanged(table, begin, end)
         mine = self._own.scan(table, begin, end, reverse=reverse)
         seen = self._seen(table, begin, end, reverse, lock and self._reads_lock)
         return self._rows(merged(seen, mine, reverse), limit)
@@ -395,12 +406,12 @@ class TableWork:
     def _put(self, table: str, key: bytes, value: bytes | None) -> None:
         self._check_table(table)
         self._check_writable()
-        check_row_key(key)
+        self._check_unchanged(table, check_row_key(key))
         if not self._reads_lock:
             self._locks.point(table, key)
-        self._change(table, key, value)
+        self._write_row(table, key, value)
 
-    def _change(self, table: str, key: bytes, value: bytes | None) -> None:
+    def _write_row(self, table: str, key: bytes, value: bytes | None) -> None:
         self._wrote = True
         self._write(r.Event(table, -1, key, value, (), -1))
         self._own.put(table, key, value)
@@ -438,6 +449,7 @@ class TableWork:
         name = table if isinstance(table, str) else table.name
         self._check_table(name)
         self._check_writable()
+        self._check_range_unchanged(name, low, high)
         self._was_read = True
         rows = merged(
             self._seen(name, low, high, False, True), self._own.scan(name, low, high), False
@@ -448,9 +460,83 @@ class TableWork:
                 self._note(row.by)
                 if row.value is not None:
                     whole.begun = True
-                    self._change(name, key, None)
+                    self._write_row(name, key, None)
                     count += 1
         return count
+
+    @overload
+    def add(self, table: str, key: bytes, number: int) -> None: ...
+
+    @overload
+    def add(self, table: Stream[K, Any], key: K, number: int) -> None: ...
+
+    def add(self, table: Any, key: Any, number: int) -> None:
+        """Add to the number in a row when the transaction commits. A missing row counts as 0.
+
+        This takes no lock, so any number of transactions may add to a row at once. The row is a decimal integer of
+        64 bits. The same transaction can't read or write it afterwards, and is a short one: one command. The commit
+        raises `NotANumber` and `NumberOverflow`.
+
+        Raises: InvalidArgument (also in a long transaction), IllegalState; LocksBroken, as `put`.
+        """
+        self._change(table, key, "ADD", number)
+
+    @overload
+    def min(self, table: str, key: bytes, number: int) -> None: ...
+
+    @overload
+    def min(self, table: Stream[K, Any], key: K, number: int) -> None: ...
+
+    def min(self, table: Any, key: Any, number: int) -> None:
+        """Make a row the lower of its number and this one, or this one if there is no row; otherwise as `add`."""
+        self._change(table, key, "MIN", number)
+
+    @overload
+    def max(self, table: str, key: bytes, number: int) -> None: ...
+
+    @overload
+    def max(self, table: Stream[K, Any], key: K, number: int) -> None: ...
+
+    def max(self, table: Any, key: Any, number: int) -> None:
+        """Make a row the higher of its number and this one, or this one if there is no row; otherwise as `add`."""
+        self._change(table, key, "MAX", number)
+
+    @alone
+    def _change(self, table: Any, key: Any, kind: r.ChangeKind, number: int) -> None:
+        if type(table) is not str:
+            table, _, key = encoded(table, None, key)
+        self._check_table(table)
+        self._check_writable()
+        row = table, check_row_key(key)
+        if type(number) is not int or not LEAST_NUMBER <= number <= MOST_NUMBER:
+            raise InvalidArgument(f"{number!r:.100} is no integer of 64 bits")
+        if self._own.get(table, key) is not None:
+            raise InvalidArgument(f"{_shown(row)} is written by this transaction: `put` the number")
+        known = self._changes.get(row)
+        if known is None:
+            limits.ROW_CHANGES.check(len(self._changes) + 1, "a transaction")
+            self._check_changes(len(table) + len(key))
+        elif known[0] != kind:
+            raise InvalidArgument(f"{_shown(row)} is changed otherwise by this transaction already")
+        else:
+            number = changed(kind, known[1], number)
+        self._wrote = True
+        self._changes[row] = kind, number
+
+    def _check_changes(self, size: int) -> None:
+        """`InvalidArgument` if rows can't be changed here. ``size``: of a row's table and key."""
+        raise NotImplementedError
+
+    def _check_unchanged(self, table: str, key: bytes) -> None:
+        if (table, key) in self._changes:
+            raise InvalidArgument(
+                f"{_shown((table, key))} is changed by this transaction, which can't read or write it, too"
+            )
+
+    def _check_range_unchanged(self, table: str, low: bytes, high: bytes | None) -> None:
+        for its, key in self._changes:
+            if its == table and low <= key and (high is None or key < high):
+                self._check_unchanged(table, key)
 
     @overload
     def write(
@@ -690,7 +776,16 @@ class TableTransaction(TableWork):
             except AnabranchError:
                 if self._events and self._events[-1] is event:
                     self._events.pop()  # this write was refused
+                    self._bytes -= size
                 raise
+
+    def _check_changes(self, size: int) -> None:
+        if self._opened is not None or self._reads is not None:
+            raise InvalidArgument(f"{_ONE_COMMAND}, and this one is open at the controller")
+        size += _EVENT_BYTES + limits.NUMBER_BYTES
+        if self._bytes + size > self._shared.one_shot_bytes:
+            raise InvalidArgument(f"{_ONE_COMMAND}, and this one is too big already")
+        self._bytes += size
 
     def _fits(self, count: int, size: int) -> bool:
         """Whether ``count`` more events, of ``size`` bytes in all, still fit into a one-shot."""
@@ -743,6 +838,8 @@ class TableTransaction(TableWork):
 
     def _open(self, timeout: float | None) -> tuple[Transaction, RegisteredLocks]:
         """Begin the transaction at the controller unless it is open, and pass on what was written so far."""
+        if self._changes:
+            raise InvalidArgument(f"{_ONE_COMMAND}: commit it, without a number, or `put` instead")
         opened = self._opened
         if opened is None or self._reads is None:
             opened = self._begun(timeout)
@@ -923,7 +1020,7 @@ class TableTransaction(TableWork):
             raise InvalidArgument(
                 "no other process can have written, as the token was never asked for: give no receipts"
             )
-        elif not self._events and name is None and consumed is None:
+        elif not (self._events or self._changes) and name is None and consumed is None:
             self._result = Result(NO_TXN, self.timestamp, Counts(0, 0, 0))
         else:
             deadline = self._shared.deadline(timeout)
@@ -957,7 +1054,8 @@ class TableTransaction(TableWork):
             return self._ownership.scope
         tables = self._replica.tables
         rows = (event.stream for event in self._events if event.stream in tables)
-        return split_stream(next(rows, tables[0]))[0]
+        changed_first = next((table for table, _ in self._changes), tables[0])
+        return split_stream(next(rows, changed_first))[0]
 
     @traced("commit", "PRODUCER")
     def _commit(self, name: str | None, consumed: r.Consumed | None, deadline: float) -> r.Outcome:
@@ -967,18 +1065,20 @@ class TableTransaction(TableWork):
         if txn_id is None or (is_marked(txn_id) != marked and not self._sent):
             txn_id = self._txn_id = self._new_id(scope, deadline, marked=marked)
         place_null_keys(self._shared, self._events, deadline)
-        advised = False
+        pauses, unsure = self._pauses(), False
         while True:
             # Take the marks before validating, so that the validation includes everything up to them.
             marks = self._replica.marks()
+            changes: tuple[r.RowChange, ...] = ()
             found: AnabranchError | None
             try:
                 found = self._broken or self._locks.validate(self._view, marks)
+                changes = self._changes_of(marks)
             except SnapshotExpired as error:
                 found = error
             if found is not None and self._sent:
                 # The lock may have been broken by this commit itself, or after it.
-                if advised and isinstance(found, LocksBroken):
+                if unsure and isinstance(found, LocksBroken):
                     # RESOLVE would abort the id, and end its turn.
                     return self._repeated(found, self._shared.deadline(_GRACE_S))
                 return self._given_up(txn_id, scope, found)
@@ -988,22 +1088,32 @@ class TableTransaction(TableWork):
                 raise found
             locks = self._locks.records(self._replica.tables, marks)
             events = with_trace(self._events, self.trace)
-            command = r.OneShot(txn_id, scope, name, events, consumed, locks)
-            with self._replica.report_due():
-                answer = self._send(command, deadline)
+            command = r.OneShot(txn_id, scope, name, events, consumed, locks, changes)
+            try:
+                with self._replica.report_due():
+                    answer = self._send(command, deadline)
+            except (NotANumber, NumberOverflow) as error:
+                if not self._sent:
+                    raise
+                return self._given_up(txn_id, scope, error)
             last = {each.table: each.last for each in answer.tables}
             if isinstance(answer, r.Outcome):
                 self._replica.observe(answer.commit_timestamp, last)
                 return answer
-            # A copy of a one-shot that was advised to take a turn may be carried out yet.
-            self._sent = advised = bool(answer.writers)
+            # A copy may be carried out yet: of a one-shot that was advised to take a turn, or of one with changes,
+            # when another commit leaves the numbers of these rows with the controller.
+            self._sent = unsure = bool(answer.writers or changes)
             timestamp = answer.timestamp
-            if advised and self._turns is not None:
+            if answer.writers and self._turns is not None:
                 row = self._locks.key_of(answer.writers[0])
                 held = self._turns.take_for(txn_id, *row, deadline)
                 timestamp, last = (timestamp, last) if held is None else (held.timestamp, held.last)
             try:
                 self._replica.wait(timestamp, last, deadline)
+                if changes and not answer.writers and not pauses.sleep(deadline):
+                    raise DeadlineExceeded(
+                        "other writers keep writing the rows that this one changes"
+                    )
             except AnabranchError as error:
                 return self._given_up(txn_id, scope, error)
 
@@ -1012,6 +1122,27 @@ class TableTransaction(TableWork):
         if held is not None and is_marked(held.txn_id) == marked:
             return held.txn_id
         return self._session.new_txn_id(scope, deadline, marked=marked)
+
+    def _pauses(self) -> Backoff:
+        """The pauses after answers that ask to revalidate: clients that change one row must not send together.
+
+        The first one of them that commits leaves its number with the controller, which is enough for all others.
+        """
+        return Backoff(
+            defaults.FIRST_CHANGE_PAUSE_S,
+            defaults.LONGEST_CHANGE_PAUSE_S,
+            self._shared.ports.clock,
+            jitter=lambda: self._session.random64() % 1024 / 1024,
+        )
+
+    def _changes_of(self, marks: Mapping[str, tuple[int, int]]) -> tuple[r.RowChange, ...]:
+        """The changes, each with its row as of its table's mark. `SnapshotExpired`."""
+        found = []
+        for (table, key), (kind, number) in self._changes.items():
+            base = self._view.row_at(table, key, marks[table][0])
+            cut = None if base is None else base[: limits.NUMBER_BYTES + 1]  # longer: no number
+            found.append(r.RowChange(table, key, kind, number, cut))
+        return tuple(found)
 
     def _send(self, command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
         before, self._sent, self._shot = self._sent, True, command
@@ -1059,13 +1190,15 @@ class TableTransaction(TableWork):
 
         Returns the outcome if a copy was carried out. Otherwise raises ``error``, and `commit` may be repeated
         unless locks are broken: no copy can be carried out after this one, as what broke its locks stays. Raises
-        OutcomeUnknown if only others' turns were in the way.
+        OutcomeUnknown if only others' turns, or their writes to rows that this one changes, were in the way.
         """
         if self._sent and self._shot is not None:
             answer = self._send(self._shot, deadline)
             if isinstance(answer, r.Outcome):
                 return answer
-            self._sent = bool(answer.writers)
+            # Its locks stay broken, but another commit may make changes of rows possible.
+            possible = self._shot.changes and not isinstance(error, LocksBroken)
+            self._sent = bool(answer.writers or possible)
             if self._sent:
                 raise unknown("is not known", self._shot.txn_id, None) from error
         if isinstance(error, LocksBroken):
@@ -1100,11 +1233,16 @@ class TableTransaction(TableWork):
         `commit` or `abort` ends it. The arguments are those of `Transaction.prepare`. Until the end, other commits
         to what was read wait; from 10 seconds on they are refused. Needs feature level 3.
 
-        Raises: as `commit`; FeatureNotEnabled, and as `Transaction.prepare`.
+        Raises: as `commit`; FeatureNotEnabled, InvalidArgument (after `add`, `min` or `max`), and as
+        `Transaction.prepare`.
         """
         opened = self._opened
         if opened is None or opened.state in USABLE:
             self._check()
+            if self._changes:
+                raise InvalidArgument(
+                    f"{_ONE_COMMAND}, which commits at once: `prepare` takes none"
+                )
             check_consumed(self._ownership, consumed)
             self._check_outside("prepare", writes=True)
             if self._broken is not None:
@@ -1315,9 +1453,17 @@ class JoinedTransaction(TableWork):
             )
         super()._check()
 
+    def _check_changes(self, size: int) -> None:
+        del size
+        raise InvalidArgument(f"{_ONE_COMMAND}, not for one that other processes join")
+
     def _give_up(self) -> None:
         self._reads.check_open(self._shared.deadline(None))
         self._writer.discard()
+
+
+def _shown(row: tuple[str, bytes]) -> str:
+    return f"{row[0]} {row[1]!r:.100}"
 
 
 def read_back(shared: Shared, handle: Transaction | Writer) -> ReadBack:

@@ -96,6 +96,18 @@ class CommandEvents(_ReadLater, EncodedEvents):
         sizes = [len(event.key or b"") + len(event.value or b"") for event in events]
         return cls(payload, runs, starts, places, sizes)
 
+    def followed_by(self, events: Sequence[Event]) -> CommandEvents:
+        """These events and then others."""
+        more = CommandEvents.of(events)
+        count, size = len(self), len(self.payload)
+        return CommandEvents(
+            self.payload + more.payload,
+            [*self.runs, *[run._replace(end=run.end + count) for run in more.runs]],
+            [*self.starts, *[start + size for start in more.starts]],
+            [*self.places, *more.places],
+            [*self.sizes, *more.sizes],
+        )
+
     def __len__(self) -> int:
         return len(self.starts)
 

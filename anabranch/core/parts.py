@@ -8,7 +8,7 @@ A transaction that is aborted after all gives back all that it holds (`transacti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from anabranch.core.decisions import claims, positions, prepared
 from anabranch.core.decisions.transactions import earlier_outcome, supersede
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal_index import Weighed
-from anabranch.core.locks import conflicts, frozen, registering
+from anabranch.core.locks import conflicts, frozen, registering, row_changes
 from anabranch.core.locks.lock_table import held_by
 from anabranch.core.locks.table_writes import Write
 from anabranch.protocol.ids import is_marked
@@ -32,8 +32,9 @@ class Ending:
 
     ``row``: of its transaction; the caller puts it. ``check_events``: the check of its events, which for journals
     sets ``weighed``. ``writes``: its writes by table, called if a lock may need them. ``locks``: those of the
-    command; others are registered. ``at_once``: it is merged in this round. ``pending``: the row that keeps a
-    prepare until its coordinator decides, if it needs one; ``events``: those that a prepare keeps.
+    command; others are registered. ``changes``: of rows; their check sets ``values``. ``at_once``: it is merged in
+    this round. ``pending``: the row that keeps a prepare until its coordinator decides, if it needs one;
+    ``events``: those that a prepare keeps.
 
     Two fields say what is answered instead: ``instead`` (the earlier claim to which it gives way), ``again``.
     """
@@ -46,6 +47,8 @@ class Ending:
     check_events: Callable[[], None]
     writes: Callable[[], Mapping[str, Write]]
     locks: tuple[r.TableLocks, ...] = ()
+    changes: tuple[r.RowChange, ...] = ()
+    values: Sequence[int] = ()
     at_once: bool = False
     pending: r.PendingCommitRow | None = None
     events: tuple[r.Event, ...] = ()
@@ -157,6 +160,18 @@ def _hold_locks(turn: Turn, ending: Ending) -> None:
         turn.put(key, r.ReadLockRow(ending.locks, ()))
 
 
+# -- changes of rows that commute -----------------------------------------------------------------------
+
+
+def _check_changes(turn: Turn, ending: Ending) -> None:
+    if ending.changes:
+        values = row_changes.values_of(turn, ending.changes, ending.locks)
+        if values is None:
+            ending.again = conflicts.again(turn, ending.locks)
+        else:
+            ending.values = values
+
+
 # -- a coordinator that decides later -------------------------------------------------------------------
 
 
@@ -194,5 +209,6 @@ PARTS: tuple[Part, ...] = (
     Part(lambda _, ending: ending.check_events()),
     Part(_check_claim, _hold_claim),
     Part(_check_locks, _hold_locks),
+    Part(_check_changes),
     Part(_check_coordinator, _hold_coordinator),
 )

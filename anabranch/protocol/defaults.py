@@ -42,6 +42,9 @@ MOST_MARGIN_S = 2.0
 # wrote the same rows committed nothing.
 FIRST_TRANSACT_PAUSE_S = 0.004
 LONGEST_TRANSACT_PAUSE_S = 0.032
+# A commit that changes rows by `add`, `min` or `max` is sent again after these pauses, when it has to revalidate.
+FIRST_CHANGE_PAUSE_S = 0.001
+LONGEST_CHANGE_PAUSE_S = 0.064
 
 # After its locks broke at a row, `transact` waits up to this long for a turn there.
 TURN_WAIT_S = 10.0

@@ -33,6 +33,10 @@ class Limit(NamedTuple):
             )
 
 
+# The numbers in rows that `add`, `min` and `max` change, and the most bytes of such a row.
+LEAST_NUMBER = -(1 << 63)
+MOST_NUMBER = (1 << 63) - 1
+NUMBER_BYTES = 20
 TURN_WAIT_MS = 60_000  # the longest wait for a turn at a row
 MAX_WAIT_MS = 600_000  # the longest wait for the journals to cover a commit's receipts
 # Commits wait for the locks of a prepared transaction until this time after its prepare; then they are refused.
@@ -112,6 +116,11 @@ PREPARED_EVENTS = Limit(
 )
 LOCKS = Limit(
     10_000, "locks", "a transaction's points and ranges; lock a range, or read with `lock=False`"
+)
+ROW_CHANGES = Limit(
+    64,
+    "rows",
+    "the rows that a transaction changes by `add`, `min` and `max`; write others by `put`",
 )
 LOCK_BYTES = Limit(256 << 10, "bytes", "the locks of one `LockReads`; more go in several")
 REGISTERED = Limit(1_000_000, "locks", "registered locks of a control partition")

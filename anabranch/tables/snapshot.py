@@ -192,6 +192,13 @@ class TableSnapshot:
         self._number(table)  # as in `get`
         return seen
 
+    def row_at(self, table: str, key: bytes, at: int) -> bytes | None:
+        """The row of a key as of a later time, through which the table is complete. Raises: as `get`."""
+        number = self._number(table)
+        row = self._store.row(number, check_row_key(key), max(at, self.timestamp))
+        self._number(table)  # as in `get`
+        return row
+
     def versions(self, table: str, key: bytes) -> Iterator[Seen]:
         """The kept versions of a key up to the snapshot, the newest first. ``value`` None: deleted.
 

@@ -131,8 +131,8 @@ KINDS = (
     Kind(
         "TableTransaction",
         ((table_transaction, "TableTransaction"), (table_transaction, "TableWork")),
-        "get lock refresh put delete delete_range truncate insert replace write write_many write_batch token flush "
-        "assign_id commit prepare abort",
+        "get lock refresh put delete delete_range truncate insert replace add min max write write_many write_batch "
+        "token flush assign_id commit prepare abort",
         {},
         "timestamp is_over txn_id result prepared",
         asked="cluster",
@@ -141,7 +141,7 @@ KINDS = (
     Kind(
         "JoinedTransaction",
         ((table_transaction, "JoinedTransaction"), (table_transaction, "TableWork")),
-        "get lock refresh put delete delete_range truncate insert replace write flush finish discard",
+        "get lock refresh put delete delete_range truncate insert replace add min max write flush finish discard",
         {},
         "timestamp is_over txn_id",
         rows=("scan",),

@@ -23,7 +23,7 @@ NOT_HERE = {
     "Replica": {"begin_tasks", "deadline", "marks", "report_due", "step"},
     "TableTransaction": {"write_state"},
     "JoinedTransaction": set(),
-    "TableSnapshot": {"check_open", "get_version", "in_place_of", "is_forked", "stamped", "walk"},
+    "TableSnapshot": {"check_open", "get_version", "in_place_of", "is_forked", "row_at", "stamped", "walk"},
     "Snapshot": set(),
     "Reader": {"after_fork"},
     "TransactionReader": {"after_fork"},

@@ -55,6 +55,31 @@ def put(client: anabranch.Client, table: str, **rows: int | None) -> int:
 # -- many at once ---------------------------------------------------------------------------------------
 
 
+def test_clients_that_add_to_one_row(
+    client: anabranch.Client, operator: anabranch.Client, tables: tuple[str, str]
+) -> None:
+    """None tries again; a blind write in between counts, too; a Kafka reader sees whole numbers."""
+    operator.feature_level(raise_to=LEVEL)
+    table, other = tables
+
+    def add(replica: Replica, times: int) -> None:
+        for number in range(times):
+            with replica.begin() as txn:
+                txn.add(table, b"n", 1)
+                txn.max(other, b"most", number)
+                txn.commit()
+
+    with client.replica(*tables) as one, client.replica(*tables) as two:
+        put(client, table, n=1_000)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda n: add((one, two)[n % 2], 25), range(8)))
+        with two.snapshot() as view:
+            assert (view.get(table, b"n"), view.get(other, b"most")) == (b"1200", b"24")
+    with client.changes(table, until="end") as changes:
+        seen = [int(change.after or b"") for change in changes]
+    assert seen == list(range(1_000, 1_201))
+
+
 def test_each_client_of_a_hot_row_commits(
     client: anabranch.Client,
     other: anabranch.Client,

@@ -227,6 +227,10 @@ WORST: dict[str, Callable[[World], Any]] = {
     "one-shot that is refused at its end": lambda w: r.OneShot(
         w.id("new"), "nyc", None, (*[event() for n in range(3_000)], event(headers={"ab.x": b""})),
     ),
+    "one-shot that changes rows": lambda w: r.OneShot(
+        w.id("new"), "nyc", None, (event(TABLE, b"k"),) * 100, None, (r.TableLocks(TABLE, 0, 0, (), ()),),
+        tuple(r.RowChange(TABLE, b"%05d" % n, "ADD", 1, b"1") for n in range(64)),
+    ),
     "small one-shot": lambda w: r.OneShot(w.id("new"), "nyc", None, (event("nyc/a", b"k"),)),
     "prepared": lambda w: r.PrepareEvents(
         w.id("new"), "nyc", None, tuple(event("nyc/a", b"k") for n in range(500)), SECRET,

@@ -85,6 +85,12 @@ def row(key: bytes | None) -> Make:
     return lambda w: r.OneShot(w.id("S"), "nyc", None, (event(A, key),))
 
 
+def adding(number: int, base: bytes | None) -> Make:
+    """A one-shot that adds a number to a row of nyc/a; more of these are in `test_row_changes`."""
+    change = r.RowChange(A, b"k", "ADD", number, base)
+    return lambda w: r.OneShot(w.id("S"), "nyc", None, (), None, (w.lock(A),), (change,))
+
+
 AHEAD = (1 << 63) - 1
 LOCKS: dict[str, Row] = {
     "no table": (locking(table=PLAIN), INVALID, "make one with `create_table`"),
@@ -104,6 +110,8 @@ LOCKS: dict[str, Row] = {
     "a table twice": (locking_twice, INVALID, "each table once"),
     "a row without a key": (row(b""), INVALID, "is not empty"),
     "a big key": (row(b"k" * 8193), INVALID, "8,192 are allowed"),
+    "added to no number": (adding(1, b"five"), "NotANumber", "no decimal integer"),
+    "added too much": (adding(AHEAD, b"1"), "NumberOverflow", "more than 64 bits"),
 }  # fmt: skip
 
 # -- registered locks ------------------------------------------------------------------------------

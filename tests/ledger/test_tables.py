@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from anabranch.client.table_transaction import TableTransaction
-from anabranch.errors import IllegalState, LedgerDiffers, LocksBroken, OwnershipLost
+from anabranch.errors import (
+    IllegalState,
+    InvalidArgument,
+    LedgerDiffers,
+    LocksBroken,
+    OwnershipLost,
+)
 from anabranch.ledger import Ledger
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.testing.memory.client import memory_client
@@ -83,6 +89,20 @@ def test_a_broken_lock_rolls_both_back(
     assert (world.total(), place.orders(), ledger.rows()) == (100, [], [])
     done(withdraw(world, ledger, place, "a"))
     assert (world.total(), place.orders()) == (97, ["a"])
+
+
+def test_rows_that_count_are_refused(world: Teller, ledger: Ledger, place: Place) -> None:
+    """A prepared transaction has its values; the value of a changed row is known at the commit."""
+    with (
+        pytest.raises(InvalidArgument, match="`prepare` takes none"),
+        world.rows.begin() as txn,
+        ledger.commit(txn) as cursor,
+    ):
+        txn.add(ROWS, b"total", 1)
+        place.order(cursor, "a")
+    assert (world.total(), place.orders(), ledger.rows()) == (10, [], [])
+    done(withdraw(world, ledger, place, "b"))
+    assert (world.total(), place.orders()) == (7, ["b"])
 
 
 def test_an_exception_frees_the_locks(world: Teller, ledger: Ledger, place: Place) -> None:

@@ -93,6 +93,11 @@ MOVING = STEALING | {"chunk_bytes": 250}
 OVERLAP_TESTS = "tests/controller/test_overlap.py"
 IN_MEMORY = "tests/tables/test_transactions.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
+COUNTED = TABLED | {"tables": 0, "counters": 3}
+# One stream is in trouble: rounds with its commits fail, and their leader continues.
+COUNTED_IN_TROUBLE = COUNTED | {
+    "leaderless_s": 2.0, "clients": 3, "jobs": 8, "bursts": 0.6, "director_s": 1000.0,
+}  # fmt: skip
 FREEZING = TABLED | {"chunk_bytes": 100}  # … of which all are carried that go by journals
 PREPARED = {"prepared": 1.0, "linger": 0.8}
 # Retention deletes up to where readers are, and cuts the history while they hold fetched events.
@@ -424,6 +429,12 @@ CATALOGUE: tuple[Mutant, ...] = (
            suite="tests/core/test_table_locks.py"),
     Mutant("a round does not see its own writes", tables.round_not_seen,
            weather=TABLED | {"linger": 0.8}, suite="tests/core/test_table_locks.py"),
+    Mutant("a row's number outlives a write", tables.numbers_outlive_writes, weather=COUNTED,
+           suite="tests/core/test_row_changes.py"),
+    Mutant("a row's number outlives a failed round", tables.numbers_outlive_rounds,
+           weather=COUNTED_IN_TROUBLE, suite="tests/core/test_row_changes.py"),
+    Mutant("a change takes a row from before the reach", tables.bases_below_the_reach,
+           weather=COUNTED | {"director_s": 2.0}, suite="tests/core/test_row_changes.py"),
     Mutant("journals write nothing, for locks", tables.journals_unknown, weather=TABLED),
     Mutant("a digest lacks a key", tables.digests_lack, weather=TABLED, seed=1),
     Mutant("one-shots break no locks", tables.one_shots_unnoticed, weather=TABLED,

@@ -20,7 +20,7 @@ from anabranch.core.decisions import bases, decide, quotas, scopes
 from anabranch.core.decisions import one_shot as shots
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal_index import JournalIndex
-from anabranch.core.locks import conflicts, frozen, registering, row_turns
+from anabranch.core.locks import conflicts, frozen, registering, row_changes, row_turns
 from anabranch.core.locks.lock_table import LockTable
 from anabranch.core.locks.recent_writes import RecentWritesDraft
 from anabranch.core.locks.table_writes import Keys, Write, fingerprint, write_of
@@ -70,6 +70,34 @@ def turns_outlast_clients(turn: Turn, holder: TurnAsker, merged: set[bytes]) -> 
 def at_since_counts(real: Any, draft: RecentWritesDraft, asked: TableLocks, last: int) -> Any:
     """A commit at a lock's `since` is held against it, not only those above."""
     return real(draft, asked._replace(since=asked.since - 1), last)
+
+
+@instead_of(RecentWritesDraft, "_may_be_later")
+def numbers_outlive_writes(_: RecentWritesDraft, __: Any, ___: int) -> bool:
+    """The number that a change left in a row counts, though the row was written since."""
+    return False
+
+
+@wrapping(RecentWritesDraft, "keep_number")
+def numbers_outlive_rounds(real: Any, draft: RecentWritesDraft, row: Any, number: Any) -> None:
+    """The number that a change makes of a row is kept before its round is committed."""
+    real(draft, row, number)
+    draft.base.numbers.pop(row, None)
+    draft.base.numbers[row] = number
+
+
+@wrapping(row_changes, "values_of")
+def bases_below_the_reach(real: Any, *given: Any) -> Any:
+    """A client's row counts from before the leader's memory of writes begins."""
+
+    def holds(draft: RecentWritesDraft, asked: TableLocks, last: int) -> bool:
+        if last <= asked.since:
+            return True
+        known = draft._known(asked.table)
+        return not any(t.unknown > asked.since or t.has(asked.points, asked.since) for t in known)
+
+    with patch.object(RecentWritesDraft, "holds", holds):
+        return real(*given)
 
 
 @instead_of(conflicts, "write_of")

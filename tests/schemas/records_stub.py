@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 '''
-WORDS = ("ParticipantOp", "ShownStreamState", "StreamState", "TxnState")
+WORDS = ("ChangeKind", "ParticipantOp", "ShownStreamState", "StreamState", "TxnState")
 
 
 def text() -> str:

@@ -75,8 +75,9 @@ def named_strategy(name: str) -> st.SearchStrategy[Any]:
         return st.binary(min_size=16, max_size=16)
     if name == "anabranch.Secret":
         return st.binary(min_size=32, max_size=32)
-    if name == "anabranch.TxnState":
-        return st.sampled_from(r.TxnState.__args__)  # type: ignore[attr-defined]
+    for enum, symbols in (("TxnState", r.TxnState), ("ChangeKind", r.ChangeKind)):
+        if name == f"anabranch.{enum}":
+            return st.sampled_from(symbols.__args__)  # type: ignore[attr-defined]
     if name == "anabranch.ParticipantOp":
         return st.sampled_from(r.ParticipantOp.__args__)  # type: ignore[attr-defined]
     return record_strategy(name)

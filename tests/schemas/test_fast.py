@@ -48,6 +48,14 @@ locks = st.builds(
     st.lists(numbers, max_size=3).map(tuple),
     st.just(()) | st.lists(ranges, max_size=2).map(tuple),
 )
+changes = st.builds(
+    r.RowChange,
+    names,
+    st.binary(max_size=70),
+    st.sampled_from(r.ChangeKind.__args__),  # type: ignore[attr-defined]
+    numbers,
+    st.none() | st.binary(max_size=70),
+)
 one_shots = st.builds(
     r.OneShot,
     st.binary(min_size=16, max_size=16),
@@ -56,6 +64,7 @@ one_shots = st.builds(
     st.lists(events, max_size=6).map(tuple),
     st.none() | record_strategy("Consumed"),
     st.just(()) | st.lists(locks, max_size=2).map(tuple),
+    st.just(()) | st.lists(changes, max_size=3).map(tuple),
 )
 outcomes = st.builds(
     r.Outcome,
@@ -119,9 +128,14 @@ LOCKS = r.TableLocks(
     (-(1 << 63), 7),
     (r.LockedRange(b"a", b"b"), r.LockedRange(b"c", None)),
 )
+CHANGES = (
+    r.RowChange("nyc/rows", b"k", "ADD", -(1 << 63), b"12"),
+    r.RowChange("nyc/rows", b"l", "MAX", 7, None),
+)
 USUAL: list[Any] = [
     r.OneShot(TXN_ID, "nyc", None, plain_events(10), None, (LOCKS, LOCKS)),
     r.OneShot(TXN_ID, "nyc", "daily", plain_events(1000)),
+    r.OneShot(TXN_ID, "nyc", None, (), None, (LOCKS,), CHANGES),
     r.Commit(b"t" * 120, (), None, "daily", 10_000, secret=b"s" * 32),
     r.PrepareEvents(TXN_ID, "nyc", None, plain_events(10), b"s" * 32, PREPARE),
     r.PreparedRow(PREPARE, NOW, plain_events(10)),

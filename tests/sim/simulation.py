@@ -37,6 +37,7 @@ from tests.sim.check_log import check_log, check_lost, hold
 from tests.sim.check_tasks import check_tasks
 from tests.sim.clients import TIGHT_BYTES, Worker
 from tests.sim.controllers import Fleet, carriers_beside
+from tests.sim.counters import Counted, CounterMachine, check_counters
 from tests.sim.faults import Faults
 from tests.sim.held import check_held, few_of_each
 from tests.sim.hops import Hopper
@@ -66,7 +67,7 @@ from tests.sim.together import check_together
 from tests.sim.trouble import Outages
 from tests.sim.weather import Weather
 from tests.sim.world import Violation, World
-from tests.sim.writers import STREAMS, TABLES
+from tests.sim.writers import COUNTERS, STREAMS, TABLES
 
 PREFIX = "anabranch"
 CALM_S = 90.0  # after the faults stop, everything ends in so much virtual time
@@ -212,7 +213,7 @@ def _simulate(
             bug or nullcontext(),
         ):
             run = _Run(world, faults)
-            closing.extend(run.tables)
+            closing.extend((*run.tables, *run.counters))
             commits, epochs = run.play()
             judged = run.judged
             if history is not None:
@@ -295,6 +296,11 @@ class _Run:
         ]
         for machine in self.tasks:
             machine.peers = self.tasks
+        self.counted = Counted()
+        self.counters = [
+            CounterMachine(world, self.cluster, faults, self.ledger, self.counted, number)
+            for number in range(weather.counters)
+        ]
         self.noted = Noted()
         self.tables = [
             TableMachine(world, self.cluster, faults, self.ledger, self.noted, number)
@@ -317,7 +323,7 @@ class _Run:
             reader.start()
         for machine in self.tasks:
             machine.start()
-        for replica in self.tables:
+        for replica in (*self.tables, *self.counters):
             replica.start()
         world = self.world
         world.run(self._worked, self.faults.weather.work_s)
@@ -394,7 +400,7 @@ class _Run:
         lawful = self.operator.done or not self.faults.calm
         lawful = lawful and self.hopper.done and self.lives.done
         if self.faults.calm:
-            lawful = lawful and all(machine.done for machine in self.tables)
+            lawful = lawful and all(m.done for m in (*self.tables, *self.counters))
         return lawful and all(worker.done for worker in self.workers)
 
     def _ended(self) -> bool:
@@ -432,7 +438,11 @@ class _Run:
         doubts = [deal.label for worker in self.workers for deal in worker.in_doubt]
         leaders = [p for p in range(self.partitions) if self.fleet.leading(p)]
         lost = self._lost_markers()
-        jobs += [f"{machine.name} goes on" for machine in self.tables if not machine.done]
+        jobs += [
+            f"{machine.name} goes on"
+            for machine in (*self.tables, *self.counters)
+            if not machine.done
+        ]
         return f"led: {leaders}; {', '.join(rows + jobs)}; in doubt: {doubts}; no markers: {lost}"
 
     def _check(self) -> tuple[int, Epochs]:
@@ -471,6 +481,7 @@ class _Run:
             check_instants(picture, self.ledger.instants, self.ledger.deleted)
             check_clients(picture, self.ledger)
             check_tasks(picture, self.ledger)
+        check_counters(picture, self.counted)
         check_together(picture, self.ledger.deleted)
         self._judge(picture)
         return len(picture.commits()), epochs_of(picture)
@@ -484,7 +495,7 @@ class _Run:
         parts: list[Part] = []
         histories: dict[str, tuple[int, list[tuple[Seen, Any]]]] = {}
         for stream, number in picture.events:
-            if stream in COMPANIONS:
+            if stream in (*COMPANIONS, COUNTERS):
                 continue
             log = self.cluster.partitions.get(TopicPartition(stream_topic(stream), number))
             if log is not None:
@@ -495,7 +506,7 @@ class _Run:
                 start = 0 if stream in TABLES else log.start_offset
                 parts.append((stream, number, start, log.stable_offset, left))
         for stream, found in picture.history.items():
-            if stream in COMPANIONS:
+            if stream in (*COMPANIONS, COUNTERS):
                 continue
             place = TopicPartition(history_topic(stream), 0)
             if place in self.cluster.partitions:

@@ -38,7 +38,7 @@ from tests.sim.scaling import scale_somehow
 from tests.sim.together import REFUSED as OF_POSITIONS
 from tests.sim.together import Shared, Together
 from tests.sim.world import Process, World
-from tests.sim.writers import FINE, TABLES, create_tables
+from tests.sim.writers import COUNTERS, FINE, TABLES, create_tables
 from tests.tables.recorded import (
     RecordedPart,
     RecordedTables,
@@ -102,6 +102,8 @@ def number_of(value: bytes | None) -> int:
 class TableMachine:
     """A process with a replica; it is started again when it dies, with its folder, an older copy, or none."""
 
+    shot_bytes: tuple[int, ...] = (0, 1 << 18)
+
     def __init__(
         self,
         world: World,
@@ -141,7 +143,7 @@ class TableMachine:
     def _run(self, process: Process) -> None:
         settings: dict[str, Any] = {
             "timeout": _TIMEOUT_S,
-            "one_shot_bytes": self._random.choice((0, 1 << 18)),
+            "one_shot_bytes": self._random.choice(self.shot_bytes),
         }
         client = reading_client(self.cluster, process, self.ledger.prefix, **settings)
         self.world.spawn(process, "heart", lambda: beat(self.world, client, process))
@@ -451,8 +453,9 @@ class TableMachine:
 @contextmanager
 def without_tables(picture: Picture) -> Iterator[None]:
     """Checks that know nothing of tables."""
-    history = {each: picture.history.pop(each) for each in STREAMS if each in picture.history}
-    places = [place for place in picture.events if place[0] in STREAMS]
+    theirs = {*STREAMS, COUNTERS}
+    history = {each: picture.history.pop(each) for each in theirs if each in picture.history}
+    places = [place for place in picture.events if place[0] in theirs]
     events = {place: picture.events.pop(place) for place in places}
     yield
     picture.history |= history

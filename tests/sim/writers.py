@@ -36,6 +36,7 @@ from tests.sim.world import Process, World
 SCOPE = "s"
 STREAMS = {"s/a": 2, "s/b": 1, "t/c": 3}  # scope t is near s
 TABLES = ("s/rows", "rows/near")  # in scopes that commit together
+COUNTERS = f"{SCOPE}/counters"  # a table of numbers
 KEYS = (b"k0", b"k1", b"k2", b"k3", None)
 
 # What a call may come to without anything being wrong.

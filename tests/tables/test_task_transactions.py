@@ -92,6 +92,33 @@ def test_it_commits_rows_state_events_and_positions(bank: Tasks, long: bool) -> 
     }
 
 
+def test_rows_that_count_and_positions_are_one_commit(bank: Tasks) -> None:
+    """Also if the row's number is not certain at first, and if the commit is repeated by another transaction."""
+    for sequence, total in ((1, b"10"), (2, b"20")):
+        with bank.begin() as txn:
+            txn.add(A, b"n", 10)
+            write_all(txn)
+            bank.sent = 0
+            result = txn.commit(consumed=bank.consumed(sequence), timeout=20.0)
+        assert result.counts.committed == 7
+        assert (bank.row(b"n"), bank.sequences()) == (total, [sequence, sequence])
+    with bank.begin() as txn:
+        txn.add(A, b"n", 10)
+        with pytest.raises(InvalidArgument, match="which is at 2"):
+            txn.commit(consumed=bank.consumed(2), timeout=20.0)
+    assert bank.row(b"n") == b"20"
+
+
+def test_a_row_of_another_writer_is_added_to_once(bank: Tasks) -> None:
+    with bank.begin() as txn:
+        txn.add(A, b"n", 10)
+        bank.put(bank.blind, n="5")
+        bank.sent = 0
+        txn.commit(consumed=bank.consumed(), timeout=20.0)
+    assert bank.sent == 2, "the answer asked to revalidate, once"
+    assert (bank.row(b"n"), bank.sequences()) == (b"15", [1, 1])
+
+
 def test_what_is_too_big_for_a_command_goes_by_journals(bank: Tasks) -> None:
     with bank.begin() as txn:
         txn.get(A, b"x")

@@ -28,7 +28,8 @@ from anabranch.core.decisions.transactions import (
     finish,
 )
 from anabranch.core.decisions.turn import Turn, refuse
-from anabranch.core.locks import conflicts, frozen, row_turns
+from anabranch.core.locks import conflicts, frozen, row_changes, row_turns
+from anabranch.core.locks.row_changes import Placed
 from anabranch.core.locks.table_writes import Write
 from anabranch.core.memory import is_gone
 from anabranch.core.round import Part, ReplyTo, StreamCommit
@@ -68,7 +69,7 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
         command.txn_id,
         turn.wall_ms,
         scope=command.scope,
-        committed=len(command.events),
+        committed=_count(command),
         owner=turn.lane,
     )
     ending = shot.ending(row, at_once=True)
@@ -79,7 +80,9 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
         turn.reply(to, advice)
         return
     parts.hold(turn, ending)
-    timestamp = _append(turn, command.txn_id, shot.placed)
+    placed = row_changes.filled(command, ending.values, shot.placed)
+    timestamp = _append(turn, command.txn_id, placed)
+    row_changes.keep(turn, command, ending.values, timestamp)
     proof = None
     if consumed is not None:
         state = _state_of(shot.placed)
@@ -111,7 +114,7 @@ def _answered_before(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> bool
         "COMMITTED",
         command.scope,
         command.name,
-        len(command.events),
+        _count(command),
         digest,
     ):
         raise errors.InvalidArgument(_OTHERS)
@@ -166,7 +169,7 @@ class _Shot:
 
     def __init__(self, turn: Turn, command: r.OneShot | r.PrepareEvents) -> None:
         self._turn, self._command = turn, command
-        self.placed: _Placed = {}
+        self.placed: Placed = {}
 
     def ending(self, row: r.TxnRow, **given: Any) -> parts.Ending:
         command = self._command
@@ -179,6 +182,7 @@ class _Shot:
             check_events=self._place,
             writes=self._writes,
             locks=command.locks,
+            changes=getattr(command, "changes", ()),
             **given,
         )
 
@@ -307,14 +311,14 @@ def _with_times(turn: Turn, command: r.OneShot, outcome: r.Outcome) -> r.Outcome
     return outcome._replace(tables=conflicts.table_times(turn, conflicts.named(command.locks)))
 
 
-def _writes(turn: Turn, placed: _Placed) -> frozen.Writes:
+def _writes(turn: Turn, placed: Placed) -> frozen.Writes:
     """The writes of placed events, by table."""
     tables = placed.keys() & turn.state.tables.keys()
     keys = {table: [key for _, its in placed[table] for key in its.keys] for table in tables}
     return {table: Write.of(0, its) for table, its in keys.items()}
 
 
-def _state_of(placed: _Placed) -> dict[str, set[int]]:
+def _state_of(placed: Placed) -> dict[str, set[int]]:
     """The tasks whose state a one-shot writes, by state stream."""
     return {
         stream: {event.segment_id for _, events in by_segment for event in events}
@@ -323,16 +327,18 @@ def _state_of(placed: _Placed) -> dict[str, set[int]]:
     }
 
 
+def _count(command: r.OneShot) -> int:
+    """The number of events that a one-shot commits."""
+    return len(command.events) + len(command.changes)
+
+
 def _size_of(event: r.Event) -> int:
     """The least number of bytes of a record batch with only this event."""
     size = limits.FRAMING + len(event.key or b"") + len(event.value or b"")
     return size + sum(len(name) + len(content or b"") for name, content in event.headers)
 
 
-_Placed = Mapping[str, list[tuple[r.SegmentRange, SomeEvents]]]
-
-
-def _append(turn: Turn, txn_id: bytes, placed: _Placed) -> int:
+def _append(turn: Turn, txn_id: bytes, placed: Placed) -> int:
     """Put the events of a one-shot into the round. Returns their commit timestamp."""
     timestamp = turn.next_timestamp()
     for stream, by_segment in placed.items():
@@ -351,12 +357,12 @@ def _append(turn: Turn, txn_id: bytes, placed: _Placed) -> int:
     return timestamp
 
 
-def _place(turn: Turn, command: r.OneShot | r.PrepareEvents) -> _Placed:
+def _place(turn: Turn, command: r.OneShot | r.PrepareEvents) -> Placed:
     """Check the events of a one-shot, and group them by stream and present segment of their key, in order.
 
     Raises: NotAuthorized, InvalidArgument, EventTooLarge, CrossScope; NotReady, StreamLost, UnknownStream.
     """
-    events, state = CommandEvents.of(command.events), turn.state
+    events, state = row_changes.events_of(turn, command), turn.state
     most: dict[str, int] = {}
     tables: dict[str, list[EventRun]] = {}
     of_state = []
@@ -418,7 +424,7 @@ def _check_state(turn: Turn, consumed: r.Consumed | None, stream: str, rows: Som
     positions.check_state_size(turn, rows.size)
 
 
-def _spread(turn: Turn, events: CommandEvents, by_stream: Mapping[str, Sequence[int]]) -> _Placed:
+def _spread(turn: Turn, events: CommandEvents, by_stream: Mapping[str, Sequence[int]]) -> Placed:
     """Group events by stream and present segment. ``by_stream``: their numbers.
 
     Rows of a processor's state go to the segments that they name.

@@ -96,8 +96,13 @@ def judge(turn: Turn, locked: Sequence[r.TableLocks]) -> r.Revalidate | None:
     for locks in locked:
         asks = locks.points or locks.ranges
         if asks and not windows.holds(locks, state.tables[locks.table].last):
-            return r.Revalidate(turn.hybrid_time, table_times(turn, named(locked)))
+            return again(turn, locked)
     return None
+
+
+def again(turn: Turn, locked: Sequence[r.TableLocks]) -> r.Revalidate:
+    """The answer that asks the sender of a one-shot with these locks to revalidate."""
+    return r.Revalidate(turn.hybrid_time, table_times(turn, named(locked)))
 
 
 def named(locks: Iterable[r.TableLocks]) -> list[str]:

@@ -9,12 +9,25 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import NamedTuple
 
-from anabranch.core.locks.table_writes import WINDOW_BYTES, Write
+from anabranch.core.locks.table_writes import WINDOW_BYTES, Write, fingerprint
 from anabranch.protocol.schemas import records as r
 
 # At most this many bounded writes are compared with ranges: for more, a client's validation is cheaper.
 MOST_BOUNDED = 100
+# The most memory for numbers in rows, about; that of each one, without its key.
+NUMBERS_BYTES = 16 << 20
+_NUMBER_BYTES = 250
+
+Row = tuple[str, bytes]  # table, key
+
+
+class Number(NamedTuple):
+    """The number that a change made of a row, by the commit of a timestamp (`anabranch.core.locks.row_changes`)."""
+
+    value: int
+    timestamp: int
 
 
 @dataclass(slots=True)
@@ -89,11 +102,14 @@ class RecentWrites:
     """Recent writes by table: all that are later than ``reach``.
 
     A new leader's reach is the hybrid time that it read from the log, because it has not seen earlier writes.
+    ``numbers``: of the rows that changes wrote, the latest changed last.
     """
 
     reach: int = 0
     limit: int = WINDOW_BYTES
     size: int = 0
+    numbers: dict[Row, Number] = field(default_factory=dict)
+    numbers_size: int = 0
     _tables: dict[str, _Table] = field(default_factory=dict)
     _order: deque[str] = field(default_factory=deque)  # the tables of all writes, the oldest first
 
@@ -107,6 +123,7 @@ class RecentWrites:
             for write in its.writes:
                 known.add(write)
                 self.size += write.size
+        self._remember(draft.numbers)
         self._order.extend(draft.order)
         while self.size > self.limit:
             oldest = self._order.popleft()
@@ -116,8 +133,23 @@ class RecentWrites:
                 self.size -= write.size
                 self.reach = max(self.reach, write.timestamp)
 
+    def _remember(self, numbers: dict[Row, Number]) -> None:
+        known = self.numbers
+        for row, number in numbers.items():
+            if known.pop(row, None) is None:
+                self.numbers_size += _NUMBER_BYTES + len(row[1])
+            known[row] = number
+        while self.numbers_size > NUMBERS_BYTES:
+            self._drop(next(iter(known)))
+
+    def _drop(self, row: Row) -> None:
+        del self.numbers[row]
+        self.numbers_size -= _NUMBER_BYTES + len(row[1])
+
     def forget(self, table: str) -> None:
         """Drop a deleted table. Locks on it stay older than a table that is created with its name later."""
+        for row in [row for row in self.numbers if row[0] == table]:
+            self._drop(row)
         gone = self._tables.pop(table, None)
         if gone is not None:
             self.size -= sum(write.size for write in gone.writes)
@@ -139,6 +171,7 @@ class RecentWritesDraft:
     former: RecentWritesDraft | None = None
     tables: dict[str, _Table] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
+    numbers: dict[Row, Number] = field(default_factory=dict)
 
     def draft(self) -> RecentWritesDraft:
         return RecentWritesDraft(self.base, self)
@@ -151,6 +184,31 @@ class RecentWritesDraft:
         """Add a commit. ``before``: timestamp of the table's commit before it."""
         self.tables.setdefault(table, _Table(before)).add(write)
         self.order.append(table)
+
+    def keep_number(self, row: Row, number: Number) -> None:
+        """Note what a change made of a row."""
+        self.numbers.pop(row, None)
+        self.numbers[row] = number
+
+    def number(self, row: Row) -> int | None:
+        """The number in a row; None unless a change made it, and certainly no later commit wrote the row."""
+        found = self.numbers.get(row)
+        if found is None and self.former is not None:
+            found = self.former.numbers.get(row)
+        if found is None:
+            found = self.base.numbers.get(row)
+        if found is None or self._may_be_later(row, found.timestamp):
+            return None
+        return found.value
+
+    def _may_be_later(self, row: Row, timestamp: int) -> bool:
+        """Whether a commit later than a timestamp may have written a row."""
+        if timestamp < self.base.reach:
+            return True
+        point = (fingerprint(row[1]),)
+        return any(
+            its.unknown > timestamp or its.has(point, timestamp) for its in self._known(row[0])
+        )
 
     def _known(self, table: str) -> list[_Table]:
         """A table's writes in this round, then those before."""

@@ -130,8 +130,9 @@ def advice(turn: Turn, command: r.OneShot) -> r.Revalidate | None:
         holder = queue.holder
         if holder is None or command.txn_id in (holder.txn_id, *queue.warned):
             continue
-        keys = (event.key for event in command.events if event.stream == row[0])
-        turn.charge(work.of_items(len(command.events)))
+        keys = [event.key for event in command.events if event.stream == row[0]]
+        keys += [change.key for change in command.changes if change.table == row[0]]
+        turn.charge(work.of_items(len(command.events) + len(command.changes)))
         if row[1] in (fingerprint(key) for key in keys if key is not None):
             warned = (*queue.warned, command.txn_id)[-limits.ROW_TURNS.value :]
             turn.row_turns.queues.put(row, queue._replace(warned=warned))

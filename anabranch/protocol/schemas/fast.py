@@ -28,6 +28,7 @@ EVENTS = limits.EVENTS.value
 DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 _ONE_SHOT = b"\x01\x08"
+_ONE_SHOT_WITH_CHANGES = b"\x03\x08"  # the last field is of that feature level
 _COMMIT = b"\x01\x07"
 _PREPARE_EVENTS = b"\x01\x25"
 _REPLY = b"\x01\x20"
@@ -55,6 +56,8 @@ _UNREAD = bytes(3)  # fields of a transaction: no positions, no snapshot, no bro
 _PLAIN_TAIL = b"\x00\x01"  # an event without headers, with timestamp -1
 _STATES: tuple[r.TxnState, ...] = get_args(r.TxnState)
 _STATE_BYTES = {state: bytes((2 * i,)) for i, state in enumerate(_STATES)}
+_KINDS: tuple[r.ChangeKind, ...] = get_args(r.ChangeKind)
+_KIND_BYTES = {kind: bytes((2 * i,)) for i, kind in enumerate(_KINDS)}
 
 
 class Unusual(ValueError):
@@ -151,9 +154,12 @@ def _optional_secret(value: bytes | None) -> bytes:
 
 
 def _write_one_shot(record: r.OneShot) -> bytes:
-    out = _whole_transaction(_ONE_SHOT, record)
+    changes = record.changes
+    out = _whole_transaction(_ONE_SHOT_WITH_CHANGES if changes else _ONE_SHOT, record)
     consumed = _NULL if record.consumed is None else _consumed(record.consumed)
     out.append(_END + consumed + _all(record.locks, _table_locks))
+    if changes:
+        out.append(_all(changes, _row_change))
     return b"".join(out)
 
 
@@ -299,6 +305,13 @@ def _range(locked: r.LockedRange) -> bytes:
     return _varint(2 * len(low)) + low + end
 
 
+def _row_change(change: r.RowChange) -> bytes:
+    base = change.base
+    found = _NULL if base is None else b"\x02" + _bytes(base)
+    head = _name(change.table) + _bytes(change.key) + _KIND_BYTES[change.kind]
+    return head + _once(change.number) + found
+
+
 def _table_time(time: r.TableTime) -> bytes:
     return _name(time.table) + _long(time.last)
 
@@ -420,6 +433,7 @@ _SHIFTS = tuple(range(7, 64, 7))  # for a number's bytes after the first
 _NO_LOSSES = b"\x00\x00\x00"  # nothing rejected or left out, no reason
 _new = tuple.__new__  # makes a named tuple without its checks, in half the time
 _STATE_OF = {2 * i: state for i, state in enumerate(_STATES)}
+_KIND_OF = {2 * i: kind for i, kind in enumerate(_KINDS)}
 
 
 def _read_long(data: bytes, at: int) -> tuple[int, int]:
@@ -512,9 +526,12 @@ def _read_one_shot(data: bytes, read_events: EventsReader = _read_events) -> r.O
     txn_id, scope, name, events, at = _read_whole_transaction(data, read_events)
     consumed, at = _read_consumed(data, at)
     locks, at = _read_all(data, at, _read_table_locks)
+    changes: tuple[r.RowChange, ...] = ()
+    if data.startswith(_ONE_SHOT_WITH_CHANGES):
+        changes, at = _read_all(data, at, _read_row_change)
     if at != len(data):
         raise Unusual
-    return r.OneShot(txn_id, scope, name, events, consumed, locks)
+    return r.OneShot(txn_id, scope, name, events, consumed, locks, changes)
 
 
 def _read_whole_transaction(
@@ -637,6 +654,15 @@ def _read_range(data: bytes, at: int) -> tuple[r.LockedRange, int]:
     low, at = _read_bytes(data, at)
     high, at = _read_optional_bytes(data, at)
     return r.LockedRange(low, high), at
+
+
+def _read_row_change(data: bytes, at: int) -> tuple[r.RowChange, int]:
+    table, at = read_name(data, at)
+    key, at = _read_bytes(data, at)
+    kind = _KIND_OF[data[at]]
+    number, at = _read_long(data, at + 1)
+    base, at = _read_optional_bytes(data, at)
+    return _new(r.RowChange, (table, key, kind, number, base)), at
 
 
 def _read_table_time(data: bytes, at: int) -> tuple[r.TableTime, int]:
@@ -823,6 +849,7 @@ READERS: dict[type, Callable[[bytes], Any]] = {
 # By the first bytes of a record: readers of records with events, which take a function that reads these.
 WITH_EVENTS: dict[bytes, Callable[[bytes, EventsReader], Any]] = {
     _ONE_SHOT: _read_one_shot,
+    _ONE_SHOT_WITH_CHANGES: _read_one_shot,
     _PREPARE_EVENTS: _read_prepare_events,
     _PREPARED_ROW: _read_prepared_row,
 }

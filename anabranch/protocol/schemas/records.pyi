@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+ChangeKind = Literal["ADD", "MIN", "MAX"]
 ParticipantOp = Literal["BEGIN_TXN", "BEGIN_COMMIT", "FINALIZE_COMMIT", "ABORT_TXN"]
 ShownStreamState = Literal[
     "CREATING", "ACTIVE", "LOST", "RECOVERING", "FORGETTING", "FORGOTTEN", "WAITING"
@@ -593,6 +594,7 @@ class OneShot(NamedTuple):
     events: tuple[Event, ...]
     consumed: Consumed | None = None
     locks: tuple[TableLocks, ...] = ()
+    changes: tuple[RowChange, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class OpenInfo:
@@ -910,6 +912,15 @@ class RoundRow:
     commands_offset: int
     control_offset: int
     expired_ms: int
+
+class RowChange(NamedTuple):
+    """A change to a row that commutes with others of its kind. The row is a decimal integer."""
+
+    table: str
+    key: bytes
+    kind: ChangeKind
+    number: int
+    base: bytes | None
 
 @dataclass(frozen=True, slots=True)
 class RunList:
