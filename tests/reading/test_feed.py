@@ -240,7 +240,7 @@ def test_a_partition_without_a_leader_holds_up_no_other(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(SystemClock, "monotonic", lambda _: now)
     whole, bad = log.fetch, {TopicPartition(TOPIC, 1)}
     asked: list[list[int]] = []
 
