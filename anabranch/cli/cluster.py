@@ -17,6 +17,8 @@ from anabranch.cli.controller import arguments_of
 from anabranch.cli.errors import ChildFailed, ExitCode
 from anabranch.extras import need
 from anabranch.infra.process import SupervisedProcess, log_tail
+from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.protocol.schemas.codec import LEVEL
 
 if TYPE_CHECKING:
     from anabranch.controller.config import ControllerOptions
@@ -187,9 +189,11 @@ def check_local() -> None:
 def local_cluster(folder: Path, controllers: int = 1, **options: Any) -> Iterator[LocalCluster]:
     """A broker and controllers that trust the lane open, until the ``with`` block ends.
 
-    ``folder``: keeps their data and logs. ``options``: of the `EmbeddedBroker`. Raises: NotInstalled, ChildFailed.
+    Its feature level is the highest one, as no older release runs here. ``folder``: keeps their data and logs.
+    ``options``: of the `EmbeddedBroker`. Raises: NotInstalled, ChildFailed.
     """
     check_local()
+    from anabranch.client.connect import connect_to
     from anabranch.infra.broker import EmbeddedBroker
 
     with ExitStack() as stack:
@@ -204,4 +208,10 @@ def local_cluster(folder: Path, controllers: int = 1, **options: Any) -> Iterato
             stack.callback(controller.stop)
             controller.start()
         await_leader(running, 0, _LEAD_TIMEOUT_S)
+        # By no setting of the environment, which may be of another cluster.
+        prefix = running[0].options.prefix
+        with connect_to(
+            broker.bootstrap, prefix, ADMIN_LANE, {}, timeout=_LEAD_TIMEOUT_S
+        ) as operator:
+            operator.feature_level(raise_to=LEVEL)
         yield LocalCluster(broker, running)

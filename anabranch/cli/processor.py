@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from itertools import islice
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,6 +57,7 @@ from anabranch.protocol.legal_names import is_plain
 if TYPE_CHECKING:
     from anabranch.cli.options import Target
     from anabranch.processing.app import Processor
+    from anabranch.processing.dead import Letter
     from anabranch.protocol.schemas.records import ProcessorInfo, TaskInfo, TaskPosition
     from anabranch.reading.group_lag import InputLag, Lag
 
@@ -64,7 +66,12 @@ app = App(
     no_args_is_help=True,
     help="Run, list, describe, reset and delete processors; read their stores.",
 )
+dead_app = App(
+    no_args_is_help=True, help="List and show dead letters, and send them back to their inputs."
+)
+app.add_typer(dead_app, name="dead")
 Name = Annotated[str, argument("SCOPE/PROCESSOR", "The processor.")]
+Letters = Annotated[str, argument("SCOPE/STREAM", "The stream of dead letters.")]
 
 
 @app.command("list")
@@ -194,6 +201,94 @@ def get(
     print_result(document, value.decode("utf-8", "backslashreplace"), as_json=options.json)
 
 
+@dead_app.command("list")
+def list_dead(
+    options: ClusterOptions,
+    stream: Letters,
+    every: Annotated[
+        bool, option("--all", "Also those that `dead retry` has sent back or passed over.")
+    ] = False,
+    most: Annotated[int, option("--most N", "At most this many, the oldest.", min=1)] = 100,
+) -> None:
+    """List dead letters, oldest first: place, time, where the event came from, and the error. No keys or values."""
+    from anabranch.processing.dead import letters
+
+    with options.client() as client:
+        found = list(islice(letters(client, stream, sent=every), most + 1))
+    rows = [_letter(one) for one in found[:most]]
+    show("letters", rows, _LETTER_COLUMNS, as_json=options.json, title=stream)
+    if len(found) > most:
+        print_note(f"there are more than {most:,}: --most shows more")
+
+
+@dead_app.command("show")
+def show_dead(
+    options: ClusterOptions,
+    stream: Letters,
+    place: Annotated[str, argument("PARTITION@OFFSET", "The letter, as `dead list` shows it.")],
+) -> None:
+    """Show one dead letter whole: its error, and the key, value and headers of the event."""
+    from anabranch.processing.dead import letter_at
+
+    with options.client() as client:
+        found = letter_at(client, stream, place)
+    headers = [bytes_fields(name=name.encode(), value=value) for name, value in found.headers]
+    data = bytes_fields(key=found.event.key, value=found.event.value)
+    document = _letter(found) | data | {"headers": headers}
+    lines = [f"{name}: {'' if value is None else value}" for name, value in document.items()]
+    print_result(document, *lines, as_json=options.json)
+
+
+@dead_app.command("retry")
+def retry_dead(
+    options: ClusterOptions,
+    stream: Letters,
+    most: Annotated[int, option("--most N", "At most this many letters.", min=1)] = 1000,
+    pass_over: Annotated[
+        bool,
+        option(
+            "--pass-over", "Pass over letters that can't be sent back, such as those of timers."
+        ),
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Send dead letters back to their inputs, oldest first, each exactly once.
+
+    Each goes back in the commit that moves the position of the processor STREAM-retry, so the command may be
+    repeated after any failure. All letters that are there when the command begins are sent, up to the first that
+    can't be sent back. Handlers get the event as a new one: later events of its key have been handled before.
+    """
+    from anabranch.processing.dead import retry
+
+    with options.client_after(
+        f"The letters of {stream}, at most {most:,}, are written to their inputs again.", yes=yes
+    ) as client:
+        done = retry(client, stream, most=most, pass_over=pass_over)
+    document = {
+        "stream": stream,
+        "sent": dict(sorted(done.sent.items())),
+        "passed_over": done.passed,
+        "lost_commits": done.lost,
+        "stopped_at": None if done.stopped is None else _letter(done.stopped),
+        "more": done.more,
+    }
+    lines = [
+        f"{name}: {count_of(count, 'letter')} sent" for name, count in sorted(done.sent.items())
+    ]
+    if done.passed:
+        lines.append(f"{count_of(done.passed, 'letter')} passed over")
+    if done.lost:
+        lines.append(f"{count_of(done.lost, 'commit')} of letters deleted by retention")
+    if done.stopped is not None:
+        where = _letter(done.stopped)["place"]
+        lines.append(
+            f"the letter {where} can't be sent back ({done.stopped.obstacle}): --pass-over passes it over"
+        )
+    if done.more:
+        lines.append("there are more: repeat the command")
+    print_result(document, *(lines or ["no letters to send"]), as_json=options.json)
+
+
 @app.command("import-group")
 def import_group(
     options: ClusterOptions,
@@ -248,6 +343,21 @@ _COLUMNS = (
         lambda row: max((one["seconds_behind"] or 0.0 for one in row["inputs"]), default=0.0),
     ),
 )
+
+
+def _letter(letter: Letter) -> dict[str, Any]:
+    event = letter.event
+    return {
+        "place": f"{event.partition}@{event.offset}",
+        "time": to_text(event.commit_timestamp),
+        "kind": letter.kind,
+        "from": letter.place,
+        "error": letter.error,
+        "obstacle": letter.obstacle or None,
+    }
+
+
+_LETTER_COLUMNS = ("place", "time", "kind", "from", "error", "obstacle")
 
 
 def _task(task: TaskInfo) -> dict[str, Any]:

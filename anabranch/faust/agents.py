@@ -24,7 +24,7 @@ from anabranch.controller.monitor import Numbers
 from anabranch.errors import IllegalState
 from anabranch.faust.refusals import AGENT, STREAM, refuse, refusing
 from anabranch.processing.batch import HandlerContext, Undo, WorkBatch, begin_context
-from anabranch.processing.failures import PATIENCE_S, Case, HandlerFailed, is_from_outside
+from anabranch.processing.failures import Case, HandlerFailed, is_from_outside
 from anabranch.processing.handlers import Handlers, closed_by_failure
 from anabranch.reading.slices import Piece
 from anabranch.types import Event
@@ -297,7 +297,6 @@ class AgentHandlers(Handlers):
         Raises: HandlerFailed, IllegalState (an asyncio task wrote after its event).
         """
         given = [pair for piece in pieces for pair in zip(piece.events, piece.tasks, strict=True)]
-        self._failures.patience = PATIENCE_S
         with closed_by_failure(batch) as at:
             failed = self._failed(at, given) if given else None
             if failed is not None:

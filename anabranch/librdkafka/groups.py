@@ -174,8 +174,14 @@ _FORBIDDEN = {
 class KafkaGroupMember:
     """`anabranch.ports.GroupMember` on confluent-kafka."""
 
-    def __init__(self, options: Options, group: str, session: float | None = None) -> None:
+    def __init__(
+        self, options: Options, group: str, session: float | None = None, name: str = ""
+    ) -> None:
         """``session``: the session timeout in seconds, unless an option sets it.
+
+        ``name``: is added to the client's id. Groups deal out partitions in the order of the members' ids, which
+        begin with the clients' ids. So a member that joins with the same name again gets the same partitions, if
+        the others are the same, too.
 
         Raises: UnsupportedSetting (an option that librdkafka does not take).
         """
@@ -184,6 +190,8 @@ class KafkaGroupMember:
             config["session.timeout.ms"] = int(session * 1000)
             config.setdefault("heartbeat.interval.ms", int(session * 1000 / 6))
         config.setdefault("topic.metadata.refresh.interval.ms", _REFRESH_MS)
+        if name:
+            config["client.id"] = f"{config['client.id']}-{name}"
         self._consumer = make_consumer(options, config, _on_error)
         self._group = group
 

@@ -46,12 +46,15 @@ class Processor(Program):
 
     ``name``: ``scope/name``. ``tasks``: a power of two, the most workers that share the work; it never changes.
     ``commit_interval``: seconds between commits; 0: commit at once. ``cut_bytes``: about how many bytes of events
-    one commit has. A bigger input transaction is split, unless ``whole`` is set. ``dead_letter``: the stream for
+    one commit has. An input transaction that is bigger, or is handled for more than 5 seconds, is split, unless
+    ``whole`` is set. ``dead_letter``: the stream for
     events, timers and windows whose handler still fails after all ``retries``; with None the worker stops.
     ``concurrency``: how many ``async`` handlers run concurrently. ``start``: where a new processor begins, as in
     `Client.read`. ``on_lost``: what to do if retention has removed events that were not consumed: 'stop' raises
     `SnapshotExpired`; 'skip' counts the affected transactions and skips them whole, in all inputs. ``idle``: after
-    this many seconds without events, a task takes the event time of its worker's other tasks.
+    this many seconds without events, a task takes the event time of its worker's other tasks. ``ahead``: an event
+    whose timestamp is more than this many seconds after its commit (of a plain topic: after the worker's clock) is
+    late for all windows, and does not advance event time.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Processor(Program):
         start: Start = "begin",
         on_lost: Literal["stop", "skip"] = "stop",
         idle: float | None = None,
+        ahead: float | None = None,
     ) -> None:
         """Raises: InvalidArgument."""
         super().__init__(name)
@@ -85,9 +89,12 @@ class Processor(Program):
             raise InvalidArgument(f"on_lost={on_lost!r} is 'stop' or 'skip'")
         if idle is not None and not 0 < idle < 1e9:
             raise InvalidArgument(f"idle={idle} is seconds, above 0")
-        self.on_lost, self.idle = on_lost, idle
+        if ahead is not None and not 0 <= ahead < 1e9:
+            raise InvalidArgument(f"ahead={ahead} is seconds, from 0")
+        self.on_lost, self.idle, self.ahead = on_lost, idle, ahead
         self.tasks = tasks
         self.commit_interval = commit_interval
+        self.whole = whole
         self.cut_bytes = _MOST if whole else cut_bytes
         self.dead_letter = dead_letter
         self.retries = retries

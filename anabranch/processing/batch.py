@@ -135,10 +135,13 @@ class WorkBatch:
         self.rows: dict[int, dict[bytes, bytes | None]] = {}
         self.counts = Counter[tuple[str, ...]]()  # metrics to add when it is committed
         self.pieces: list[Piece] = []  # the input that was handled
-        self.commits = 0  # input commits that were handled
+        self.left: list[Piece] = []  # input that is read and not handled
+        # Whether no event is for this batch any more: timers are left, which the next batch has to fire before any
+        # event, or the next input commit is for a later batch.
+        self.is_ended = False
+        self.commits = 0  # input commits that were handled to their ends
         self.most_commits = inf  # input commits that this batch may have
         self.tables: BatchTables | None = None  # None: the program has no tables
-        self.left: list[Piece] = []  # input that had no room, for the next batch
         # Trace contexts of the input, once all is handled; None if the worker does not trace.
         self.traces: set[bytes] | None = None
         self._slices = 0
@@ -147,16 +150,16 @@ class WorkBatch:
         self.known: dict[bytes, int] = below.known
         self.due: dict[tuple[int, bytes], int] = below.due
 
-    def note_input(self, pieces: Sequence[Piece], left: list[Piece]) -> None:
-        """Note handled pieces of input. ``left``: the last of the pieces, which had no room."""
-        self._slices += bool(pieces)
+    def note_input(self, handled: Sequence[Piece], left: list[Piece], *, read: bool) -> None:
+        """Note pieces of input. ``left``: what is not handled. ``read``: whether they were just read."""
+        self._slices += read
         self.left = left
-        self.pieces += pieces[: len(pieces) - len(left)]
+        self.pieces += handled
 
     def is_full(self, most: int) -> bool:
         """Whether the batch has to be committed now. ``most``: bytes that a commit should have."""
         read = self._slices * SLICE_BYTES
-        return bool(self.left) or self.size >= most or read >= _READ_AHEAD * most
+        return self.is_ended or self.size >= most or read >= _READ_AHEAD * most
 
     def close(self) -> bool:
         """Take no more changes, because all events are handled. Returns whether the batch has input or effects."""

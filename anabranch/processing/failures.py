@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import pickle
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from anabranch.backoff import Backoff
@@ -34,7 +36,11 @@ log = logging.getLogger("anabranch.processor")
 _KEY_BYTES = 100  # of a key in an error
 _FIRST_PAUSE_S = 0.1  # between tries
 _LONGEST_PAUSE_S = 2.0
-PATIENCE_S = 60.0
+_LASTING_S = (
+    60.0  # how long errors of a kind are tried without pauses, after its pauses changed nothing
+)
+_MOST_KINDS = 1000
+_HERE = str(Path(__file__).parent)
 # Errors of handlers: a time-out may cancel their asyncio task, and a library may exit.
 FAILURES = (Exception, asyncio.CancelledError, SystemExit)
 
@@ -83,13 +89,18 @@ class Case(NamedTuple):
 class Failures:
     """Retries failed handlers, and writes dead letters. For one thread. No try begins after ``stop`` is set.
 
-    ``patience``: seconds left for pauses before retries. When they are used up, the rest of the slice is retried
-    without pauses, since a worker that needs minutes for a slice loses its tasks, and so would the next worker.
+    All other events wait in a pause. So if the pauses for one event changed nothing, other events with an error of
+    the same kind (class, and lines of code) are retried at once: a producer of bad events would stop the worker.
+    An `OSError` (connections, time-outs) is no such kind: an outage is one error for all events.
     """
 
-    def __init__(self, app: Program, metrics: Numbers, stop: threading.Event) -> None:
+    def __init__(
+        self, app: Program, metrics: Numbers, stop: threading.Event, *, pauses: bool = True
+    ) -> None:
+        """``pauses`` False: retry at once."""
         self._app, self._metrics, self._stop = app, metrics, stop
-        self.patience = PATIENCE_S
+        self._pauses, self._clock = pauses, SystemClock()
+        self._lasting: dict[Hashable, float] = {}  # kind of error -> until when it gets no pauses
 
     def try_or_bury(
         self, at: HandlerContext, case: Callable[[], Case], attempt: Callable[[], BaseException | None],
@@ -119,9 +130,12 @@ class Failures:
             pause = self.judge(at, case, error, pauses, retries)
             if pause is None:
                 return error
-            self._stop.wait(pause)
+            if pause:
+                self._stop.wait(pause)
             self.check_not_stopping()
-            error = attempt()
+            failed, error = error, attempt()
+            if error is None:
+                self.passed(failed)
         return None
 
     def judge(
@@ -134,20 +148,34 @@ class Failures:
 
         Raises: the error itself, if the event is not its cause.
         """
-        if isinstance(error, TableError | NotAHandler) or is_from_outside(error):
+        kind = _kind_of(error)
+        if isinstance(error, TableError | NotAHandler) or (
+            kind not in self._lasting and is_from_outside(error)
+        ):
             raise error
         if at.batch.tables is not None:
             at.batch.tables.check()
         at.take_back()
         self._metrics.add("processor_failures")
-        trace = None if pauses.count else error
-        text = "%s: the handler of %s failed: %s"
-        log.warning(text, self._app.name, case().place, text_of(error), exc_info=trace)
-        if pauses.count >= (self._app.retries if retries is None else retries):
-            self.patience -= pauses.total_s
+        is_last = pauses.count >= (self._app.retries if retries is None else retries)
+        now = self._clock.monotonic()
+        is_lasting = self._lasting.get(kind, -math.inf) > now
+        if is_last or not is_lasting:  # else there are as many lines as tries
+            trace = None if pauses.count or is_lasting else error
+            text = "%s: the handler of %s failed: %s"
+            log.warning(text, self._app.name, case().place, text_of(error), exc_info=trace)
+        if is_last:
+            if pauses.count and not is_lasting and not isinstance(error, OSError):
+                while len(self._lasting) >= _MOST_KINDS:
+                    del self._lasting[next(iter(self._lasting))]
+                self._lasting[kind] = now + _LASTING_S
             return None
         pause = pauses.begin()
-        return pause if self.patience > 0 else 0.0
+        return 0.0 if is_lasting or not self._pauses else pause
+
+    def passed(self, error: BaseException) -> None:
+        """Note that a retry after this error succeeded: errors of its kind get their pauses."""
+        self._lasting.pop(_kind_of(error), None)
 
     def check_not_stopping(self) -> None:
         """Raise `NotReady` if the worker stops: retries without pauses would make dead letters of good events."""
@@ -185,6 +213,20 @@ class Failures:
             getattr(call, "__qualname__", repr(call)[:_KEY_BYTES]) for call in called
         )
         return f"{case.place}{key}, handler {names}" if names else f"{case.place}{key}"
+
+
+def _kind_of(error: BaseException) -> Hashable:
+    """The class of an error, and the lines of code that it passed."""
+    lines: list[tuple[object, int]] = []
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if lines or not code.co_filename.startswith(
+            _HERE
+        ):  # first tries and retries are called differently
+            lines.append((code, trace.tb_lineno))
+        trace = trace.tb_next
+    return type(error), tuple(lines)
 
 
 def new_pauses() -> Backoff:

@@ -1,23 +1,30 @@
-"""Calls handlers one by one, concurrently, or with Arrow batches. Changes of a failed call are undone."""
+"""Calls handlers one by one, concurrently, or with Arrow batches. Changes of a failed call are undone.
+
+Handling is bounded in time: between input commits by the time at which a commit is due, inside of
+an input commit by `PART_S`. Input that is left is handled next, in this batch or in another.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import isawaitable
-from itertools import chain, groupby
+from itertools import chain, groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
 from anabranch.controller.monitor import Numbers
-from anabranch.errors import IllegalState
+from anabranch.errors import AnabranchError, IllegalState
 from anabranch.processing.batch import HandlerContext, TaskRows, WorkBatch, begin_context
 from anabranch.processing.failures import (
     FAILURES,
-    PATIENCE_S,
     Case,
     Failures,
     failure_in,
@@ -29,7 +36,7 @@ from anabranch.processing.metrics import TABLE
 from anabranch.processing.program import Awaited, Program, Registered, check_result
 from anabranch.processing.timers import TimeOfTasks, Timer, Windows
 from anabranch.protocol.legal_names import is_plain
-from anabranch.reading.slices import Piece
+from anabranch.reading.slices import Piece, split_pieces
 from anabranch.reading.store_lookup import FIRST_STORE
 from anabranch.types import Event
 
@@ -37,11 +44,30 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FULL_BYTES = 8 << 20  # below the 16 MiB of state that a controller merges in one commit by default
+PART_S = 5.0  # an input commit that is handled for longer comes in parts
+_LEAST_S = 0.1  # events are handled for this long, also if the commit is due earlier
+_AHEAD = 4  # as many events for each concurrent handler wait for earlier events of their keys
 _END_S = 5.0  # how long cancelled asyncio tasks may take
 _SAID = 1000  # the most characters of a log line that names them
 log = logging.getLogger("anabranch.processor")
-Decode = Callable[[Event], Event[Any, Any]] | None
 Given = tuple[Event, int]  # an event and its task
+
+
+@dataclass(slots=True)
+class Chains:
+    """Events that are handled concurrently: a chain for each key, in order.
+
+    ``slots``: of handlers at work. ``room``: for events that are taken and not done. ``count``: of taken events.
+    """
+
+    batch: WorkBatch
+    decoders: dict[str, Callable[[Event], Event[Any, Any]] | None]
+    slots: asyncio.Semaphore
+    room: asyncio.Semaphore
+    by_key: dict[Any, deque[Given]] = field(default_factory=dict)
+    count: int = 0
+    has_failed: bool = False
+    is_ending: bool = False
 
 
 class Handlers:
@@ -49,24 +75,30 @@ class Handlers:
 
     def __init__(
         self, app: Program, stores: Sequence[str], metrics: Numbers | None = None,
-        stop: threading.Event | None = None, *, patience_s: float = PATIENCE_S,
+        stop: threading.Event | None = None, *, pauses: bool = True, part_s: float = PART_S,
     ) -> None:  # fmt: skip
         """``stores``: names of the processor's stores, in the order of their numbers.
 
-        ``stop``, ``patience_s``: see `Failures`.
+        ``stop``, ``pauses``: see `Failures`. ``part_s``: an input commit that is handled for longer comes in parts.
         """
         self._app = app
-        self._patience_s = patience_s
+        self._part_s = part_s
         self.batch_bytes = min(app.cut_bytes, FULL_BYTES)
         self._left: list[Piece] = []  # input that the previous batch had no room for
-        self._failures = Failures(app, metrics or Numbers(TABLE), stop or threading.Event())
+        self._stop = stop or threading.Event()
+        self._failures = Failures(app, metrics or Numbers(TABLE), self._stop, pauses=pauses)
         for number, name in enumerate(stores, FIRST_STORE):
             if name in app.stores:
                 app.stores[name].number(number)
         self._time: TimeOfTasks | None = None
         if app.timers:
             timers = [one for one in app.stores.values() if isinstance(one, Timer | Windows)]
-            self._time = TimeOfTasks(timers, self._failures, app.idle, self.batch_bytes)
+            self._time = TimeOfTasks(timers, self._failures, app.idle, self._is_over, app.ahead)
+        self.monotonic: Callable[[], float] = time.monotonic
+        self.due = math.inf  # when the batch's commit is due, in monotonic seconds
+        # No input commit is begun after ``soft``, and no event after ``hard``.
+        self._soft = self._hard = math.inf
+        self._stopped: AnabranchError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._strays: list[IllegalState] = []  # errors of asyncio tasks that outlived their event
         # `SystemExit`s of asyncio tasks. They end the process unless a handler awaits the task.
@@ -78,23 +110,28 @@ class Handlers:
     ) -> list[Piece]:  # fmt: skip
         """Fire due timers, and handle the next input. Returns that input; empty if there was none.
 
-        Timers that are due fire before any event, then comes the input that the previous batch had no room for.
+        Timers that are due fire before any event, then comes the input that was left before.
         Timers that fill the batch don't wait for input. ``wall``: the Unix seconds now. Raises: as `handle` and
         ``read``.
         """
         self._note(batch, self._left)
         self._fire(batch, tasks, wall)
         some, self._left = self._left, []
-        if not some and batch.size < self.batch_bytes:
+        read_now = not some and not self._is_full(batch)
+        if read_now:
             some = read()
             self._note(batch, some)
-            self._left = some  # for `again`, if this fails
+            self._left = some
             self._fire(batch, tasks, wall)  # timers that became due while it waited
-        self._left = some
-        left = self.handle(batch, some)
-        self._left = []
-        batch.note_input(some, left)
+        self._left = some  # for `again`, if this fails
+        self._left = self.handle(batch, some)
+        batch.note_input(_without(some, self._left), self._left, read=read_now and bool(some))
         return some
+
+    def stop(self, error: AnabranchError) -> None:
+        """Let `step` and `handle` raise this error after the event at work. For any thread."""
+        self._stopped = error
+        self._soft = self._hard = -math.inf
 
     def _note(self, batch: WorkBatch, pieces: Sequence[Piece]) -> None:
         if batch.tables is not None:
@@ -102,14 +139,13 @@ class Handlers:
 
     def again(self, batch: WorkBatch, table: TaskRows, tasks: Collection[int]) -> None:
         """Let the next batches handle the input of a batch that has no effect, and is not committed."""
-        pieces = [*batch.pieces, *self._left]
+        pieces, stopped = [*batch.pieces, *self._left], self._stopped
         batch.open = False
         self.resume(table, tasks)
-        self._left = pieces
+        self._left, self._stopped = pieces, stopped  # the tasks may be lost meanwhile
 
     def close_batch(self, batch: WorkBatch) -> bool:
-        """Close a batch; the next one begins with what it had no room for. Returns as `WorkBatch.close`."""
-        self._left = batch.left
+        """Close a batch; the next one begins with what it has not handled. Returns as `WorkBatch.close`."""
         return batch.close()
 
     def _fire(self, batch: WorkBatch, tasks: Collection[int], wall: Callable[[], float]) -> None:
@@ -117,46 +153,83 @@ class Handlers:
             self.fire_wall(batch, tasks, int(wall() * 1000))
 
     def handle(self, batch: WorkBatch, pieces: Sequence[Piece]) -> list[Piece]:
-        """Call the handlers with these events. Returns input commits for which the batch has no room.
+        """Call the handlers with these events. Returns those for which the batch has no room, or no time.
 
         Raises: HandlerFailed, NotAHandler, TableError, IllegalState (an asyncio task that is not awaited
-        writes). The batch is unusable after an error.
+        writes), and the error of `stop`. The batch is unusable after an error.
         """
-        left = list[Piece]()
-        self._failures.patience = self._patience_s
+        left = list(pieces)
         with closed_by_failure(batch) as at:
             if self._loop is not None and asyncio.all_tasks(self._loop):
                 # Asyncio tasks that handlers have left run here; if they write, `_strays` gets an error.
                 self._run(asyncio.sleep(0))
-            for (scope, number), some in groupby(pieces, key=_of_commit):
-                commit = list(some)
-                if not left and self._time is not None:
-                    self._time.before(at, scope, number)
-                full = batch.size >= self.batch_bytes or batch.ends_before(commit[0])
-                if left or (full and (commit[0] is pieces[0] or not commit[0].is_inside)):
-                    left += commit
-                    continue
-                for piece in commit:
-                    self._piece(at, piece)
-                batch.commits += 1
+            now = self.monotonic()
+            self._soft = min(max(self.due, now + _LEAST_S), now + self._part_s)
+            self._hard = now + self._part_s  # of timers that are due before the first commit
+            while left:
+                some = self._together(batch, left)
                 if self._time is not None:
-                    _move_time(at, self._time, commit)
+                    self._time.before(at, *_of_commit(some[0]))
+                # Its locks, and its snapshot, are those of the commits before.
+                batch.is_ended = batch.is_ended or batch.ends_before(some[0])
+                if self._is_full(batch) or (len(left) < len(pieces) and self._is_late()):
+                    break
+                self._begin_commit(some[0].stream)
+                handled, rest = split_pieces(some, self._handle_together(at, some))
+                left = rest + left[len(some) :]
+                if self._time is not None:
+                    _move_time(at, self._time, handled, whole=not rest and handled[-1].whole)
+                if rest:
+                    break
+                batch.commits += handled[-1].whole
+            self._check_not_stopped()
         return left
+
+    def _together(self, batch: WorkBatch, pieces: Sequence[Piece]) -> list[Piece]:
+        """The first commit of these. Without timers and tables, ``async`` handlers run over several commits."""
+        if self._time is None and batch.tables is None and self._is_async(pieces[0]):
+            return list(takewhile(self._is_async, pieces))
+        return list(next(groupby(pieces, key=_of_commit))[1])
+
+    def _is_async(self, piece: Piece) -> bool:
+        registered = self._app.handlers[piece.stream]
+        return not registered[0].batch and any(one.is_async for one in registered)
+
+    def _is_full(self, batch: WorkBatch) -> bool:
+        return batch.is_ended or batch.size >= self.batch_bytes
+
+    def _is_over(self, batch: WorkBatch) -> bool:
+        return self._is_full(batch) or self.monotonic() >= self._hard
+
+    def _is_late(self) -> bool:
+        return self.monotonic() >= self._soft or self._stop.is_set()
+
+    def _begin_commit(self, stream: str) -> None:
+        """Set the time at which an input commit is split. Records of plain topics are in no transaction."""
+        if is_plain(stream):
+            self._hard = self._soft
+        else:
+            self._hard = math.inf if self._app.whole else self.monotonic() + self._part_s
+        self._check_not_stopped()  # `stop` sets its error first, so its times can't be overwritten unnoticed
+
+    def _check_not_stopped(self) -> None:
+        if self._stopped is not None:
+            raise self._stopped
 
     def fire_wall(self, batch: WorkBatch, tasks: Iterable[int], now_ms: int) -> None:
         """Fire timers that the previous batch had no room for, and timers of the wall clock.
 
         Raises: as `handle`.
         """
-        self._failures.patience = self._patience_s
         if self._time is not None:
+            self._hard = self.monotonic() + self._part_s
             with closed_by_failure(batch) as at:
                 for task in tasks:
                     self._time.fire_wall(at, task, now_ms)
 
     def resume(self, table: TaskRows, tasks: Collection[int]) -> None:
         """Begin to handle these tasks, whose rows are in the table."""
-        self._left = []
+        self._left, self._stopped = [], None
         if self._time is not None:
             self._time.resume(table, tasks)
 
@@ -174,17 +247,30 @@ class Handlers:
             self._loop.run_until_complete(asyncio.wait(left, timeout=_END_S))
         self._loop.close()
 
-    def _piece(self, at: HandlerContext, piece: Piece) -> None:
+    def _handle_together(self, at: HandlerContext, pieces: Sequence[Piece]) -> int:
+        """Handle some pieces. Returns how many of their events there was time for."""
+        count = wanted = 0
+        for is_async, some in groupby(pieces, key=self._is_async):
+            run = list(some)
+            if is_async:
+                wanted += sum(len(piece.tasks) for piece in run)
+                count += self._side_by_side(at.batch, chain.from_iterable(map(_given, run)))
+                if count < wanted:
+                    return count
+                continue
+            for piece in run:
+                wanted += len(piece.tasks)
+                count += self._piece(at, piece)
+                if count < wanted:
+                    return count
+        return count
+
+    def _piece(self, at: HandlerContext, piece: Piece) -> int:
         registered = self._app.handlers[piece.stream]
         if registered[0].batch:
             self._batch(at, piece, registered)
-            return
-        decode = self._app.inputs[piece.stream].decode
-        given = zip(piece.events, piece.tasks, strict=True)
-        if any(one.is_async for one in registered):
-            self._side_by_side(at.batch, given, registered, decode)
-        else:
-            self._in_turn(at, given, registered, decode)
+            return len(piece.tasks)
+        return self._in_turn(at, piece, registered)
 
     # -- batches --------------------------------------------------------------------------------------
 
@@ -224,13 +310,11 @@ class Handlers:
 
     # -- single events --------------------------------------------------------------------------------
 
-    def _in_turn(
-        self, at: HandlerContext, given: Iterator[Given], registered: Sequence[Registered],
-        decode: Decode,
-    ) -> None:  # fmt: skip
-        """Call the handlers with one event after another."""
-        calls = [one.call for one in registered]
-        undo = at.undo
+    def _in_turn(self, at: HandlerContext, piece: Piece, registered: Sequence[Registered]) -> int:
+        """Call the handlers with one event after another. Returns how many there was time for."""
+        given, size = _given(piece), len(piece.tasks)
+        calls, decode = [one.call for one in registered], self._app.inputs[piece.stream].decode
+        undo, monotonic = at.undo, self.monotonic
         event: Event | None = None
         error: BaseException
 
@@ -253,7 +337,9 @@ class Handlers:
                         if (found := call(decoded)) is not None:
                             check_result(call, found)
                     event = None
-                return
+                    if monotonic() >= self._hard:
+                        return size - sum(1 for _ in given)
+                return size
             except FAILURES as raised:
                 if event is None:  # the reader raised it
                     raise
@@ -266,71 +352,108 @@ class Handlers:
                 at.take_back()
                 for one in registered:
                     one.is_async = True
-                self._side_by_side(at.batch, chain([(failed, at.task)], given), registered, decode)
-                return
+                rest = [(failed, at.task), *given]
+                return size - len(rest) + self._side_by_side(at.batch, rest)
+            if monotonic() >= self._hard:
+                return size - sum(1 for _ in given)
 
-    def _side_by_side(
-        self, batch: WorkBatch, given: Iterable[Given], registered: Sequence[Registered],
-        decode: Decode,
-    ) -> None:  # fmt: skip
-        """Handle events of different keys concurrently, and events of one key in order."""
-        chains: dict[Any, list[Given]] = {}
-        for event, task in given:
-            key = event.key if event.key is not None else (event.partition, event.offset)
-            chains.setdefault(key, []).append((event, task))
-        ending = False
-        self._failures.patience = self._patience_s * self._app.concurrency  # their pauses overlap
+    def _side_by_side(self, batch: WorkBatch, given: Iterable[Given]) -> int:
+        """Handle events of different keys concurrently, and events of one key in order.
 
-        async def handle(at: HandlerContext, event: Event, task: int) -> None:
-            at.task, at.key, at.value, at.timestamp = task, event.key, event.value, event.timestamp
-            decoded = event if decode is None else decode(event)
-            for one in registered:
-                found = one.call(decoded)
-                if isawaitable(found):
-                    await found
+        Returns how many of them there was time for.
+        """
+        most = self._app.concurrency
+        decoders = {stream: one.decode for stream, one in self._app.inputs.items()}
+        chains = Chains(batch, decoders, asyncio.Semaphore(most), asyncio.Semaphore(_AHEAD * most))
+        self._run(self._all_chains(chains, given))
+        return chains.count
+
+    async def _all_chains(self, chains: Chains, given: Iterable[Given]) -> None:
+        tasks = list[asyncio.Task[None]]()
+        try:
+            for event, task in self._in_time(chains.batch, given):
+                await chains.room.acquire()
+                if chains.has_failed:
+                    break
+                chains.count += 1
+                key = event.key if event.key is not None else (event.partition, event.offset)
+                if key in chains.by_key:
+                    chains.by_key[key].append((event, task))
                 else:
-                    check_result(one.call, found)
+                    chains.by_key[key] = deque([(event, task)])
+                    tasks.append(asyncio.create_task(self._in_order(chains, key)))
+            await asyncio.gather(*tasks)
+        finally:
+            chains.is_ending = True
+            for one in tasks:
+                one.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-        async def handle_with_retries(event: Event, task: int) -> None:
-            pauses, case = new_pauses(), partial(Case.of, event)
-            pause: float | None = 0.0
-            while pause is not None:
-                at = begin_context(batch)  # for this asyncio task and this try only
-                at.own_key, at.strays = self._app.concurrency > 1, self._strays
-                error = await failure_in(handle(at, event, task))
-                if ending:
-                    raise asyncio.CancelledError
-                _forget_cancellation(error)
-                if error in self._exits:
-                    self._exits.remove(error)
-                pause = None
-                if error is not None:
-                    pause = self._failures.judge(at, case, error, pauses)
-                    if pause is None:
-                        self._failures.bury(at, case(), error)
-                at.over = True
-                if pause is not None:
-                    await asyncio.sleep(pause)
-                    self._failures.check_not_stopping()
+    async def _in_order(self, chains: Chains, key: Any) -> None:
+        chain = chains.by_key[key]
+        try:
+            while chain:
+                async with chains.slots:
+                    await self._with_retries(chains, *chain[0])
+                chain.popleft()
+                chains.room.release()
+        except BaseException:
+            chains.has_failed = True
+            chains.room.release()  # for `_all_chains`, which may wait for it
+            raise
+        del chains.by_key[key]
 
-        async def in_order(some: list[Given], slots: asyncio.Semaphore) -> None:
-            async with slots:
-                for event, task in some:
-                    await handle_with_retries(event, task)
+    async def _with_retries(self, chains: Chains, event: Event, task: int) -> None:
+        pauses, case = new_pauses(), partial(Case.of, event)
+        pause: float | None = 0.0
+        failed: BaseException | None = None
+        while pause is not None:
+            at = begin_context(chains.batch)  # for this asyncio task and this try only
+            at.own_key, at.strays = self._app.concurrency > 1, self._strays
+            error = await failure_in(self._awaited(chains, at, event, task))
+            if chains.is_ending:
+                raise asyncio.CancelledError
+            _forget_cancellation(error)
+            if error in self._exits:
+                self._exits.remove(error)
+            pause = None
+            if error is not None:
+                pause = self._failures.judge(at, case, error, pauses)
+                if pause is None:
+                    self._failures.bury(at, case(), error)
+            elif failed is not None:
+                self._failures.passed(failed)
+            at.over, failed = True, error
+            if pause is not None:
+                await asyncio.sleep(pause)
+                self._failures.check_not_stopping()
 
-        async def all_chains() -> None:
-            nonlocal ending
-            slots = asyncio.Semaphore(self._app.concurrency)
-            tasks = [asyncio.create_task(in_order(some, slots)) for some in chains.values()]
-            try:
-                await asyncio.gather(*tasks)
-            finally:
-                ending = True
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+    async def _awaited(self, chains: Chains, at: HandlerContext, event: Event, task: int) -> None:
+        at.task, at.key, at.value, at.timestamp = task, event.key, event.value, event.timestamp
+        decode = chains.decoders[event.stream]
+        decoded = event if decode is None else decode(event)
+        for one in self._app.handlers[event.stream]:
+            found = one.call(decoded)
+            if isawaitable(found):
+                await found
+            else:
+                check_result(one.call, found)
 
-        self._run(all_chains())
+    def _in_time(self, batch: WorkBatch, given: Iterable[Given]) -> Iterator[Given]:
+        """The events that there is time and room for."""
+        commit: tuple[str, int] | None = None
+        for event, task in given:
+            found = event.stream.partition("/")[0], event.commit_timestamp
+            if commit is None:
+                commit = found
+            elif commit != found:
+                if self._is_full(batch) or self._is_late():
+                    return
+                commit = found
+                self._begin_commit(event.stream)
+            elif self.monotonic() >= self._hard:
+                return
+            yield event, task
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         if self._loop is None:
@@ -370,13 +493,25 @@ def _forget_cancellation(error: BaseException | None) -> None:
         task.uncancel()
 
 
-def _move_time(at: HandlerContext, time: TimeOfTasks, commit: Sequence[Piece]) -> None:
+def _given(piece: Piece) -> Iterator[Given]:
+    return zip(piece.events, piece.tasks, strict=True)
+
+
+def _without(pieces: Sequence[Piece], left: Sequence[Piece]) -> list[Piece]:
+    """The handled part of pieces. ``left``: what `split_pieces` left of them."""
+    counts = (sum(len(piece.tasks) for piece in some) for some in (pieces, left))
+    return split_pieces(pieces, next(counts) - next(counts))[0]
+
+
+def _move_time(
+    at: HandlerContext, time: TimeOfTasks, commit: Sequence[Piece], *, whole: bool
+) -> None:
     latest: dict[int, int] = {}
     for piece in commit:
         for task, event in zip(piece.tasks, piece.events, strict=True):
-            if event.timestamp > latest.get(task, 0):
+            if event.timestamp > latest.setdefault(task, 0) and not time.is_ahead(event):
                 latest[task] = event.timestamp
-    time.move(at, *_of_commit(commit[-1]), latest, whole=commit[-1].whole)
+    time.move(at, *_of_commit(commit[-1]), latest, whole=whole)
 
 
 def _of_commit(piece: Piece) -> tuple[str, int]:

@@ -28,6 +28,9 @@ NUMBERS = {
     "processor_taken_again": Number(
         "counter", "Times that its tasks were taken again, by error", ("error",)
     ),
+    "processor_folders_emptied": Number(
+        "counter", "Times that files of its folder were damaged, so that its state was read again"
+    ),
     "processor_restored_rows": Number("counter", "Rows of state read from the log"),
     "processor_lag_events": Number(
         "gauge", "Events not consumed yet, of the task that is furthest behind; by the worker of task 0", ("input",)

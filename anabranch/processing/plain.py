@@ -6,7 +6,7 @@ A position is an offset. The topic's producers choose the partition of a key, so
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _FIND_S = 10.0  # between checks for new partitions
+_EMPTY_S = (
+    5.0  # how long records wait for an empty partition of their task that is not read to its end
+)
+_HELD_S = 0.25  # between fetches, and between look-ups of a partition's end, meanwhile
 _BEHIND_S = (
     5.0  # how long an end offset below the position counts as the report of a leader that lags
 )
@@ -102,9 +106,18 @@ class PlainReader:
         self._touched: dict[
             TopicPartition, int
         ] = {}  # the part of `_at` that moved since `consumed`
+        # Fetched records. By event time: of each partition; else in the order in which they came.
+        self._portions: dict[TopicPartition, deque[Portion]] = {}
+        self._ends: dict[
+            TopicPartition, tuple[int, float]
+        ] = {}  # a partition's end, and when it was asked for
+        self._held: dict[
+            int, float
+        ] = {}  # task -> since when its records wait for an empty partition
         self._before: tuple[dict[int, int], dict[TopicPartition, int]]
-        self._portions: list[Portion] = []
         self.misplaced = Counter[str]()
+        # Event time is by task, so that the order of several topics decides which events are late.
+        self._by_time = single and len(self._numbers) > 1
         self._find_at = -math.inf
         self._find_partitions()
 
@@ -174,14 +187,13 @@ class PlainReader:
     def cut(self, until: float, most_bytes: int, _: int | None = None) -> list[Piece]:
         """About this many bytes of records; empty if no record came until the monotonic second ``until``."""
         self._find_partitions()
-        if not self._portions:
-            self._portions = self._feed.next(until, ())
         taken: list[Piece] = []
         size = 0
-        while self._portions and size < most_bytes:
-            portion = self._portions[-1]
-            if portion.first() is None:
-                self._portions.pop()
+        while size < most_bytes:
+            portion = self._next_portion()
+            if portion is None:
+                if taken or not self._fetch(until):
+                    return taken
                 continue
             place = portion.place
             block, low = portion.next_of_block()
@@ -195,6 +207,57 @@ class PlainReader:
             self._at[place] = self._touched[place] = block.offsets[high - 1] + 1
             portion.advance(high)
         return taken
+
+    def _fetch(self, until: float) -> bool:
+        """Fetch records of partitions without fetched ones. Returns whether `cut` may continue."""
+        held = bool(self._portions)
+        if held:
+            until = min(until, self._clock.monotonic() + _HELD_S)
+        for portion in self._feed.next(until, self._portions):
+            self._portions.setdefault(portion.place, deque()).append(portion)
+        return bool(self._portions) and (not held or self._clock.monotonic() < until)
+
+    def _next_portion(self) -> Portion | None:
+        """The portion whose first record is next; None if records have to be fetched first."""
+        for place in list(self._portions):
+            some = self._portions[place]
+            while some and some[0].first() is None:
+                some.popleft()
+            if not some:
+                del self._portions[place]
+        if not self._by_time:
+            return next(iter(self._portions.values()))[0] if self._portions else None
+        ready = [place for place in self._portions if self._is_ready(place.partition)]
+        if not ready:
+            return None
+        return self._portions[min(ready, key=self._time_of)][0]
+
+    def _time_of(self, place: TopicPartition) -> tuple[int, int]:
+        """The timestamp of a partition's next record; then the order of the inputs."""
+        block, low = self._portions[place][0].next_of_block()
+        return block.rows(low, low + 1).timestamps[0], self._numbers[place.topic]
+
+    def _is_ready(self, task: int) -> bool:
+        """Whether the lowest of a task's fetched records is next: other topics have none before it."""
+        now = self._clock.monotonic()
+        for place in (TopicPartition(topic, task) for topic in self._numbers):
+            if (
+                place in self._at
+                and place not in self._portions
+                and not self._is_at_end(place, now)
+            ):
+                return now >= self._held.setdefault(task, now) + _EMPTY_S
+        self._held.pop(task, None)
+        return True
+
+    def _is_at_end(self, place: TopicPartition, now: float) -> bool:
+        """Whether all of a partition was read, as of `_HELD_S` ago at most."""
+        end, asked = self._ends.get(place, (-1, -math.inf))
+        if now >= asked + _HELD_S:
+            deadline = now + self._timeout
+            end = self._source.end_offsets([place], deadline, committed=True)[place]
+            self._ends[place] = end, now
+        return self._feed.positions(place.topic, [place.partition])[place.partition] >= end
 
     def consumed(self, also: Iterable[int] = (), left: Sequence[Piece] = ()) -> Consumed:
         """Positions after all records since the last call, except ``left``. ``also``: tasks without records."""

@@ -134,12 +134,14 @@ class Program:
     tasks: int
     commit_interval: float
     cut_bytes: int
+    whole: bool
     dead_letter: str | None
     retries: int
     concurrency: int
     start: Start
     on_lost: str
     idle: float | None
+    ahead: float | None
 
     def __init__(self, name: str) -> None:
         """Raises: InvalidArgument."""

@@ -8,18 +8,33 @@ may be those of half a commit, and the sequence is `NOT_WHOLE`.
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from rocksdict import WriteBatch, WriteOptions
+from rocksdict import Rdict, WriteBatch, WriteOptions
 
 from anabranch.controller.rocksdb_table import open_rows
 from anabranch.errors import IllegalState
-from anabranch.tables.rocks import Walk, is_full, named, of_disk, table_error
+from anabranch.ports import TableError
+from anabranch.tables.rocks import (
+    TableDamaged,
+    Walk,
+    is_full,
+    named,
+    of_disk,
+    release_frames,
+    table_error,
+)
+
+log = logging.getLogger("anabranch.processor")
 
 _TASK = 2  # bytes of a task's number
 _MARKS = b"\xff\xff"  # no task has this number
+_IDENTITY = b"\xff\xfe"  # and none this
 _VERSION = "1"
 NOT_WHOLE = -1
 
@@ -41,27 +56,58 @@ class Table:
     """Rows by task. One process at a time can open the folder. For one thread. Errors are `TableError`."""
 
     def __init__(self, folder: Path) -> None:
-        """Open it, or make it. Raises: IllegalState, TableError (the disk is full)."""
+        """Open it, or make it; a damaged folder is emptied. Raises: IllegalState, TableError (the disk is full)."""
         self.folder = folder
-        try:
-            self._rows = open_rows(folder)
-        except Exception as error:
-            if not of_disk(error):
-                raise
-            if is_full(error):
-                raise table_error(error, folder, "opened") from error
-            raise IllegalState(
-                f"the folder {folder} can't be opened: {error}. Give each worker a folder of its own; what is in "
-                "it is in the log, too, and may be deleted"
-            ) from error
+        self.emptied = 0  # how often the folder was emptied
         self._tasks = [task.to_bytes(_TASK, "big") for task in range(1 << 10)]
-        self._get = self._rows.get
         self._to_flush = False
         self._logged, self._unlogged = WriteOptions(), WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[assignment, method-assign]
         # Shared with all batches: answers of `WorkBatch.soonest`, and the tasks of some keys.
         self.due: dict[tuple[int, bytes], int] = {}
         self.known: dict[bytes, int] = {}
+        try:
+            self._open()
+        except TableDamaged as error:
+            self.empty(error)
+
+    def _open(self) -> None:
+        try:
+            self._rows = open_rows(self.folder)
+        except Exception as error:
+            if not of_disk(error):
+                raise
+            found = table_error(error, self.folder, "opened")
+            if is_full(error) or isinstance(found, TableDamaged):
+                raise found from error
+            raise IllegalState(
+                f"the folder {self.folder} can't be opened: {error}. Give each worker a folder of its own; what is "
+                "in it is in the log, too, and may be deleted"
+            ) from error
+        self._get = self._rows.get
+
+    def identity(self) -> str:
+        """A random name of the folder, which it keeps until it is emptied."""
+        with named(self.folder, "read"):
+            found: bytes | None = self._rows.get(_IDENTITY)
+        if found is None:
+            found = os.urandom(4)
+            with named(self.folder, "written"):
+                self._rows.put(_IDENTITY, found)
+        return found.hex()
+
+    def empty(self, error: TableDamaged) -> None:
+        """Delete all rows and marks, as files are damaged: the log has them. Raises: TableError, IllegalState."""
+        log.error("%s; the folder is emptied, and the state is read from the log again", error)
+        self.emptied += 1
+        release_frames(error)
+        with suppress(TableError, AttributeError):  # it was not open
+            self.close()
+        with named(self.folder, "emptied"):
+            Rdict.destroy(str(self.folder))
+        self._to_flush = False
+        self.due.clear()
+        self._open()
 
     def get(self, task: int, row: bytes) -> bytes | None:
         try:

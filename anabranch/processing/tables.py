@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from math import inf
 from pathlib import Path
@@ -25,7 +26,7 @@ from anabranch.errors import (
     InvalidArgument,
     NotReady,
 )
-from anabranch.ports import Clock
+from anabranch.ports import Clock, TableError
 from anabranch.processing.batch import (
     BatchConflict,
     BatchTables,
@@ -37,6 +38,7 @@ from anabranch.processing.stores import after
 from anabranch.protocol import defaults
 from anabranch.protocol.legal_names import is_plain
 from anabranch.protocol.limits import LOCKS, check_row_key
+from anabranch.tables.rocks import TableDamaged, release_frames, table_error
 from anabranch.types import TaskOwnership
 from anabranch.values import Stream
 
@@ -210,28 +212,73 @@ class WorkerTables:
         """Raises: as `Client.replica`."""
         self.near: Collection[str] = ()
         self.committed_at = 0
+        self.emptied = 0  # how often a folder was emptied
         self._stack = ExitStack()
+        self._client, self._threads = client, threads
         self._replica: Replica | None = None
         self._ownership: TaskOwnership | None = None
         self._past: TableSnapshot | None = None
         self._replicas = replicas
+        self._tables, self._place = tuple(tables), folder / _FOLDER
+        self._places = [folder / f"{_FOLDER}-{number}" for number in range(len(replicas))]
+        self._open()
+        if not tables:
+            return
         try:
-            if tables:
-                place = folder / _FOLDER
-                opened = client.replica(*tables, folder=place, threads=threads)
-                self._replica = self._stack.enter_context(opened)
-                streams = [name for name in inputs if not is_plain(name)]
-                home = next(iter(tables))
-                numbers = client.together([*streams, home])
-                self.near = frozenset(one for one in streams if numbers[one] == numbers[home])
-            for number, one in enumerate(replicas):
-                place = folder / f"{_FOLDER}-{number}"
-                one.opened = self._stack.enter_context(
-                    client.replica(*one.tables, folder=place, threads=threads, index=one.index)
-                )
+            streams = [name for name in inputs if not is_plain(name)]
+            numbers = client.together([*streams, self._tables[0]])
         except BaseException:
             self.close()
             raise
+        self.near = frozenset(one for one in streams if numbers[one] == numbers[self._tables[0]])
+
+    def _open(self) -> None:
+        try:
+            if self._tables:
+                self._replica = self._opened(self._place, self._tables, None)
+            for place, one in zip(self._places, self._replicas, strict=True):
+                one.opened = self._opened(place, one.tables, one.index)
+        except BaseException:
+            self.close()
+            raise
+
+    def _opened(
+        self, place: Path, tables: Sequence[str], index: Mapping[str, Index] | None
+    ) -> Replica:
+        """A replica; a damaged folder is emptied."""
+        client, threads = self._client, self._threads
+        try:
+            replica = client.replica(*tables, folder=place, threads=threads, index=index)
+        except IllegalState as error:
+            cause = error.__cause__
+            if not (
+                isinstance(cause, Exception)
+                and isinstance(table_error(cause, place, "opened"), TableDamaged)
+            ):
+                raise
+            self._delete(place, error)
+            replica = client.replica(*tables, folder=place, threads=threads, index=index)
+        return self._stack.enter_context(replica)
+
+    def _delete(self, place: Path, error: Exception) -> None:
+        log.error("%s; the folder is emptied, and the tables are read from the log again", error)
+        self.emptied += 1
+        release_frames(error)
+        if place.exists():
+            shutil.rmtree(place)
+
+    def has(self, error: TableDamaged) -> bool:
+        """Whether a damaged folder is a replica's, and not that of the worker's state."""
+        return any(str(place) in str(error) for place in (self._place, *self._places))
+
+    def empty(self, error: TableDamaged) -> None:
+        """Delete the rows of a damaged folder: the log has them. Raises: as `Client.replica`, OSError."""
+        release_frames(error)
+        self.close()
+        for place in (self._place, *self._places):
+            if str(place) in str(error):
+                self._delete(place, error)
+        self._open()
 
     def is_loaded(self, seconds: float) -> bool:
         """Wait until all replicas have their tables, at most this long. Raises: as `ReadReplica.wait`."""
@@ -279,6 +326,9 @@ class WorkerTables:
 
     def close(self) -> None:
         """Close the replicas."""
+        with suppress(TableError):
+            self._end_past()
+        self._replica = self._past = None
         for one in self._replicas:
             one.opened = None
         self._stack.close()

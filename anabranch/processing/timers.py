@@ -16,7 +16,8 @@ from anabranch.processing.batch import HandlerContext, TaskRows, WorkBatch, curr
 from anabranch.processing.failures import Case, Failures, failure_of
 from anabranch.processing.program import Output, TimerHandler, check_plain, check_result
 from anabranch.processing.stores import TIME, Keyed, after, prefix_of
-from anabranch.protocol.legal_names import check_type
+from anabranch.protocol.hybrid_time import to_ms
+from anabranch.protocol.legal_names import check_type, is_plain
 from anabranch.protocol.limits import copied_name, copied_time
 from anabranch.values import RAW, Codec
 
@@ -137,6 +138,7 @@ class Windows(Keyed):
         self._every = round((every or size) * 1000)
         self._grace = round(grace * 1000)
         self._late = late
+        self.is_ahead: Callable[[Event], bool] = lambda _: False  # set by `TimeOfTasks`
         self._closed: Callable[[Window], Any] | None = None
 
     @property
@@ -153,7 +155,10 @@ class Windows(Keyed):
         return call
 
     def of(self, event: Event) -> Iterator[Window]:
-        """The open windows of an event's time, the earliest first. Raises: InvalidArgument (it has no key)."""
+        """The open windows of an event's time, the earliest first; none for an event too far ahead (``ahead``).
+
+        Raises: InvalidArgument (it has no key).
+        """
         at = current_context()
         if event.key is None:
             raise InvalidArgument(f"windows {self.name} are by key, and the event has none")
@@ -161,8 +166,8 @@ class Windows(Keyed):
         time = max(event.timestamp, 0)
         last = time - time % self._every
         first = max(0, last - (self.size - 1) // self._every * self._every)
-        is_late = False
-        for start in range(first, last + 1, self._every):
+        is_late = is_ahead = self.is_ahead(event)
+        for start in () if is_ahead else range(first, last + 1, self._every):
             if start + self.size <= time:
                 continue
             if start + self.size + self._grace <= now:
@@ -233,14 +238,19 @@ class TimeOfTasks:
         timers: Iterable[Timer | Windows],
         failures: Failures,
         idle: float | None,
-        batch_bytes: int,
+        is_over: Callable[[WorkBatch], bool],
+        ahead: float | None = None,
     ) -> None:
-        """``idle``: seconds, as in `Processor`. ``batch_bytes``: a batch of this size fires no more timers."""
-        self._batch_bytes = batch_bytes
+        """``idle``, ``ahead``: as in `Processor`. ``is_over``: whether a batch may fire no more timers."""
+        self._is_over = is_over
+        self._ahead_ms = None if ahead is None else ahead * 1000
         self._idle_ms = None if idle is None else idle * 1000
         self._wall_ms = self._latest = 0
         self._last_event_ms: dict[int, int] = {}  # when a task's last event came, by the wall clock
         self._timers = {one.prefix: one for one in timers}
+        for one in self._timers.values():
+            if isinstance(one, Windows):
+                one.is_ahead = self.is_ahead
         self._failures = failures
         # Tasks and scopes that may have a row of `_PART`; the batch has the row or not.
         self._parted = set[tuple[int, bytes]]()
@@ -255,6 +265,14 @@ class TimeOfTasks:
         self._parted = {
             (task, row[len(_PART) :]) for task in tasks for row, _ in table.scan(task, _PART, end)
         }
+
+    def is_ahead(self, event: Event) -> bool:
+        """Whether an event's time is too far after its commit, or, of a plain topic, after the worker's clock."""
+        if self._ahead_ms is None:
+            return False
+        plain = is_plain(event.stream)
+        since = self._wall_ms if plain else to_ms(event.commit_timestamp)
+        return event.timestamp > since + self._ahead_ms
 
     def before(self, at: HandlerContext, scope: str, commit: int) -> None:
         """End earlier input commits of the scope before this one begins. ``commit``: its commit timestamp.
@@ -340,7 +358,8 @@ class TimeOfTasks:
                 timer = self._timers.get(place[:_NUMBER])
                 if timer is None or batch.get(task, row) in (None, now):
                     continue  # of another program, cancelled by an earlier timer, or set when it was due already
-                if batch.size >= self._batch_bytes:
+                if batch.is_ended or self._is_over(batch):
+                    batch.is_ended = True
                     return  # the next batch begins with the timers that are left
                 at.task = task
                 self._call(at, timer, row, size)

@@ -53,6 +53,7 @@ from anabranch.reading.history import check_start
 from anabranch.reading.positions import Mirror
 from anabranch.reading.slices import Piece
 from anabranch.reading.task_reader import TaskReader
+from anabranch.tables.rocks import TableDamaged
 from anabranch.topics.names import stream_topic
 from anabranch.types import TaskOwnership
 
@@ -67,6 +68,10 @@ _SLICE_S = 0.05
 _ASK_S = 30.0
 _RESTORE_S = 600.0  # a restore fails after this time without a record of state
 _HANDOVER_S = 3.0
+_SERVE_S = 0.25
+# A folder that is damaged more often than this, in this many seconds, is on a bad disk.
+_DAMAGES = 3
+_DAMAGES_S = 3600.0
 _COMMIT_SLICE_S = 0.05
 _FEW = 5  # up to this many commits of input in an interval, input is slow
 MIRROR_S = 5.0
@@ -79,25 +84,58 @@ class Membership:
 
     The assignment is a hint. While the group rebalances, a worker continues with the tasks that it has: the
     controller refuses commits for a task once another worker has taken it (task ownership).
+
+    A thread serves the group, so that a worker stays a member however long its handlers take.
     """
 
-    def __init__(self, member: GroupMember, topic: str) -> None:
-        self._member = member
+    def __init__(self, member: GroupMember, topic: str, also: Callable[[], None]) -> None:
+        """``also``: called a few times a second, on the thread."""
+        self._member, self._also = member, also
         self.wanted: frozenset[int] = frozenset()
         self.generation = 0  # raised with each assignment
+        self._error: Exception | None = None
+        self._changed, self._ended = threading.Condition(), threading.Event()
         member.join([topic], self._gained, self._lost)
+        self._thread = threading.Thread(target=self._run, name="group", daemon=True)
+        self._thread.start()
 
     def serve(self, wait: float) -> frozenset[int]:
-        """Serve the group for at most this many seconds. Returns the tasks that this worker should have."""
-        self._member.serve(wait)
+        """Wait for an assignment for at most this many seconds. Returns the tasks that this worker should have.
+
+        Raises: as `GroupMember.serve`.
+        """
+        with self._changed:
+            generation = self.generation
+            if wait > 0:
+                self._changed.wait_for(
+                    lambda: self.generation != generation or self._error is not None, wait
+                )
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
         return self.wanted
 
     def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
         self._member.close()
 
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._member.serve(_SERVE_S)
+                self._also()
+            except Exception as error:  # noqa: BLE001 - the worker's thread raises it
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()
+                self._ended.wait(IDLE_S)
+
     def _gained(self, places: list[TopicPartition]) -> None:
-        self.wanted = frozenset(place.partition for place in places)
-        self.generation += 1
+        with self._changed:
+            self.wanted = frozenset(place.partition for place in places)
+            self.generation += 1
+            self._changed.notify_all()
 
     def _lost(self, places: Sequence[TopicPartition], may_commit: bool) -> None:
         """Do nothing: the next assignment counts."""
@@ -170,7 +208,7 @@ class Worker:
         self._reader: TaskReader | PlainReader | None = None
         self._generation = -1
         self._lost = Lost()
-        self._check_at = self._follow_at = 0.0
+        self._check_at = self._follow_at = self._watch_at = 0.0
         self._sent_at = self._seen_at = self._taken_at = 0.0
         self._is_slow = False  # whether the last batch had few commits of input
         self._handled_s = 0.0  # how long the handlers took for the last input
@@ -184,8 +222,10 @@ class Worker:
             columns_read.warm()
             columns_write.warm()
             self._handlers = handlers(app, info.stores, self.metrics, self.stop)
+            self._handlers.monotonic = self._clock.monotonic
             self._stack.callback(self._handlers.close)
             self._table = Table(folder)
+            self.metrics.add("processor_folders_emptied", by=self._table.emptied)
             self._stack.callback(self._table.close)
             self._source = self._stack.enter_context(closing(ports.committed_log(_ASK_S)))
             state = StateReader(self._source, self._table, app.name, info.incarnation)
@@ -197,12 +237,14 @@ class Worker:
             self._tables = WorkerTables(
                 client, folder, app.tables, app.replicas, app.inputs, threads=threads
             )
+            self.metrics.add("processor_folders_emptied", by=self._tables.emptied)
             self._stack.callback(self._tables.close)
             self._conflicts = Conflicts(app.name, self.metrics, self._clock)
             topic = stream_topic(state_stream(app.name))
             group = f"{app.scope}.{app.name.partition('/')[2]}.workers"
-            member = tasks or Membership(ports.member(group, SESSION_S), topic)
-            self._member: Membership | AllTasks = member
+            self._member: Membership | AllTasks = tasks or Membership(
+                ports.member(group, SESSION_S, self._table.identity()), topic, self._watch
+            )
             self._stack.callback(self._member.close)
         except BaseException:
             self._stack.close()
@@ -231,6 +273,7 @@ class Worker:
     def run(self) -> None:
         """Work until `stop` is set. Raises: FixCallError, HandlerFailed."""
         pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._clock)
+        damages = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._clock, quiet_s=_DAMAGES_S)
         while not self.stop.is_set():
             try:
                 self.step()
@@ -244,6 +287,13 @@ class Worker:
                 if isinstance(error, OwnershipLost):
                     self._lost.tasks, self._check_at = frozenset(range(self._app.tasks)), 0.0
                 self.stop.wait(pauses.begin())
+            except TableDamaged as error:
+                self._drop()
+                pause = damages.begin()
+                if damages.count > _DAMAGES:
+                    raise
+                self.stop.wait(pause)
+                self._empty(error)
 
     def close(self) -> None:
         """Release the tasks and leave the group, after the commit under way has ended."""
@@ -286,12 +336,21 @@ class Worker:
 
     def _drop(self) -> None:
         """Drop what is computed, after the commit under way has ended. The tasks' rows will show its outcome."""
-        with suppress(AnabranchError):
+        with suppress(AnabranchError, TableDamaged):
             self._commits.wait()
         if self._reader is not None:
             self._reader.close()
         self._reader = self._ownership = None
         self.metrics.set("processor_tasks", 0)
+
+    def _empty(self, error: TableDamaged) -> None:
+        """Empty the folder, whose files are damaged. The state, or the tables, are then read from the log."""
+        self.metrics.add("processor_folders_emptied")
+        if self._tables.has(error):
+            self._tables.empty(error)
+            return
+        self._table.empty(error)
+        self._commits.state.forget(range(self._app.tasks))
 
     def _take(self, wanted: frozenset[int]) -> None:
         """Take the tasks that the group assigned, read their state, and begin to read their inputs."""
@@ -363,6 +422,20 @@ class Worker:
             if row.task in tasks and row.holder != self._holder:
                 raise OwnershipLost(f"task {row.task} of {self._app.name} is {row.holder}'s")
 
+    def _watch(self) -> None:
+        """While handlers are at work for long, check that the tasks are still this worker's. For another thread."""
+        now, ownership = self._clock.monotonic(), self._ownership
+        if ownership is None or now < max(self._seen_at + SESSION_S, self._watch_at):
+            return
+        self._watch_at = now + SESSION_S
+        try:
+            self._check_holder(ownership.tasks)
+        except OwnershipLost as error:
+            if self._ownership is ownership and self._reader is not None:
+                self._handlers.stop(error)
+        except AnabranchError as error:
+            log.info("%s: %s", self._app.name, error)
+
     def _wanted(self) -> frozenset[int]:
         """The assigned tasks, without tasks that another worker took since the assignment."""
         wanted = self._member.serve(0.0)
@@ -406,6 +479,7 @@ class Worker:
 
         while True:
             self._seen_at = clock.monotonic()
+            self._handlers.due = self._sent_at + app.commit_interval
             some = self._handlers.step(batch, ownership.tasks, clock.wall, read)
             if some:
                 self._handled_s = clock.monotonic() - self._seen_at

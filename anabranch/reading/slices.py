@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,6 +46,10 @@ class Slice:
         first, rest = (Slice(self.run, self.tasks[half], places[half]) for half in halves)
         return first, rest
 
+    def first(self) -> int:
+        """The offset of the slice's first event."""
+        return self.run.offsets[0 if self.places is None else int(self.places[0])]
+
     def last(self) -> tuple[int, int]:
         """The segment, and the offset of the slice's last event."""
         at = -1 if self.places is None else int(self.places[-1])
@@ -63,10 +67,15 @@ class Slice:
 
 @dataclass(slots=True)
 class Slices:
-    """Some events of one stream; each iteration makes the events again."""
+    """Some events of one stream; each iteration makes the events again.
+
+    ``record``: the history record of their commit; -1 for a plain topic. ``order``: the record's segments.
+    """
 
     stream: str
     slices: list[Slice] = field(default_factory=list)
+    record: int = -1
+    order: Mapping[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return sum(len(each.tasks) for each in self.slices)
@@ -74,6 +83,21 @@ class Slices:
     def __iter__(self) -> Iterator[Event]:
         for each in self.slices:
             yield from each.events(self.stream)
+
+    def split(self, at: int) -> tuple[Slices, Slices]:
+        """The first ``at`` events, and the others; both have some."""
+        first, rest = list[Slice](), list[Slice]()
+        for one in self.slices:
+            if at >= len(one.tasks):
+                first.append(one)
+            elif at > 0:
+                half, other = one.split(at)
+                first.append(half)
+                rest.append(other)
+            else:
+                rest.append(one)
+            at -= len(one.tasks)
+        return replace(self, slices=first), replace(self, slices=rest)
 
 
 class Place(NamedTuple):
@@ -84,6 +108,9 @@ class Place(NamedTuple):
     offset: int = -1  # in that segment, all below was returned
     segment: int = -1
     timestamp: int = 0  # of the last record that was returned completely
+
+
+INSIDE = Place(0, 0, 0, 0)  # somewhere inside of a commit
 
 
 class Piece(NamedTuple):
@@ -101,6 +128,23 @@ class Piece(NamedTuple):
         """Whether the piece begins inside of a commit, after another part."""
         return self.before is not None and self.before.segment >= 0
 
+    def split(self, at: int) -> tuple[Piece, Piece]:
+        """The first ``at`` events, and the others, as two parts; both have some."""
+        events = self.events
+        if not isinstance(events, Slices):
+            first = self._replace(events=events[:at], tasks=self.tasks[:at], whole=False)
+            return first, self._replace(events=events[at:], tasks=self.tasks[at:], before=INSIDE)
+        handled, others = events.split(at)
+        rest = self._replace(events=others, tasks=self.tasks[at:])
+        if events.record < 0:
+            rest = rest._replace(timestamp=others.slices[0].first())
+        else:
+            segment, offset = handled.slices[-1].last()
+            since = self.before.timestamp if self.before is not None else 0
+            part = events.order[segment]
+            rest = rest._replace(before=Place(events.record, part, offset + 1, segment, since))
+        return self._replace(events=handled, tasks=self.tasks[:at], whole=False), rest
+
     def batch(self) -> pa.RecordBatch:
         """The events as an Arrow batch, with the columns of `anabranch.reading.event_columns`."""
         need("pyarrow")
@@ -112,3 +156,15 @@ class Piece(NamedTuple):
             return batch_of(self.events)
         found = [batch_of_run(self.stream, one.run, one.places) for one in self.events.slices]
         return found[0] if len(found) == 1 else pa.concat_batches(found)
+
+
+def split_pieces(pieces: Sequence[Piece], count: int) -> tuple[list[Piece], list[Piece]]:
+    """The pieces with the first ``count`` events, and the others."""
+    for at, piece in enumerate(pieces):
+        if count < len(piece.tasks):
+            if not count:
+                return list(pieces[:at]), list(pieces[at:])
+            first, rest = piece.split(count)
+            return [*pieces[:at], first], [rest, *pieces[at + 1 :]]
+        count -= len(piece.tasks)
+    return list(pieces), []

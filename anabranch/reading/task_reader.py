@@ -40,6 +40,10 @@ from anabranch.types import Event, TaskOwnership
 
 _PACE_S = 0.25  # the wait for one input while no events come
 _ALL_S = 10.0  # the positions of all tasks move this often, also without events
+_ALL_READ_S = (
+    1.0  # and this often once all input is read, so that no lag is shown where nothing is left
+)
+_FEW_TASKS = 64  # with more tasks, they move as seldom as ever
 _ENDS_S = 5.0  # the longest wait for other inputs
 _NONE = (-1, -1, -1)
 _INSTEAD = (
@@ -139,6 +143,8 @@ class Input:
     last: tuple[int, int] | None = None
     # Task -> its place in the last `consumed`.
     reported: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    # Task -> its first place, once the record of its position was read.
+    firsts: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
     def place(self) -> Place:
         """The place up to which all events were returned."""
@@ -163,18 +169,15 @@ class Input:
     def moved(self, task: int, left: Place | None = None) -> Iterator[TaskPosition]:
         """A task's position, if it moved since `consumed`. ``left``: the first place that is not processed."""
         at = left or self.place()
-        if at.segment >= 0 and at is left:
-            return  # nothing was processed since; the order of segments may belong to another record
         if at[:3] > self.reported_of(task):
             yield TaskPosition(self.number, at.record, at.timestamp, at.segment, at.offset)
 
     def reported_of(self, task: int) -> tuple[int, int, int]:
         """The place of a task in the last `consumed`, or its first place if that is higher.
 
-        Which part of the record the first place is in is known only while that record is read, so it is looked up
-        each time.
+        Before the record of its position was read, only that record's number matters.
         """
-        first = place_of(self.starts[task], self.order)[:3]
+        first = self.firsts.get(task) or place_of(self.starts[task], self.order)[:3]
         return max(first, self.reported.get(task, first))
 
 
@@ -198,7 +201,7 @@ class _Given:
 
     consumed: Consumed
     touched: set[int]
-    all_due: float
+    all_at: float
     reported: list[dict[int, tuple[int, int, int] | None]]  # by input
 
 
@@ -225,7 +228,7 @@ class TaskReader(Iteration[Event]):
     ) -> None:
         """``together``: as `Client.together` returns it."""
         super().__init__()
-        self._clock = ports.clock
+        self.clock = self._clock = ports.clock
         self._timeout = check_timeout(timeout)
         self._ownership = ownership
         self._sequences = {task: ownership.tasks[task].sequence for task in ownership.tasks}
@@ -238,7 +241,7 @@ class TaskReader(Iteration[Event]):
         self._complete: dict[int, int] = {}
         # Number of ``together`` -> ranges of timestamps with commits that may be incomplete.
         self._lost: dict[int, list[tuple[int, int]]] = {}
-        self._all_due = self._clock.monotonic() + _ALL_S
+        self._all_at = self._clock.monotonic()  # when the positions of all tasks moved last
         self._last: _Given | None = None
         self._ended = ""  # why no positions can be committed any more
         numbers = {one.stream: number for number, one in enumerate(ownership.inputs)}
@@ -353,6 +356,7 @@ class TaskReader(Iteration[Event]):
             for task, position in one.starts.items()
             if position.record >= offset and task in self._sequences
         }
+        one.firsts |= {task: place for task, place in not_consumed.items() if place[0] == offset}
         given = one.at[:3] if one.at.record == offset else _NONE  # a part was returned before
         for run in runs:
             segment = run.stretch.segment_id
@@ -389,6 +393,9 @@ class TaskReader(Iteration[Event]):
         if not any(one.feed.records for one in self._inputs):
             self._wait(until)
         while True:
+            for each in self._inputs:  # a history gives the records of one Kafka batch at a time
+                if not each.feed.records and each.feed.history.is_fetched:
+                    self._read_on(each, 0.0)
             one = min(
                 self._ready(until),
                 key=lambda one: one.feed.first.record.timestamp,
@@ -396,7 +403,7 @@ class TaskReader(Iteration[Event]):
             )
             if one is None:
                 return taken
-            record = one.feed.first.record
+            number, record = one.feed.first.offset, one.feed.first.record
             group, timestamp = key = self._together[one.stream], record.timestamp
             if size >= most_bytes and key != last:
                 return taken
@@ -423,6 +430,7 @@ class TaskReader(Iteration[Event]):
                 one.last = found.last()
                 slices.slices.append(found)
                 tasks += found.tasks
+            slices.record, slices.order = number, one.order
             # If a part turned out to be deleted, drop the commit's events from other inputs, too.
             if self._is_half(group, timestamp):
                 while taken and (self._together[taken[-1].stream], taken[-1].timestamp) == key:
@@ -541,9 +549,15 @@ class TaskReader(Iteration[Event]):
     @property
     def has_moved(self) -> bool:
         """Whether `consumed` has something new: events were returned, or tasks without events are due to move."""
-        if self._touched or self._clock.monotonic() < self._all_due:
+        if self._touched or not self._all_are_due():
             return bool(self._touched)
         return any(next(each.moved(task), None) for each in self._inputs for task in each.starts)
+
+    def _all_are_due(self) -> bool:
+        is_quick = len(self._sequences) <= _FEW_TASKS and not self.is_behind
+        return self._clock.monotonic() >= self._all_at + (
+            min(_ALL_READ_S, _ALL_S) if is_quick else _ALL_S
+        )
 
     def consumed(self, also: Iterable[int] = (), left: Sequence[Piece] = ()) -> Consumed:
         """The positions after all events returned since the last call: plain data, to be committed once and in
@@ -557,10 +571,10 @@ class TaskReader(Iteration[Event]):
             raise IllegalState(
                 f"{self._ended}: take the tasks again, and read from their positions"
             )
-        now, before = self._clock.monotonic(), (self._touched, self._all_due)
+        now, before = self._clock.monotonic(), (self._touched, self._all_at)
         tasks = self._touched | set(also)
-        if now >= self._all_due or not tasks:
-            tasks, self._all_due = set(self._sequences), now + _ALL_S
+        if self._all_are_due() or not tasks:
+            tasks, self._all_at = set(self._sequences), now
         reported = [{task: each.reported.get(task) for task in tasks} for each in self._inputs]
         limits = {piece.stream: piece.before for piece in reversed(left)}
         alike: dict[tuple[int, tuple[TaskPosition, ...]], list[int]] = {}
@@ -596,7 +610,7 @@ class TaskReader(Iteration[Event]):
             for task in step.tasks:
                 self._sequences[task] -= 1
         self._touched |= last.touched
-        self._all_due = last.all_due
+        self._all_at = last.all_at
 
     def end(self, why: str) -> None:
         """Make every later `consumed` raise `IllegalState`, with this reason."""

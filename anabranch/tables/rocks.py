@@ -16,6 +16,12 @@ from anabranch.ports import TableError
 # Parts of RocksDB's error when this or another process has the folder open.
 _LOCK_SIGNS = ("LOCK", "lock hold")
 _FULL_SIGNS = ("No space left", "Disk quota exceeded")
+_MISSING_ROWS = "rows are missing, and the disk reported no error"
+_DAMAGE_SIGNS = ("Corruption", "No such file or directory", _MISSING_ROWS)
+
+
+class TableDamaged(TableError):
+    """Files of the folder are damaged or missing."""
 
 
 class Walk:
@@ -54,7 +60,7 @@ class Walk:
             while found.valid():
                 # rocksdict's iterators of a snapshot also see later writes; its look-ups do not.
                 if found.key() != last and _has(snapshot, found.key()):
-                    lost = OSError("rows are missing, and the disk reported no error")
+                    lost = OSError(_MISSING_ROWS)
                     raise table_error(lost, self._folder, "read")
                 step()
             found.status()
@@ -127,7 +133,8 @@ def table_error(error: Exception, folder: Path | None, what: str) -> TableError:
         )
     if is_full(error):
         return TableError(f"the disk of {where} is full: make room, then open it again. {error}")
-    return TableError(
+    kind = TableDamaged if any(sign in str(error) for sign in _DAMAGE_SIGNS) else TableError
+    return kind(
         f"the table in {where} can't be {what}: {error}. Close it and open it again. It holds nothing that the "
         "log lacks: if that does not help, delete the folder, and it is built again"
     )

@@ -6,6 +6,7 @@ transactions, rows and tables in dicts, lists of outputs, and a clock that only 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
@@ -24,7 +25,7 @@ from anabranch.protocol.hybrid_time import from_us, to_ms
 from anabranch.protocol.legal_names import PLAIN, is_plain, state_stream
 from anabranch.protocol.limits import Room, check_event, check_headers
 from anabranch.protocol.partitioner import task_of
-from anabranch.reading.slices import EVENT_BYTES, Piece, Place, count_within
+from anabranch.reading.slices import EVENT_BYTES, Piece, count_within
 from anabranch.testing.rows import MemoryTables, SortedRows
 from anabranch.types import Event, Headers
 from anabranch.values import RAW, event_decoder
@@ -32,7 +33,6 @@ from anabranch.values import RAW, event_decoder
 START_MS = 1_750_000_000_000  # where a driver's clock begins by default: in June 2025
 _MESSAGE_BYTES = 1_048_588  # `max.message.bytes` of a topic with a broker's defaults
 _ENDLESS = 100_000  # commits after one call
-_INSIDE = Place(0, 0, 0, 0)
 
 
 class InputEvent(NamedTuple):
@@ -267,7 +267,8 @@ class Driver:
         if len(found) == 1:
             return list(found.values())
         order = list(self._app.inputs)
-        return sorted(found.values(), key=lambda piece: order.index(piece.stream))
+        pieces = sorted(found.values(), key=lambda piece: order.index(piece.stream))
+        return _by_time(pieces) if is_plain(pieces[0].stream) and self._app.timers else pieces
 
     def _read(self) -> list[Piece]:
         """The next input transaction, or a part that is about as big as a commit may be."""
@@ -282,7 +283,7 @@ class Driver:
     # -- commits --------------------------------------------------------------------------------------
 
     def _new_handlers(self) -> Handlers:
-        handlers = Handlers(self._app, tuple(self._app.stores), patience_s=0.0)
+        handlers = Handlers(self._app, tuple(self._app.stores), pauses=False, part_s=math.inf)
         handlers.resume(self._rows, range(self._app.tasks))
         return handlers
 
@@ -360,6 +361,20 @@ def _events_of(batch: WorkBatch, stream: str, written: list[Any]) -> Iterator[Wr
                 yield from columns.events()
 
 
+def _by_time(pieces: list[Piece]) -> list[Piece]:
+    """Records of plain topics, each task's lowest timestamp first, and each topic's in their order."""
+    queues: dict[tuple[str, int], deque[Piece]] = {}
+    for piece in pieces:
+        queues.setdefault((piece.stream, piece.tasks[0]), deque()).append(piece)
+    found: list[Piece] = []
+    while queues:
+        place = min(queues, key=lambda one: queues[one][0].events[0].timestamp)  # type: ignore[index]
+        found.append(queues[place].popleft())
+        if not queues[place]:
+            del queues[place]
+    return found
+
+
 def _cut(commit: list[Piece], room: int) -> tuple[list[Piece], list[Piece]]:
     """About ``room`` bytes of an input transaction, and the rest. An event is never cut."""
     if len(commit) == 1 and len(commit[0].events) == 1:
@@ -375,16 +390,10 @@ def _cut(commit: list[Piece], room: int) -> tuple[list[Piece], list[Piece]]:
         count = count_within(ends, room)
         room -= int(ends[count - 1])
         if count < len(ends):
-            first, rest = _halves(piece, count)
+            first, rest = piece.split(count)
             return [*taken, first], [rest, *commit[at + 1 :]]
         taken.append(piece)
     return taken, []
-
-
-def _halves(piece: Piece, at: int) -> tuple[Piece, Piece]:
-    events = list(piece.events)
-    first = piece._replace(events=events[:at], tasks=piece.tasks[:at], whole=False)
-    return first, piece._replace(events=events[at:], tasks=piece.tasks[at:], before=_INSIDE)
 
 
 def _size(event: Event) -> int:

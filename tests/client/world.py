@@ -29,6 +29,7 @@ class World(MemoryCluster):
             control_partitions=control_partitions,
             on_call=self._on_call,
             entropy=counted(),
+            feature_level=1,
         )
         self.client = self.new_client()
 

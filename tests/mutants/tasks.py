@@ -22,10 +22,10 @@ from anabranch.protocol.schemas.records import (
     TaskRow,
 )
 from anabranch.reading import task_reader as reader
-from anabranch.reading.slices import Place
+from anabranch.reading.slices import Piece, Place
 from anabranch.reading.task_reader import Assignment, TaskReader
 from anabranch.testing.driver import Driver
-from tests.mutants.planting import Planted, instead_of, wrapping
+from tests.mutants.planting import Planted, wrapping
 
 
 def _judged(change: Callable[[Any, bytes, bytes], Any]) -> Planted:
@@ -212,10 +212,24 @@ def null_keys_by_count() -> Planted:
     return patch.object(Assignment, "tasks_of", dealt)
 
 
-@instead_of(Handlers, "close_batch")
-def left_input_is_dropped(_: Handlers, batch: WorkBatch) -> bool:
+@wrapping(Handlers, "close_batch")
+def left_input_is_dropped(close: Any, self: Handlers, batch: WorkBatch) -> bool:
     """The next batch does not begin with the input that a commit had no room for."""
-    return batch.close()
+    self._left = []
+    found: bool = close(self, batch)
+    return found
+
+
+def commits_of_any_length() -> Planted:
+    """An input commit is handled whole, however long it takes."""
+    return patch.object(Handlers, "_begin_commit", lambda *_: None)
+
+
+@wrapping(Piece, "split")
+def rest_from_the_beginning(split: Any, self: Piece, at: int) -> tuple[Piece, Piece]:
+    """The position of a part that is not handled is the beginning of its commit."""
+    first, rest = split(self, at)
+    return first, rest._replace(before=self.before)
 
 
 @wrapping(Driver, "_commit")

@@ -7,6 +7,7 @@ total is right at every commit timestamp, and no account is below 0.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections import Counter, defaultdict
@@ -57,15 +58,23 @@ class Names:
             txn.commit()
 
 
-def program(names: Names, before: Callable[[], None] = lambda: None, **more: Any) -> Processor:
-    """The processor. ``before``: called between a command's reads and its writes."""
+def program(
+    names: Names,
+    before: Callable[[], None] = lambda: None,
+    *,
+    concurrent: bool = False,
+    **more: Any,
+) -> Processor:
+    """The processor. ``before``: called between a command's reads and its writes.
+
+    ``concurrent``: its handler is ``async``.
+    """
     app = Processor(f"{names.scope}/bank", tasks=TASKS, **more)
     transfers = app.input(names.commands, value=json)
     accounts = app.table(names.accounts, value=json)
     done = app.output(names.done, value=json)
     rejected = app.output(names.rejected, value=json)
 
-    @app.on(transfers)
     def transfer(event: Any) -> None:
         command = event.value
         source, target = command["from"], command["to"]
@@ -79,6 +88,11 @@ def program(names: Names, before: Callable[[], None] = lambda: None, **more: Any
         accounts[target] = gets + command["amount"]
         done.write(command, key=event.key)
 
+    async def transfer_later(event: Any) -> None:
+        await asyncio.sleep(0)
+        transfer(event)
+
+    app.on(transfers)(transfer_later if concurrent else transfer)
     return app
 
 

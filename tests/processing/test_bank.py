@@ -9,8 +9,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +25,7 @@ from anabranch.client.transaction import Transaction
 from anabranch.errors import AnabranchError, BeginAgainError, RetryError
 from anabranch.processing.batch import BatchTables
 from anabranch.processing.commits import Commits
-from anabranch.processing.handlers import Handlers
+from anabranch.processing.handlers import PART_S, Handlers
 from anabranch.processing.worker import AllTasks, Worker
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas.codec import LEVEL
@@ -70,6 +71,8 @@ class Bank:
             self.meanwhile,
             commit_interval=0,
             cut_bytes=self.chance.choice((500, 8 << 20)),
+            concurrency=1,
+            concurrent=self.chance.random() < 0.5,
         )
         tasks = AllTasks(range(number, TASKS, 2))
         folder = self.folder / f"w{number}"
@@ -79,6 +82,7 @@ class Bank:
             folder,
             tasks=tasks,
             threads=False,
+            handlers=partial(Handlers, part_s=self.chance.choice((0.0, PART_S))),
         )
         return made
 
@@ -102,7 +106,8 @@ class Bank:
         self.inside = True
         try:
             what = self.chance.choice((self.blind, self.move, self.step))
-            copy_context().run(what)
+            with ThreadPoolExecutor(1) as thread:  # where no event loop runs, and no handler
+                thread.submit(what).result()
         finally:
             self.inside = False
 

@@ -29,8 +29,6 @@ from anabranch.processing.worker import Worker
 from anabranch.protocol import limits
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas.codec import LEVEL
-from anabranch.reading.slices import Piece
-from anabranch.reading.task_reader import TaskReader
 from tests.processing.test_worker import Place
 
 ROWS = "nyc/rows"
@@ -168,12 +166,6 @@ def test_a_lock_that_is_seen_broken_ends_the_batch_in_the_handler(
 def test_a_row_whose_locks_break_three_times_gets_a_batch_of_its_own(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut = TaskReader.cut
-
-    def several(*args: Any) -> list[Piece]:
-        return [piece for _ in range(9) for piece in cut(*args)]
-
-    monkeypatch.setattr(TaskReader, "cut", several)
     batches = list[list[bytes]]()
     times = 0
 
@@ -186,7 +178,7 @@ def test_a_row_whose_locks_break_three_times_gets_a_batch_of_its_own(
 
     for key in (b"a", b"b", b"hot", b"c"):
         shop.write(key)
-    app = counting(shop, before, commit_interval=3600)
+    app = counting(shop, before)
     with closing(shop.worker(app)) as worker:
         new = worker._commits.new_batch
 
@@ -195,9 +187,8 @@ def test_a_row_whose_locks_break_three_times_gets_a_batch_of_its_own(
             return new(count)
 
         monkeypatch.setattr(worker._commits, "new_batch", new_batch)
-        worker.stop.set()
-        for _ in range(40):
-            worker.step()
+        worker._handlers.monotonic = lambda: 0.0  # all that was read is handled in one go
+        steps(worker, 40)
     tried = [b"".join(one) for one in batches if one]
     assert tried == [*[b"abhotc"] * 3, b"ab", b"hot", b"hot", b"c"]
     assert shop.rows() == {"a": 1, "b": 1, "hot": 401, "c": 1}
@@ -333,9 +324,10 @@ def test_handles_are_for_handlers(shop: Shop) -> None:
                 next(kept[0])
 
     shop.put(a=1, b=2, c=3)
-    for _ in range(2):
-        shop.write(b"k")
-    shop.run(app)
+    with closing(shop.worker(app)) as worker:
+        for _ in range(2):  # each in a batch of its own
+            shop.write(b"k")
+            steps(worker)
     for call in (
         lambda: rows["a"],
         lambda: rows.get("a"),
@@ -387,7 +379,7 @@ def test_too_many_locks_are_of_the_event_or_end_the_batch(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "LOCKS", limits.Limit(10, "locks", "a transaction"))
-    app, rows = shop.program(commit_interval=3600)
+    app, rows = shop.program()
 
     @app.on(app.input("nyc/in"))
     def handle(event: Any) -> None:
@@ -398,9 +390,8 @@ def test_too_many_locks_are_of_the_event_or_end_the_batch(
     for key, count in ((b"a", 6), (b"b", 6), (b"c", 11), (b"d", 10)):
         shop.write(key, value=b"%d" % count)
     with closing(shop.worker(app)) as worker:
-        worker.stop.set()
-        for _ in range(30):
-            worker.step()
+        worker._handlers.monotonic = lambda: 0.0  # all that was read is handled in one go
+        steps(worker, 30)
     assert shop.rows() == {"a": 1, "b": 1, "d": 1}
     assert [error.partition(":")[0] for error in shop.dead()] == ["TooManyLocks"]
 

@@ -335,7 +335,7 @@ def test_due_timers_are_read_once_among_timers_of_another_program(tmp_path: Path
         table.write([(0, [(row, b"")])], {}, logged=False)
     timer = timers.Timer("t", lambda _, due: fired.append(due), wall=False)
     timer.number(10)
-    time = timers.TimeOfTasks([timer], failures(), None, 2000)
+    time = timers.TimeOfTasks([timer], failures(), None, lambda batch: batch.size >= 2000)
     looked = list[int]()
     for now in (1000, 2000, 4000):
         table.looked = 0
@@ -390,7 +390,7 @@ def test_a_folder_can_be_opened_again_after_a_timer_s_handler_raised(tmp_path: P
     table.write([(0, [(timers._DUE + timers._time(1) + prefix_of(10), b"")])], {})
     timer = timers.Timer("t", fail, wall=False)
     timer.number(10)
-    time = timers.TimeOfTasks([timer], failures(), None, 2000)
+    time = timers.TimeOfTasks([timer], failures(), None, lambda batch: batch.size >= 2000)
     at = begin_context(WorkBatch(table, 1))
     with pytest.raises(HandlerFailed, match="ValueError: 1") as kept:
         time.move(at, "t", 2, {0: 2}, whole=True)
@@ -547,7 +547,8 @@ def test_what_fails_leaves_no_trace_in_a_cut(
 def handled(whole: Piece) -> Iterator[None]:
     """Event time moves by all events of the piece, good or bad."""
     move = handlers_module._move_time
-    with patch.object(handlers_module, "_move_time", lambda at, time, _: move(at, time, [whole])):
+    moved = lambda at, time, _, **how: move(at, time, [whole], **how)  # noqa: E731
+    with patch.object(handlers_module, "_move_time", moved):
         yield
 
 

@@ -374,9 +374,14 @@ class _Run:
         done = lambda: all(machine.done for machine in self.tasks) and self._ended()  # noqa: E731
         # A clock that was ahead has made controllers forget outcomes: until then ids of a right clock are refused.
         limit = self.world.now + CALM_S + self.faults.weather.jump_by_s
-        if not self.world.run(done, limit) and not self.world.violation:
-            slow = [machine.name for machine in self.tasks if not machine.done]
-            self.world.fail(f"workers don't come to an end: {slow}; {self._what_is_open()}")
+        before, last = 0, limit + 10 * CALM_S
+        while not self.world.run(done, limit) and not self.world.violation:
+            consumed = sum(machine.consumed for machine in self.tasks)
+            # While events are consumed there is much input, of which a commit takes one event.
+            if consumed == before or limit >= last:
+                slow = [machine.name for machine in self.tasks if not machine.done]
+                self.world.fail(f"workers don't come to an end: {slow}; {self._what_is_open()}")
+            before, limit = consumed, self.world.now + CALM_S
 
     def _read_on(self) -> None:
         """Until readers have seen everything."""

@@ -68,6 +68,7 @@ class TaskMachine:
         self.starts = 0
         self.idle = 0  # rounds in a row
         self.finishing = False  # all writing to inputs has ended
+        self.consumed = 0  # events whose commit is known here
         self.client: Client | None = None
         self.peers: list[TaskMachine] = []  # itself, too
 
@@ -287,6 +288,7 @@ class TaskMachine:
                 self._abort_beside(deal, txn)
             attempt = deal.attempt(self.world.now, "own", None)
             finished = self._ask(deal, lambda t: txn.commit(consumed=consumed, timeout=t), attempt)
+            self.consumed += len(events) if finished else 0
             if not finished and random.random() < 0.5:
                 self._abort(deal, txn)
             return finished

@@ -33,6 +33,7 @@ class Row:
     streams: tuple[str, ...]
     error: type[Exception] | None = None
     wants: dict[str, list[Any]] = field(default_factory=dict)
+    by_key: bool = False  # only the order of each key's outputs is promised
 
 
 TABLE: list[Row] = []
@@ -42,13 +43,14 @@ def program(
     *steps: Step,
     streams: str = "in out",
     error: type[Exception] | None = None,
+    by_key: bool = False,
     **wants: list[Any],
 ) -> Callable[[Callable[[Names], Processor]], Callable[[Names], Processor]]:
     """Add a program to the table."""
 
     def add(build: Callable[[Names], Processor]) -> Callable[[Names], Processor]:
         name = build.__name__.replace("_", "-")
-        TABLE.append(Row(name, build, list(steps), tuple(streams.split()), error, wants))
+        TABLE.append(Row(name, build, list(steps), tuple(streams.split()), error, wants, by_key))
         return build
 
     return add
@@ -622,7 +624,9 @@ def an_event_that_is_too_large(name: Names) -> Processor:
 # -- async handlers, Arrow batches, cuts --------------------------------------------------------------
 
 
-@program([ev(key, n, n) for n, key in enumerate(KEYS * 3)], *BAD, streams="in out dead")
+@program(
+    [ev(key, n, n) for n, key in enumerate(KEYS * 3)], *BAD, streams="in out dead", by_key=True
+)
 def async_handlers(name: Names) -> Processor:
     app = Processor(name("p"), tasks=4, retries=1, dead_letter=name("dead"), concurrency=8)
     out, sums = app.output(name("out"), value=json), app.store("sums", value=json)

@@ -39,6 +39,14 @@ def test_another(anabranch_scope, anabranch_cluster):
     with anabranch.connect(anabranch_cluster) as client:
         commit(client, anabranch_scope)
 """
+LEVEL_TEST = """
+import anabranch
+
+def test_all_features_are_enabled(anabranch_cluster):
+    with anabranch.connect(anabranch_cluster, lane="admin") as operator:
+        level = operator.feature_level()
+    assert level.level == level.known
+"""
 
 
 @pytest.fixture
@@ -54,8 +62,9 @@ def user(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.P
 @pytest.mark.slow(40)
 @pytest.mark.broker
 def test_a_session_has_one_cluster(user: pytest.Pytester) -> None:
+    user.makepyfile(test_level=LEVEL_TEST)
     found = user.runpytest_subprocess("-p", NAME, timeout=110)
-    found.assert_outcomes(passed=2)
+    found.assert_outcomes(passed=3)
 
 
 @pytest.mark.broker

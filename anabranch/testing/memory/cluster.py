@@ -13,7 +13,8 @@ from anabranch.core.decisions.turn import Settings
 from anabranch.errors import UnsupportedSetting
 from anabranch.ports import Entropy
 from anabranch.protocol import defaults
-from anabranch.protocol.legal_names import OPEN_LANE
+from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
+from anabranch.protocol.schemas.codec import LEVEL
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.iteration import Readers
 from anabranch.testing.memory.broker import OnCall
@@ -65,8 +66,12 @@ class MemoryCluster:
         control_partitions: int = 1,
         on_call: OnCall | None = None,
         entropy: Entropy | None = None,
+        feature_level: int = LEVEL,
     ) -> None:
-        """``control_partitions``: only partition 0 has a controller. ``on_call``: as of `MemoryBrokers`."""
+        """``control_partitions``: only partition 0 has a controller. ``on_call``: as of `MemoryBrokers`.
+
+        ``feature_level``: 1 is the level of a cluster that was upgraded, until an operator raises it.
+        """
         self.clock = clock or SteppedClock(epoch=_START_S)
         self.brokers = MemoryBrokers(self.clock, on_call=on_call)
         self.controller: Controller | None = None
@@ -82,6 +87,9 @@ class MemoryCluster:
         )
         self.start_controller()
         self.clock.on_sleep = self.step
+        if feature_level > 1:
+            with self.connect(lane=ADMIN_LANE) as operator:
+                operator.feature_level(raise_to=feature_level)
 
     def connect(
         self,
