@@ -67,8 +67,8 @@ V = TypeVar("V")
 class HotRow(BeginAgainError):
     """A row at which others take turns was read without a turn. `transact` catches this error."""
 
-    def __init__(self, table: str, key: bytes) -> None:
-        super().__init__(f"others take turns at {table} {key!r:.100}")
+    def __init__(self, message: str, *, table: str = "", key: bytes = b"") -> None:
+        super().__init__(message)
         self.table, self.key = table, key
 
 
@@ -119,7 +119,7 @@ class Turns:
     def check_cold(self, table: str, key: bytes) -> None:
         """Raise `HotRow` if the row is hot and no turn is held: the locks would be broken."""
         if self.held is None and self._hot.has(table, key):
-            raise HotRow(table, key)
+            raise HotRow(f"others take turns at {table} {key!r:.100}", table=table, key=key)
 
     def take_after(self, error: AnabranchError, deadline: float) -> bool:
         """Wait for a turn for the next try, if the row of the error is known. Returns whether it has come.
