@@ -349,6 +349,29 @@ def test_after_the_hold_nothing_waits_but_plain_writes(kind: str, commits: bool)
     assert bank.ask("S", shot).startswith("S COMMITTED")
 
 
+@pytest.mark.parametrize("size", [10, BIG])
+@pytest.mark.parametrize("claims", [True, False])
+def test_a_commit_that_is_given_up_after_the_hold_gives_all_back(size: int, claims: bool) -> None:
+    claim: dict[str, Any] = {"name": "n", "number": 7} if claims else {}
+    bank = Both()
+    assert bank.prepared("P", b"read", wrote=(b"x",)) == "PREPARED"
+    bank.begun("J")
+    bank.writes("J", A, b"read", size=size)
+    assert bank.ask_end("J", **claim) == "waits"
+    assert bank.task() == "1 a 0:- !J"
+    bank.grow()
+    bank.wait(PREPARED_HOLD_MS)
+    bank.wait(60)
+    assert Big.row(bank, "J").state == "ABORTED"
+    assert (bank.task(), bank.series("n")) == ("1 a 0:-", "nowhere")
+    assert bank.shot("S", (A, b"z")) == "COMMITTED", "the tasks can be moved"
+    reset = bank.ask("reset", r.ResetProcessor(NAME, 0, INPUTS, False))
+    assert not isinstance(bank.result, r.Refusal), reset
+    bank.begun("K", None)
+    assert bank.ask_end("K", None, **claim) == "COMMITTED"
+    assert bank.series("n") == ("7 by K" if claims else "nowhere")
+
+
 def test_who_waits_is_listed() -> None:
     bank = Both()
     assert bank.prepared("P", b"read", wrote=(b"x",)) == "PREPARED"
