@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from anabranch.core import rows as k
+from anabranch.core.locks import frozen
 from anabranch.core.locks.table_writes import fingerprint
+from anabranch.core.state import State
+from anabranch.protocol import limits
 from anabranch.protocol.ids import hash_of
 from anabranch.protocol.limits import PREPARED_HOLD_MS
 from anabranch.protocol.schemas import records as r
@@ -370,6 +373,47 @@ def test_a_commit_that_is_given_up_after_the_hold_gives_all_back(size: int, clai
     bank.begun("K", None)
     assert bank.ask_end("K", None, **claim) == "COMMITTED"
     assert bank.series("n") == ("7 by K" if claims else "nowhere")
+
+
+def test_a_wait_for_many_costs_no_more_than_one_for_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    bank = Both()
+    labels = [f"P{n:02}" for n in range(frozen.MOST_ON + 4)]
+    for label in labels:
+        assert bank.prepared(label, b"read", wrote=(b"x",)) == "PREPARED"
+    monkeypatch.setattr(State, "prepared_row", None)  # no row with events is read
+    assert not one_shot(bank, b"read")
+    (waiting,) = bank.memory.merging.waiting.as_dict().values()
+    assert len(waiting.on) == frozen.MOST_ON
+    assert not one_shot(bank, b"read")
+    monkeypatch.undo()
+    for label in labels[: frozen.MOST_ON]:
+        assert bank.decided(label) == "COMMITTED"
+        assert not one_shot(bank, b"read")
+    for label in labels[frozen.MOST_ON :]:
+        assert not one_shot(bank, b"read")
+        assert bank.decided(label) == "COMMITTED"
+    assert one_shot(bank, b"read")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reading_what_many_prepared_ones_write_takes_several_rounds(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank = Both()
+    for n in range(6):
+        keys = tuple(b"%d-%d" % (n, i) for i in range(40 if kind == "one command" else 4))
+        assert prepare(bank, kind, f"P{n}", wrote=keys) == "PREPARED"
+    bank.lead()
+    bank.wait(60)
+    since, last = bank.told()
+    locks = (r.TableLocks(B, since, last[B], (fingerprint(b"z"),), ()),)
+    command = r.PrepareEvents(bank.id("Q"), "nyc", None, (), SECRET, PREPARE, None, locks)
+    monkeypatch.setattr(limits, "ROUND_WORK", limits.ROUND_WORK._replace(value=10))
+    tries = 0
+    while bank.ask("prepare", command) == "NotReady":
+        tries += 1
+    assert told(bank.said[-1][1]) == "PREPARED"
+    assert 1 < tries < 6
 
 
 def test_who_waits_is_listed() -> None:

@@ -34,6 +34,7 @@ from anabranch.protocol.schemas import records as r
 BARS_MS = 1_000  # when a commit has waited this long, locks that it breaks are not frozen before it
 HEARD_MS = 5_000  # … unless it did not try again for this time, like a one-shot that was given up
 MOST = 1_000  # waiting commits that are noted; more wait without a note
+MOST_ON = 16  # transactions that each of them waits for first: the oldest; the others come when these have ended
 
 Writes = Mapping[str, Write]  # by table
 On = set[tuple[bytes, str]]  # the transactions that a commit waits for, with the table
@@ -78,7 +79,9 @@ def waits(turn: Turn, who: Who, writes: Callable[[], Writes]) -> Refused | None:
         return None
     found = writes() if holding else {}
     by = who if isinstance(who, bytes) else NO_TXN
-    return _note(turn, who, _broken_by(turn.state.locks, by, found, holding), found)
+    on = _broken_by(turn.state.locks, by, found, holding)
+    turn.charge(work.of_items(len(on)))
+    return _note(turn, who, on, found)
 
 
 def still_waits(turn: Turn, who: Who) -> Refused | None:
@@ -124,12 +127,16 @@ def _to_freeze(
         if not prepares:
             others = [one for one in others if one not in turn.state.prepared]
         turn.charge(work.of_items(len(others)))
+        kept = 0
         for other in others:
-            theirs = _written_by(turn, other, tables)
+            since = turn.work
+            theirs = _written_by(turn, other, tables) if kept < limits.ROUND_WORK.value else None
             if theirs is None:
                 return NotReady(
-                    "the journals of a prepared transaction or a staged merge are read first"
+                    "the writes of a prepared transaction or a staged merge are read first"
                 )
+            if not any(write.is_packed for write in theirs.values()):
+                kept += turn.work - since  # the next try has these
             on |= {(other, table) for _, table in _broken_by(known, other, theirs, (txn_id,))}
         on |= _bars(turn, txn_id, known)
     found: Writes = {}
@@ -154,7 +161,10 @@ def _is_staged(turn: Turn, txn_id: bytes) -> bool:
 
 
 def _written_by(turn: Turn, txn_id: bytes, tables: Iterable[str]) -> Writes | None:
-    """The writes of a frozen transaction to some tables; None if the journals are not read up to them yet."""
+    """The writes of a frozen transaction to some tables; None if the journals are not read up to them yet.
+
+    Reading them is charged; most are kept in memory.
+    """
     txn, known = turn.open(txn_id), turn.memory.written.setdefault(txn_id, {})
     wanted = txn.participants.keys() & set(tables)
     missing = wanted - known.keys()
@@ -164,6 +174,7 @@ def _written_by(turn: Turn, txn_id: bytes, tables: Iterable[str]) -> Writes | No
     kept = turn.state.prepared_row(txn_id)
     if kept is not None and kept.events:
         events = CommandEvents.of(kept.events)
+        turn.charge(work.of_items(events.items) + (len(events.payload) >> work.KIB_BITS))
         fresh = writes_of(events, missing, events.by_stream())
     else:
         receipts = () if txn.pending is None else needed(turn.state, txn.pending)
@@ -205,6 +216,8 @@ def writes_in_journals(
             for at in places
             if (table, at) in extents
         ]
+        runs = [run for _, its in taken for run in its]
+        turn.charge(work.of_batch(len(runs), sum([run.records for run in runs]), 0))
         found[table] = written(turn, StreamCommit(txn_id, table, 0, 0, ()), taken)
     return found
 
@@ -245,21 +258,24 @@ def _note(turn: Turn, who: Who, on: On, writes: Writes, *, freezes: bool = False
         if known is not None:
             waiting.put(who, None)
         return None
-    refused = _refused(turn, on)
+    is_frozen = turn.state.locks.frozen
+    first = sorted(on, key=lambda one: (one[0] not in is_frozen, one))[:MOST_ON]
+    refused = _refused(turn, first)
     if known is None and not _room(turn, waiting.as_dict()):
         return refused
     kept = tuple((table, _few(write)) for table, write in sorted(writes.items()))
     since_ms = turn.now_ms if known is None else known.since_ms
     kept = kept or (() if known is None else known.writes)
-    waiting.put(who, Waiting(since_ms, turn.now_ms, tuple(sorted(on)), kept, freezes))
+    waiting.put(who, Waiting(since_ms, turn.now_ms, tuple(first), kept, freezes))
     return refused
 
 
 def _refused(turn: Turn, on: Iterable[tuple[bytes, str]]) -> Refused:
     """Why a commit that would break these locks waits; or that it does not, as a prepared one has them for long."""
     for txn_id, table in sorted(on):
-        kept = turn.state.prepared_row(txn_id) if txn_id in turn.state.prepared else None
-        if kept is not None and turn.wall_ms - kept.prepared_ms >= limits.PREPARED_HOLD_MS:
+        if txn_id not in turn.state.prepared:
+            continue
+        if turn.wall_ms - turn.open(txn_id).prepared_ms >= limits.PREPARED_HOLD_MS:
             return held(txn_id, f"a row of {table}, by a lock,")
     return NotReady(
         "a row that this writes was read by a prepared transaction, or by a big one whose commit is under way; "
