@@ -11,7 +11,7 @@ import pytest
 
 from anabranch.core import rows as k
 from anabranch.core.locks import frozen
-from anabranch.core.locks.table_writes import fingerprint
+from anabranch.core.locks.table_writes import Keys, fingerprint
 from anabranch.core.state import State
 from anabranch.protocol import limits
 from anabranch.protocol.ids import hash_of
@@ -510,6 +510,39 @@ def test_a_prepare_that_waits_for_another_is_refused_after_the_hold() -> None:
     assert bank.prepared("R", wrote=(b"a",), table=A) == "ReservedByPrepared"
     assert bank.decided("P", commits=False) == "ABORTED"
     assert bank.ask_end("Q", None, prepare=PREPARE) == "PREPARED"
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "staged"])
+def test_what_waits_for_a_plain_write_that_waits_for_a_prepared_one_is_refused_after_the_hold(
+    kind: str,
+) -> None:
+    """Plain writes wait without an end, and bar locks that they break."""
+    bank = Both()
+    assert bank.prepared("P", b"read", wrote=(b"x",)) == "PREPARED"
+    bank.write_plainly(A, digest=Keys.of([b"read", b"u"]).to_bytes())
+    bank.wait(60)
+    bank.wait(frozen.BARS_MS)
+    if kind == "staged":
+        bank.new("U")
+        bank.reads("U", b"u")
+        bank.writes("U", B, b"big")
+        assert bank.commits("U") == "COMMIT_IN_PROGRESS"
+    else:
+        waits = "NotReady" if kind == "one command" else "waits"
+        assert prepare(bank, kind, "U", b"u", wrote=(b"y",)) == waits
+    said = []
+    for _ in range(PREPARED_HOLD_MS // 1_000):
+        bank.wait(1_000)
+        said += [told(result) for to, result in bank.said if to.correlation_id == b"end U"]
+    if kind == "staged":
+        assert bank.state_of("U") == "ABORTED"
+    elif kind == "journals":
+        assert said == ["ReservedByPrepared"]
+    else:
+        assert bank.prepared("U", b"u", wrote=(b"y",)) == "ReservedByPrepared"
+    assert bank.index.plain_waiting(bank.state)
+    assert bank.decided("P") == "COMMITTED"
+    assert not bank.index.plain_waiting(bank.state)
 
 
 def test_a_staged_merge_and_a_prepared_one() -> None:

@@ -122,6 +122,7 @@ def _to_freeze(
     known = _alone(txn_id, locks) if locks else turn.state.locks
     tables = known.of(txn_id).tables
     on: On = set()
+    behind: On = set()
     if tables:
         others = [one for one in turn.state.locks.frozen if one != txn_id]
         if not prepares:
@@ -138,14 +139,15 @@ def _to_freeze(
             if not any(write.is_packed for write in theirs.values()):
                 kept += turn.work - since  # the next try has these
             on |= {(other, table) for _, table in _broken_by(known, other, theirs, (txn_id,))}
-        on |= _bars(turn, txn_id, known)
+        bars, behind = _bars(turn, txn_id, known)
+        on |= bars
     found: Writes = {}
     # A prepared transaction may wait for a staged merge when it commits.
     holding = [one for one in turn.state.locks.holding if not (prepares and _is_staged(turn, one))]
     if not on and holding:
         found = writes()
         on = _broken_by(turn.state.locks, txn_id, found, holding)
-    return _note(turn, txn_id, on, found, freezes=True)
+    return _note(turn, txn_id, on, found, freezes=True, behind=behind)
 
 
 def _alone(txn_id: bytes, locks: Sequence[r.TableLocks]) -> LockTable:
@@ -232,26 +234,47 @@ def _broken_by(locks: LockTable, by: bytes, writes: Writes, holding: Collection[
     }
 
 
-def _bars(turn: Turn, txn_id: bytes, locks: LockTable) -> On:
+def _bars(turn: Turn, txn_id: bytes, locks: LockTable) -> tuple[On, On]:
     """The commits that have waited for this transaction's locks for `BARS_MS` and come before it.
 
     If two commits would both freeze locks, the commit with the older id comes first: otherwise each might wait for
-    the other commit.
+    the other commit. Also returns what the plain writes among them wait for: plain writes can't be refused, so
+    without that this transaction would wait for as long as they do.
     """
-    return {
-        (who if isinstance(who, bytes) else NO_TXN, table)
-        for who, its in turn.merging.waiting.as_dict().items()
-        if turn.now_ms - its.since_ms >= BARS_MS
-        and turn.now_ms - its.heard_ms < HEARD_MS
-        and not (its.freezes and isinstance(who, bytes) and who >= txn_id)
-        for table, write in its.writes
-        if txn_id
-        in locks.possible_conflicts(table, write, who if isinstance(who, bytes) else NO_TXN)
-    }
+    found: On = set()
+    behind: On = set()
+    for who, its in turn.merging.waiting.as_dict().items():
+        by = who if isinstance(who, bytes) else NO_TXN
+        if (
+            turn.now_ms - its.since_ms < BARS_MS
+            or turn.now_ms - its.heard_ms >= HEARD_MS
+            or (its.freezes and by >= txn_id)
+        ):
+            continue
+        tables = [
+            table
+            for table, write in its.writes
+            if txn_id in locks.possible_conflicts(table, write, by)
+        ]
+        found |= {(by, table) for table in tables}
+        if tables and by == NO_TXN:
+            behind |= set(its.on)
+    return found, behind
 
 
-def _note(turn: Turn, who: Who, on: On, writes: Writes, *, freezes: bool = False) -> Refused | None:
-    """Note the transactions that a commit waits for. Returns why it waits, if there are any."""
+def _note(
+    turn: Turn,
+    who: Who,
+    on: On,
+    writes: Writes,
+    *,
+    freezes: bool = False,
+    behind: Collection[tuple[bytes, str]] = (),
+) -> Refused | None:
+    """Note the transactions that a commit waits for. Returns why it waits, if there are any.
+
+    ``behind``: those for which the plain writes wait that it waits for.
+    """
     waiting = turn.merging.waiting
     known = waiting.get(who, None)
     if not on:
@@ -260,7 +283,7 @@ def _note(turn: Turn, who: Who, on: On, writes: Writes, *, freezes: bool = False
         return None
     is_frozen = turn.state.locks.frozen
     first = sorted(on, key=lambda one: (one[0] not in is_frozen, one))[:MOST_ON]
-    refused = _refused(turn, first)
+    refused = _refused(turn, [*first, *behind])
     if known is None and not _room(turn, waiting.as_dict()):
         return refused
     kept = tuple((table, _few(write)) for table, write in sorted(writes.items()))
