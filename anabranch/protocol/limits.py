@@ -113,7 +113,11 @@ PREPARED_EVENTS = Limit(
 LOCKS = Limit(
     10_000, "locks", "a transaction's points and ranges; lock a range, or read with `lock=False`"
 )
-LOCK_BYTES = Limit(256 << 10, "bytes", "the locks of one `LockReads`; more go in several")
+LOCK_BYTES = Limit(
+    256 << 10,
+    "bytes",
+    "the locks of one `LockReads` or `PrepareEvents`; more go in several `LockReads`",
+)
 REGISTERED = Limit(1_000_000, "locks", "registered locks of a control partition")
 RANGES = Limit(
     1_000, "ranges", "registered ranges of a table; lanes that have some have equal shares"

@@ -446,6 +446,21 @@ def test_its_locks_hold_when_it_is_prepared(kind: str) -> None:
         assert bank.ask_end("P", None, prepare=PREPARE) == "ABORTED"
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_its_locks_are_no_bigger_than_those_that_are_registered(more: int) -> None:
+    bank = Both()
+    since, last = bank.told()
+    low = b"a" * (limits.LOCK_BYTES.value - 8 - 1 + more)
+    locks = (r.TableLocks(A, since, last[A], (7,), (r.LockedRange(low, b"b"),)),)
+    bank.begun("J", None)
+    bank.touch("J", B)
+    registered = bank.ask("lock", r.LockReads(bank.token("J"), bank.writer("J"), 1, locks))
+    assert told(bank.result) == ("InvalidArgument" if more else "ReadsLocked"), registered
+    command = r.PrepareEvents(bank.id("P"), "nyc", None, (), SECRET, PREPARE, None, locks)
+    bank.ask("prepare", command)
+    assert told(bank.result) == ("EventTooLarge" if more else "PREPARED")
+
+
 # The first is prepared (or staged) and has read `a`, and wrote `b`; the second wants to be.
 PAIRS = {
     # reads, writes of the first; reads, writes of the second; whether both may be prepared
