@@ -352,6 +352,24 @@ def test_after_the_hold_nothing_waits_but_plain_writes(kind: str, commits: bool)
     assert bank.ask("S", shot).startswith("S COMMITTED")
 
 
+@pytest.mark.parametrize("ahead_s", [-3_600, 3_600])
+def test_the_hold_ends_though_leaders_have_different_clocks(ahead_s: int) -> None:
+    bank = Both()
+    bank.wall_us += ahead_s * 1_000_000
+    assert bank.prepared("P", b"read", wrote=(b"x",)) == "PREPARED"
+    bank.wall_us -= ahead_s * 1_000_000
+    bank.lead()
+    assert not journal(bank, b"read")
+    shot = r.OneShot(bank.id("S"), "nyc", None, (r.Event(A, -1, b"read", b"v", (), -1),), None, ())
+    said = []
+    for _ in range(PREPARED_HOLD_MS // 1_000 + 1):
+        said.append(bank.ask("S", shot))
+        bank.wait(1_000)
+    assert said[0] == ("NotReady" if ahead_s > 0 else "ReservedByPrepared")
+    assert said[-1] == "ReservedByPrepared"
+    assert bank.state_of("J") == "ABORTED"
+
+
 @pytest.mark.parametrize("size", [10, BIG])
 @pytest.mark.parametrize("claims", [True, False])
 def test_a_commit_that_is_given_up_after_the_hold_gives_all_back(size: int, claims: bool) -> None:

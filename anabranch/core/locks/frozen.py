@@ -94,7 +94,7 @@ def still_waits(turn: Turn, who: Who) -> Refused | None:
     if known is None or not on:
         return None
     turn.merging.waiting.put(who, known._replace(heard_ms=turn.now_ms))
-    return _refused(turn, on)
+    return _refused(turn, on, known.held_since_ms)
 
 
 def may_stage(turn: Turn, txn_id: bytes, writes: Callable[[], Writes]) -> Refused | None:
@@ -283,22 +283,32 @@ def _note(
         return None
     is_frozen = turn.state.locks.frozen
     first = sorted(on, key=lambda one: (one[0] not in is_frozen, one))[:MOST_ON]
-    refused = _refused(turn, [*first, *behind])
+    heard = known is not None and turn.now_ms - known.heard_ms < HEARD_MS
+    held_since_ms = known.held_since_ms if known is not None and heard else turn.now_ms
+    if not any(one in turn.state.prepared for one, _ in (*first, *behind)):
+        held_since_ms = turn.now_ms
+    refused = _refused(turn, [*first, *behind], held_since_ms)
     if known is None and not _room(turn, waiting.as_dict()):
         return refused
     kept = tuple((table, _few(write)) for table, write in sorted(writes.items()))
     since_ms = turn.now_ms if known is None else known.since_ms
     kept = kept or (() if known is None else known.writes)
-    waiting.put(who, Waiting(since_ms, turn.now_ms, tuple(first), kept, freezes))
+    waiting.put(who, Waiting(since_ms, turn.now_ms, held_since_ms, tuple(first), kept, freezes))
     return refused
 
 
-def _refused(turn: Turn, on: Iterable[tuple[bytes, str]]) -> Refused:
-    """Why a commit that would break these locks waits; or that it does not, as a prepared one has them for long."""
+def _refused(turn: Turn, on: Iterable[tuple[bytes, str]], since_ms: int) -> Refused:
+    """Why a commit that would break these locks waits; or that it does not, as a prepared one has them for long.
+
+    ``since_ms``: since when this leader lets it wait for prepared ones. The time of PREPARED alone would not do: it
+    is by the clock of the leader that logged it, which may have been ahead of this one.
+    """
+    waited = turn.now_ms - since_ms >= limits.PREPARED_HOLD_MS
     for txn_id, table in sorted(on):
         if txn_id not in turn.state.prepared:
             continue
-        if turn.wall_ms - turn.open(txn_id).prepared_ms >= limits.PREPARED_HOLD_MS:
+        held_ms = turn.wall_ms - turn.open(txn_id).prepared_ms
+        if waited or held_ms >= limits.PREPARED_HOLD_MS:
             return held(txn_id, f"a row of {table}, by a lock,")
     return NotReady(
         "a row that this writes was read by a prepared transaction, or by a big one whose commit is under way; "
