@@ -352,6 +352,23 @@ def test_after_the_hold_nothing_waits_but_plain_writes(kind: str, commits: bool)
     assert bank.ask("S", shot).startswith("S COMMITTED")
 
 
+def test_after_the_hold_nothing_waits_for_a_decided_one_whose_stream_is_in_trouble() -> None:
+    bank = Both()
+    assert bank.journal_prepared("P", b"read", wrote=(b"x",)) == "PREPARED"
+    bank.memory.waiting = {B: "its topic has no leader"}
+    assert bank.decided("P") == "FINALIZE_IN_PROGRESS"
+    assert not journal(bank, b"read")
+    for _ in range(PREPARED_HOLD_MS // 1_000):
+        bank.wait(1_000)
+    assert bank.state_of("J") == "ABORTED"
+    shot = r.OneShot(bank.id("S"), "nyc", None, (r.Event(A, -1, b"read", b"v", (), -1),), None, ())
+    assert bank.ask("S", shot) == "ReservedByPrepared"
+    bank.memory.waiting = {}
+    bank.wait(1_000)
+    assert bank.state_of("P") == "COMMITTED"
+    assert bank.ask("S", shot).startswith("S COMMITTED")
+
+
 @pytest.mark.parametrize("ahead_s", [-3_600, 3_600])
 def test_the_hold_ends_though_leaders_have_different_clocks(ahead_s: int) -> None:
     bank = Both()

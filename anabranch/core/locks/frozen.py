@@ -24,7 +24,7 @@ from anabranch.core.journal_index import extents_by_place, taken_runs
 from anabranch.core.locks.conflicts import written
 from anabranch.core.locks.lock_table import LockTable
 from anabranch.core.locks.table_writes import FEW_POINTS, Write
-from anabranch.core.memory import Waiting, Who
+from anabranch.core.memory import STUCK, Waiting, Who
 from anabranch.core.round import StreamCommit
 from anabranch.errors import NotReady, ReservedByPrepared
 from anabranch.protocol import limits
@@ -285,7 +285,7 @@ def _note(
     first = sorted(on, key=lambda one: (one[0] not in is_frozen, one))[:MOST_ON]
     heard = known is not None and turn.now_ms - known.heard_ms < HEARD_MS
     held_since_ms = known.held_since_ms if known is not None and heard else turn.now_ms
-    if not any(one in turn.state.prepared for one, _ in (*first, *behind)):
+    if not any(_may_stay(turn, one) for one, _ in (*first, *behind)):
         held_since_ms = turn.now_ms
     refused = _refused(turn, [*first, *behind], held_since_ms)
     if known is None and not _room(turn, waiting.as_dict()):
@@ -305,7 +305,7 @@ def _refused(turn: Turn, on: Iterable[tuple[bytes, str]], since_ms: int) -> Refu
     """
     waited = turn.now_ms - since_ms >= limits.PREPARED_HOLD_MS
     for txn_id, table in sorted(on):
-        if txn_id not in turn.state.prepared:
+        if not _may_stay(turn, txn_id):
             continue
         held_ms = turn.wall_ms - turn.open(txn_id).prepared_ms
         if waited or held_ms >= limits.PREPARED_HOLD_MS:
@@ -314,6 +314,15 @@ def _refused(turn: Turn, on: Iterable[tuple[bytes, str]], since_ms: int) -> Refu
         "a row that this writes was read by a prepared transaction, or by a big one whose commit is under way; "
         "nothing was changed: call again (`anabranch txn locks` shows who waits)"
     )
+
+
+def _may_stay(turn: Turn, txn_id: bytes) -> bool:
+    """Whether a transaction may hold its locks for hours: it is prepared, or was, and its commit is stuck."""
+    txn = turn.state.open.get(txn_id)
+    if txn is None or not txn.prepared_ms:
+        return False
+    wait = None if txn_id in turn.state.prepared else turn.wait_of(txn_id)
+    return txn_id in turn.state.prepared or (wait is not None and wait.why in STUCK)
 
 
 def _few(write: Write) -> Write:
