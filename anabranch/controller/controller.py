@@ -518,7 +518,6 @@ class Controller:
         is skipped, or its decided transaction is aborted. Nothing else is affected.
         """
         self.metrics.add("refused_rounds")
-        self._memory.written.clear()  # the refused round may have frozen locks
         if self._is_contained(error):
             return
         if not isinstance(error, LogRefused):
@@ -691,6 +690,7 @@ class Controller:
     def _drop(self) -> None:
         """Drop an unwritten turn: read the state before it from the table, and the histories' ends from the log."""
         self._state = self._state_of_table()
+        self._memory.written.clear()  # the turn may have frozen locks
         self._lanes.decide_again()
         self._tails.clear()
 

@@ -115,12 +115,14 @@ Who = bytes | Place  # a transaction, or the plain writes of a journal partition
 class Waiting(NamedTuple):
     """The wait of a commit for frozen locks: since when, and when the commit last tried.
 
-    ``on``: the transactions that it waits for, each with the table. ``writes``: its writes by table; of a big one
-    only the table is kept. ``freezes``: whether its own locks would be frozen, too.
+    ``on``: the oldest of the transactions that it waits for, each with the table. ``writes``: its writes by table;
+    of a big one only the table is kept. ``freezes``: whether its own locks would be frozen, too. ``held_since_ms``:
+    since when prepared transactions are among those that it waits for; the last try, if none is.
     """
 
     since_ms: int
     heard_ms: int
+    held_since_ms: int
     on: tuple[tuple[bytes, str], ...]
     writes: tuple[tuple[str, Write], ...]
     freezes: bool

@@ -95,6 +95,7 @@ class OpenTxn:
     lanes: dict[int, str] = field(default_factory=dict)  # writer -> lane
     receipt_bytes: int = 0  # bytes of the writers' receipts, about
     pending: r.PendingCommitRow | None = None
+    prepared_ms: int = 0  # when it was prepared, Unix milliseconds; 0 if it was not
     due: dict[tuple[int, str, int], r.Extent] = field(default_factory=dict)  # of the pending commit
     # The journal partition that the pending commit waited for last, and the offset up to which it waited.
     lacks: tuple[tuple[str, int], int] | None = field(default=None, compare=False)
@@ -397,6 +398,8 @@ class State:
             txn.pending, txn.lacks = row, None
             txn.due = extents_of(row.writers) if row is not None and row.decided else {}
             self._note_commit(txn_id, txn)
+        elif entry is Entry.PREPARED:
+            txn.prepared_ms = 0 if row is None else row.prepared_ms
         elif entry is Entry.STAGED_MERGE:
             _put(txn.staged_merges, k.numbered(identifier), row)
         elif entry is Entry.MOVED:

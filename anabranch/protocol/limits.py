@@ -122,7 +122,11 @@ ROW_CHANGES = Limit(
     "rows",
     "the rows that a transaction changes by `add`, `min` and `max`; write others by `put`",
 )
-LOCK_BYTES = Limit(256 << 10, "bytes", "the locks of one `LockReads`; more go in several")
+LOCK_BYTES = Limit(
+    256 << 10,
+    "bytes",
+    "the locks of one `LockReads` or `PrepareEvents`; more go in several `LockReads`",
+)
 REGISTERED = Limit(1_000_000, "locks", "registered locks of a control partition")
 RANGES = Limit(
     1_000, "ranges", "registered ranges of a table; lanes that have some have equal shares"

@@ -113,6 +113,23 @@ def test_a_decision_that_raises(error: type[Exception], monkeypatch: pytest.Monk
     assert (row.what, "a defect" in row.reason) == ("GetState", True)
 
 
+def test_writes_that_a_dropped_turn_computed_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be those of a transaction that this turn prepared, and that may write more now."""
+    play = Play()
+    seen: list[bool] = []
+
+    def decide(turn: Any, command: Any, to: Any) -> None:
+        seen.append(BAD in turn.memory.written)
+        turn.memory.written[BAD] = {}
+        raise ValueError("a defect")
+
+    monkeypatch.setitem(entrance._DECISIONS, r.GetState, decide)
+    asked = play.world.send(r.GetState(BAD))
+    play.until(lambda: play.served([asked]), 20)
+    assert len(seen) > 1
+    assert not any(seen)
+
+
 def test_a_position_does_not_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarantine takes two rounds; the second one, with the answer, leaves the command behind, too."""
     play = Play()

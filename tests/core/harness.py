@@ -154,12 +154,18 @@ class World(Journals):
         table, views, said = self._everything(turn)
         if self.lane == OPEN_LANE:
             turn.lane = self.lanes.get(type(command), OPEN_LANE)
+        was_aborted = self._is_aborted(command)
         decide(turn, command, to)
         replies = turn.round.replies
         new = replies[len(said) :]
         # What gives way to an earlier commit, and would have moved positions, is logged as aborted.
-        moves = getattr(command, "consumed", None) is not None
-        gives_way = bool(new) and moves and getattr(new[-1][1], "code", "") == "AlreadyCommitted"
+        gives_way = (
+            bool(new)
+            and getattr(new[-1][1], "code", "") == "AlreadyCommitted"
+            and getattr(command, "consumed", None) is not None
+            and self._is_aborted(command)
+            and not was_aborted
+        )
         if new and new[-1][0] == to and isinstance(new[-1][1], r.Refusal) and not gives_way:
             refused = self._everything(turn)
             assert refused[0] == table, "a refused command changed the table"
@@ -167,6 +173,11 @@ class World(Journals):
             assert refused[2] == [*said, replies[-1]], (
                 "a refused command said more than its refusal"
             )
+
+    def _is_aborted(self, command: Any) -> bool:
+        """Whether the transaction of a one-shot, or of a prepare in one command, is aborted."""
+        row = self.state.txn_row(getattr(command, "txn_id", b""))
+        return row is not None and row.state == "ABORTED"
 
     def _everything(self, turn: Turn) -> tuple[dict[bytes, bytes], Any, list[Any]]:
         """The table, all that a round says but its replies, and its replies."""

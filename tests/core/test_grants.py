@@ -182,7 +182,8 @@ def test_a_recovery_a_force_and_an_operators_abort_are_in_it(opened: World) -> N
     world, torn = opened, opened.row("A")._replace(state="FINALIZE_IN_PROGRESS")
     for label in "BCDE":
         world.begin(label)
-    world.log_rows([(k.txn_key(world.id("A")), torn)])
+    decided = r.PendingCommitRow((), True, (), None, None, 0, None, None)
+    world.log_rows([(k.txn_key(world.id("A")), torn), (k.pending_key(world.id("A")), decided)])
     turn = world.new_turn()
     give_up_stream(turn, "nyc/a", "gone")
     world.close(turn)

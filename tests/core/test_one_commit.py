@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from anabranch.core import rows as k
-from anabranch.core.locks.table_writes import fingerprint
+from anabranch.core.locks import frozen
+from anabranch.core.locks.table_writes import Keys, fingerprint
+from anabranch.core.state import State
+from anabranch.protocol import limits
 from anabranch.protocol.ids import hash_of
 from anabranch.protocol.limits import PREPARED_HOLD_MS
 from anabranch.protocol.schemas import records as r
@@ -349,6 +352,105 @@ def test_after_the_hold_nothing_waits_but_plain_writes(kind: str, commits: bool)
     assert bank.ask("S", shot).startswith("S COMMITTED")
 
 
+def test_after_the_hold_nothing_waits_for_a_decided_one_whose_stream_is_in_trouble() -> None:
+    bank = Both()
+    assert bank.journal_prepared("P", b"read", wrote=(b"x",)) == "PREPARED"
+    bank.memory.waiting = {B: "its topic has no leader"}
+    assert bank.decided("P") == "FINALIZE_IN_PROGRESS"
+    assert not journal(bank, b"read")
+    for _ in range(PREPARED_HOLD_MS // 1_000):
+        bank.wait(1_000)
+    assert bank.state_of("J") == "ABORTED"
+    shot = r.OneShot(bank.id("S"), "nyc", None, (r.Event(A, -1, b"read", b"v", (), -1),), None, ())
+    assert bank.ask("S", shot) == "ReservedByPrepared"
+    bank.memory.waiting = {}
+    bank.wait(1_000)
+    assert bank.state_of("P") == "COMMITTED"
+    assert bank.ask("S", shot).startswith("S COMMITTED")
+
+
+@pytest.mark.parametrize("ahead_s", [-3_600, 3_600])
+def test_the_hold_ends_though_leaders_have_different_clocks(ahead_s: int) -> None:
+    bank = Both()
+    bank.wall_us += ahead_s * 1_000_000
+    assert bank.prepared("P", b"read", wrote=(b"x",)) == "PREPARED"
+    bank.wall_us -= ahead_s * 1_000_000
+    bank.lead()
+    assert not journal(bank, b"read")
+    shot = r.OneShot(bank.id("S"), "nyc", None, (r.Event(A, -1, b"read", b"v", (), -1),), None, ())
+    said = []
+    for _ in range(PREPARED_HOLD_MS // 1_000 + 1):
+        said.append(bank.ask("S", shot))
+        bank.wait(1_000)
+    assert said[0] == ("NotReady" if ahead_s > 0 else "ReservedByPrepared")
+    assert said[-1] == "ReservedByPrepared"
+    assert bank.state_of("J") == "ABORTED"
+
+
+@pytest.mark.parametrize("size", [10, BIG])
+@pytest.mark.parametrize("claims", [True, False])
+def test_a_commit_that_is_given_up_after_the_hold_gives_all_back(size: int, claims: bool) -> None:
+    claim: dict[str, Any] = {"name": "n", "number": 7} if claims else {}
+    bank = Both()
+    assert bank.prepared("P", b"read", wrote=(b"x",)) == "PREPARED"
+    bank.begun("J")
+    bank.writes("J", A, b"read", size=size)
+    assert bank.ask_end("J", **claim) == "waits"
+    assert bank.task() == "1 a 0:- !J"
+    bank.grow()
+    bank.wait(PREPARED_HOLD_MS)
+    bank.wait(60)
+    assert Big.row(bank, "J").state == "ABORTED"
+    assert (bank.task(), bank.series("n")) == ("1 a 0:-", "nowhere")
+    assert bank.shot("S", (A, b"z")) == "COMMITTED", "the tasks can be moved"
+    reset = bank.ask("reset", r.ResetProcessor(NAME, 0, INPUTS, False))
+    assert not isinstance(bank.result, r.Refusal), reset
+    bank.begun("K", None)
+    assert bank.ask_end("K", None, **claim) == "COMMITTED"
+    assert bank.series("n") == ("7 by K" if claims else "nowhere")
+
+
+def test_a_wait_for_many_costs_no_more_than_one_for_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    bank = Both()
+    labels = [f"P{n:02}" for n in range(frozen.MOST_ON + 4)]
+    for label in labels:
+        assert bank.prepared(label, b"read", wrote=(b"x",)) == "PREPARED"
+    monkeypatch.setattr(State, "prepared_row", None)  # no row with events is read
+    assert not one_shot(bank, b"read")
+    (waiting,) = bank.memory.merging.waiting.as_dict().values()
+    assert len(waiting.on) == frozen.MOST_ON
+    assert not one_shot(bank, b"read")
+    monkeypatch.undo()
+    for label in labels[: frozen.MOST_ON]:
+        assert bank.decided(label) == "COMMITTED"
+        assert not one_shot(bank, b"read")
+    for label in labels[frozen.MOST_ON :]:
+        assert not one_shot(bank, b"read")
+        assert bank.decided(label) == "COMMITTED"
+    assert one_shot(bank, b"read")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reading_what_many_prepared_ones_write_takes_several_rounds(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank = Both()
+    for n in range(6):
+        keys = tuple(b"%d-%d" % (n, i) for i in range(40 if kind == "one command" else 4))
+        assert prepare(bank, kind, f"P{n}", wrote=keys) == "PREPARED"
+    bank.lead()
+    bank.wait(60)
+    since, last = bank.told()
+    locks = (r.TableLocks(B, since, last[B], (fingerprint(b"z"),), ()),)
+    command = r.PrepareEvents(bank.id("Q"), "nyc", None, (), SECRET, PREPARE, None, locks)
+    monkeypatch.setattr(limits, "ROUND_WORK", limits.ROUND_WORK._replace(value=10))
+    tries = 0
+    while bank.ask("prepare", command) == "NotReady":
+        tries += 1
+    assert told(bank.said[-1][1]) == "PREPARED"
+    assert 1 < tries < 6
+
+
 def test_who_waits_is_listed() -> None:
     bank = Both()
     assert bank.prepared("P", b"read", wrote=(b"x",)) == "PREPARED"
@@ -377,6 +479,21 @@ def test_its_locks_hold_when_it_is_prepared(kind: str) -> None:
         bank.writes("P", B, b"x", size=10)
         assert bank.put((A, b"k")) == "COMMITTED"
         assert bank.ask_end("P", None, prepare=PREPARE) == "ABORTED"
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_its_locks_are_no_bigger_than_those_that_are_registered(more: int) -> None:
+    bank = Both()
+    since, last = bank.told()
+    low = b"a" * (limits.LOCK_BYTES.value - 8 - 1 + more)
+    locks = (r.TableLocks(A, since, last[A], (7,), (r.LockedRange(low, b"b"),)),)
+    bank.begun("J", None)
+    bank.touch("J", B)
+    registered = bank.ask("lock", r.LockReads(bank.token("J"), bank.writer("J"), 1, locks))
+    assert told(bank.result) == ("InvalidArgument" if more else "ReadsLocked"), registered
+    command = r.PrepareEvents(bank.id("P"), "nyc", None, (), SECRET, PREPARE, None, locks)
+    bank.ask("prepare", command)
+    assert told(bank.result) == ("EventTooLarge" if more else "PREPARED")
 
 
 # The first is prepared (or staged) and has read `a`, and wrote `b`; the second wants to be.
@@ -443,6 +560,39 @@ def test_a_prepare_that_waits_for_another_is_refused_after_the_hold() -> None:
     assert bank.prepared("R", wrote=(b"a",), table=A) == "ReservedByPrepared"
     assert bank.decided("P", commits=False) == "ABORTED"
     assert bank.ask_end("Q", None, prepare=PREPARE) == "PREPARED"
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "staged"])
+def test_what_waits_for_a_plain_write_that_waits_for_a_prepared_one_is_refused_after_the_hold(
+    kind: str,
+) -> None:
+    """Plain writes wait without an end, and bar locks that they break."""
+    bank = Both()
+    assert bank.prepared("P", b"read", wrote=(b"x",)) == "PREPARED"
+    bank.write_plainly(A, digest=Keys.of([b"read", b"u"]).to_bytes())
+    bank.wait(60)
+    bank.wait(frozen.BARS_MS)
+    if kind == "staged":
+        bank.new("U")
+        bank.reads("U", b"u")
+        bank.writes("U", B, b"big")
+        assert bank.commits("U") == "COMMIT_IN_PROGRESS"
+    else:
+        waits = "NotReady" if kind == "one command" else "waits"
+        assert prepare(bank, kind, "U", b"u", wrote=(b"y",)) == waits
+    said = []
+    for _ in range(PREPARED_HOLD_MS // 1_000):
+        bank.wait(1_000)
+        said += [told(result) for to, result in bank.said if to.correlation_id == b"end U"]
+    if kind == "staged":
+        assert bank.state_of("U") == "ABORTED"
+    elif kind == "journals":
+        assert said == ["ReservedByPrepared"]
+    else:
+        assert bank.prepared("U", b"u", wrote=(b"y",)) == "ReservedByPrepared"
+    assert bank.index.plain_waiting(bank.state)
+    assert bank.decided("P") == "COMMITTED"
+    assert not bank.index.plain_waiting(bank.state)
 
 
 def test_a_staged_merge_and_a_prepared_one() -> None:

@@ -173,6 +173,17 @@ def test_many_rows_are_prepared_by_journals(world: Teller) -> None:
     assert world.total() == 15
 
 
+def test_big_locks_are_prepared_by_journals(world: Teller) -> None:
+    with world.rows.begin() as txn:
+        for n in range(40):
+            list(txn.scan(ROWS, low=b"%02d" % n + b"k" * 8_000, high=b"%02dz" % n))
+        add(txn, b"5")
+        assert txn.prepare().state == "PREPARED"
+        blocked(world)
+        assert txn.commit().counts.committed == 1
+    assert world.total() == 15
+
+
 def test_a_name_that_is_committed_has_its_outcome(world: Teller, form: Form) -> None:
     earlier = world.rows.transact(lambda txn: add(txn, b"1"), name="once")
     with world.rows.begin(keepalive=form) as txn:

@@ -25,8 +25,14 @@ from anabranch.core import work
 from anabranch.core.decisions import positions
 from anabranch.core.decisions.prepared import leave_out_lost
 from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
-from anabranch.core.decisions.transactions import abort_txn, end_pending, finish, journal_op
-from anabranch.core.decisions.turn import Turn
+from anabranch.core.decisions.transactions import (
+    abort_txn,
+    answer_pending,
+    end_pending,
+    finish,
+    journal_op,
+)
+from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.journal_index import JournalIndex, extents_by_place, taken_runs
 from anabranch.core.journal_runs import StoredRun, digest_key, stored_run_key
 from anabranch.core.locks import conflicts, frozen
@@ -182,7 +188,7 @@ def _waits_for_locks(turn: Turn, txn_id: bytes, refused: frozen.Refused | None) 
     If a prepared transaction has had them for long, the commit is aborted.
     """
     if isinstance(refused, ReservedByPrepared):
-        end_pending(turn, txn_id, refused)
+        answer_pending(turn, txn_id, refuse(refused))
         abort_txn(turn, txn_id, str(refused))
     elif refused is not None:
         _wait(turn, txn_id, RECHECK_MS, "locks")

@@ -29,6 +29,7 @@ from anabranch.core.decisions.transactions import (
 )
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.locks import conflicts, frozen, row_changes, row_turns
+from anabranch.core.locks.lock_table import bytes_of
 from anabranch.core.locks.row_changes import Placed
 from anabranch.core.locks.table_writes import Write
 from anabranch.core.memory import is_gone
@@ -212,6 +213,12 @@ def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> 
         raise errors.EventTooLarge(
             f"events of {size:,} bytes in one command that prepares, {limits.PREPARED_EVENTS.value:,} are allowed: "
             "write them to journals"
+        )
+    size = bytes_of(command.locks)
+    if size > limits.LOCK_BYTES.value:
+        raise errors.EventTooLarge(
+            f"locks of {size:,} bytes in one command that prepares, {limits.LOCK_BYTES.value:,} are allowed: "
+            "begin the transaction, and register them"
         )
     row = born(
         "begin",

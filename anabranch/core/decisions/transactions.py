@@ -7,6 +7,7 @@ last part is about time: transactions without heartbeats are aborted, and old ou
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from hmac import compare_digest
 
 from anabranch import errors
@@ -21,6 +22,7 @@ from anabranch.core.memory import Keepalives
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.transaction_states import TRANSACTIONS, Op, born, locks_broken
+from anabranch.errors import check
 from anabranch.protocol import limits
 from anabranch.protocol.ids import (
     DIRECTORY,
@@ -338,6 +340,10 @@ def abort(turn: Turn, command: r.Abort, to: ReplyTo | None) -> None:
 def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort") -> None:
     """Abort an open transaction by a legal ``op``, and answer the askers of its commit."""
     txn = turn.open(txn_id)
+    check(
+        txn.pending is not None or not _is_held(txn),
+        "a decided commit lost the row that says what to give back",
+    )
     reason = limits.cut(reason)
     row = turn.move(txn.row, op, reason=reason, finished_ms=turn.wall_ms)
     rejected = turn.rejected(txn.row)
@@ -353,6 +359,17 @@ def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort")
     for to in end_pending(turn, txn_id, None):
         turn.reply(to, turn.outcome(row, lane=to.lane))
     finish(turn, row)
+
+
+def _is_held(txn: OpenTxn) -> bool:
+    """Whether a transaction may hold tasks, or a number. One that was prepared in one command has a pending commit
+    only if it moves positions.
+    """
+    state = txn.row.state
+    in_one_command = state == "PREPARED" and not txn.writers
+    return (
+        state in ("COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS", "PREPARED") and not in_one_command
+    )
 
 
 # The parts of a decided or prepared transaction (`core.parts`) that it gives back when it is aborted after all. Its
@@ -375,6 +392,15 @@ def end_pending(turn: Turn, txn_id: bytes, error: errors.AnabranchError | None) 
         for to in waiting:
             turn.reply(to, refuse(error))
     return waiting
+
+
+def answer_pending(turn: Turn, txn_id: bytes, result: object) -> None:
+    """Answer the askers of a decided commit. Its row stays without them: it says what an abort gives back."""
+    pending = turn.open(txn_id).pending
+    if pending is not None and pending.askers:
+        for each in pending.askers:
+            turn.reply(ReplyTo.of(each), result)
+        turn.put(k.pending_key(txn_id), replace(pending, askers=()))
 
 
 def finish(turn: Turn, row: r.TxnRow) -> None:

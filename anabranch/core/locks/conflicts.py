@@ -7,7 +7,7 @@ A commit is checked in two ways: its own locks have to hold (`judge` for a one-s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import lt
 
@@ -15,7 +15,7 @@ from anabranch import errors
 from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.authorize import Right, check_right
-from anabranch.core.decisions.transactions import abort_txn, end_pending
+from anabranch.core.decisions.transactions import abort_txn, answer_pending
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.decisions.writers import writers_text
 from anabranch.core.journal_runs import StoredRun, covers
@@ -251,11 +251,7 @@ def ready_to_merge(turn: Turn, txn_id: bytes) -> bool:
             turn, txn_id, "its locks were not revalidated, and other commits may have broken them"
         )
         return False
-    pending = txn.pending
-    for to in end_pending(turn, txn_id, None):
-        turn.reply(to, again)
-    if pending is not None:
-        turn.put(k.pending_key(txn_id), replace(pending, askers=()))
+    answer_pending(turn, txn_id, again)
     return False
 
 

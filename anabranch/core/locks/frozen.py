@@ -24,7 +24,7 @@ from anabranch.core.journal_index import extents_by_place, taken_runs
 from anabranch.core.locks.conflicts import written
 from anabranch.core.locks.lock_table import LockTable
 from anabranch.core.locks.table_writes import FEW_POINTS, Write
-from anabranch.core.memory import Waiting, Who
+from anabranch.core.memory import STUCK, Waiting, Who
 from anabranch.core.round import StreamCommit
 from anabranch.errors import NotReady, ReservedByPrepared
 from anabranch.protocol import limits
@@ -34,6 +34,7 @@ from anabranch.protocol.schemas import records as r
 BARS_MS = 1_000  # when a commit has waited this long, locks that it breaks are not frozen before it
 HEARD_MS = 5_000  # … unless it did not try again for this time, like a one-shot that was given up
 MOST = 1_000  # waiting commits that are noted; more wait without a note
+MOST_ON = 16  # transactions that each of them waits for first: the oldest; the others come when these have ended
 
 Writes = Mapping[str, Write]  # by table
 On = set[tuple[bytes, str]]  # the transactions that a commit waits for, with the table
@@ -78,7 +79,9 @@ def waits(turn: Turn, who: Who, writes: Callable[[], Writes]) -> Refused | None:
         return None
     found = writes() if holding else {}
     by = who if isinstance(who, bytes) else NO_TXN
-    return _note(turn, who, _broken_by(turn.state.locks, by, found, holding), found)
+    on = _broken_by(turn.state.locks, by, found, holding)
+    turn.charge(work.of_items(len(on)))
+    return _note(turn, who, on, found)
 
 
 def still_waits(turn: Turn, who: Who) -> Refused | None:
@@ -91,7 +94,7 @@ def still_waits(turn: Turn, who: Who) -> Refused | None:
     if known is None or not on:
         return None
     turn.merging.waiting.put(who, known._replace(heard_ms=turn.now_ms))
-    return _refused(turn, on)
+    return _refused(turn, on, known.held_since_ms)
 
 
 def may_stage(turn: Turn, txn_id: bytes, writes: Callable[[], Writes]) -> Refused | None:
@@ -119,26 +122,32 @@ def _to_freeze(
     known = _alone(txn_id, locks) if locks else turn.state.locks
     tables = known.of(txn_id).tables
     on: On = set()
+    behind: On = set()
     if tables:
         others = [one for one in turn.state.locks.frozen if one != txn_id]
         if not prepares:
             others = [one for one in others if one not in turn.state.prepared]
         turn.charge(work.of_items(len(others)))
+        kept = 0
         for other in others:
-            theirs = _written_by(turn, other, tables)
+            since = turn.work
+            theirs = _written_by(turn, other, tables) if kept < limits.ROUND_WORK.value else None
             if theirs is None:
                 return NotReady(
-                    "the journals of a prepared transaction or a staged merge are read first"
+                    "the writes of a prepared transaction or a staged merge are read first"
                 )
+            if not any(write.is_packed for write in theirs.values()):
+                kept += turn.work - since  # the next try has these
             on |= {(other, table) for _, table in _broken_by(known, other, theirs, (txn_id,))}
-        on |= _bars(turn, txn_id, known)
+        bars, behind = _bars(turn, txn_id, known)
+        on |= bars
     found: Writes = {}
     # A prepared transaction may wait for a staged merge when it commits.
     holding = [one for one in turn.state.locks.holding if not (prepares and _is_staged(turn, one))]
     if not on and holding:
         found = writes()
         on = _broken_by(turn.state.locks, txn_id, found, holding)
-    return _note(turn, txn_id, on, found, freezes=True)
+    return _note(turn, txn_id, on, found, freezes=True, behind=behind)
 
 
 def _alone(txn_id: bytes, locks: Sequence[r.TableLocks]) -> LockTable:
@@ -154,7 +163,10 @@ def _is_staged(turn: Turn, txn_id: bytes) -> bool:
 
 
 def _written_by(turn: Turn, txn_id: bytes, tables: Iterable[str]) -> Writes | None:
-    """The writes of a frozen transaction to some tables; None if the journals are not read up to them yet."""
+    """The writes of a frozen transaction to some tables; None if the journals are not read up to them yet.
+
+    Reading them is charged; most are kept in memory.
+    """
     txn, known = turn.open(txn_id), turn.memory.written.setdefault(txn_id, {})
     wanted = txn.participants.keys() & set(tables)
     missing = wanted - known.keys()
@@ -164,6 +176,7 @@ def _written_by(turn: Turn, txn_id: bytes, tables: Iterable[str]) -> Writes | No
     kept = turn.state.prepared_row(txn_id)
     if kept is not None and kept.events:
         events = CommandEvents.of(kept.events)
+        turn.charge(work.of_items(events.items) + (len(events.payload) >> work.KIB_BITS))
         fresh = writes_of(events, missing, events.by_stream())
     else:
         receipts = () if txn.pending is None else needed(turn.state, txn.pending)
@@ -205,6 +218,8 @@ def writes_in_journals(
             for at in places
             if (table, at) in extents
         ]
+        runs = [run for _, its in taken for run in its]
+        turn.charge(work.of_batch(len(runs), sum([run.records for run in runs]), 0))
         found[table] = written(turn, StreamCommit(txn_id, table, 0, 0, ()), taken)
     return found
 
@@ -219,52 +234,95 @@ def _broken_by(locks: LockTable, by: bytes, writes: Writes, holding: Collection[
     }
 
 
-def _bars(turn: Turn, txn_id: bytes, locks: LockTable) -> On:
+def _bars(turn: Turn, txn_id: bytes, locks: LockTable) -> tuple[On, On]:
     """The commits that have waited for this transaction's locks for `BARS_MS` and come before it.
 
     If two commits would both freeze locks, the commit with the older id comes first: otherwise each might wait for
-    the other commit.
+    the other commit. Also returns what the plain writes among them wait for: plain writes can't be refused, so
+    without that this transaction would wait for as long as they do.
     """
-    return {
-        (who if isinstance(who, bytes) else NO_TXN, table)
-        for who, its in turn.merging.waiting.as_dict().items()
-        if turn.now_ms - its.since_ms >= BARS_MS
-        and turn.now_ms - its.heard_ms < HEARD_MS
-        and not (its.freezes and isinstance(who, bytes) and who >= txn_id)
-        for table, write in its.writes
-        if txn_id
-        in locks.possible_conflicts(table, write, who if isinstance(who, bytes) else NO_TXN)
-    }
+    found: On = set()
+    behind: On = set()
+    for who, its in turn.merging.waiting.as_dict().items():
+        by = who if isinstance(who, bytes) else NO_TXN
+        if (
+            turn.now_ms - its.since_ms < BARS_MS
+            or turn.now_ms - its.heard_ms >= HEARD_MS
+            or (its.freezes and by >= txn_id)
+        ):
+            continue
+        tables = [
+            table
+            for table, write in its.writes
+            if txn_id in locks.possible_conflicts(table, write, by)
+        ]
+        found |= {(by, table) for table in tables}
+        if tables and by == NO_TXN:
+            behind |= set(its.on)
+    return found, behind
 
 
-def _note(turn: Turn, who: Who, on: On, writes: Writes, *, freezes: bool = False) -> Refused | None:
-    """Note the transactions that a commit waits for. Returns why it waits, if there are any."""
+def _note(
+    turn: Turn,
+    who: Who,
+    on: On,
+    writes: Writes,
+    *,
+    freezes: bool = False,
+    behind: Collection[tuple[bytes, str]] = (),
+) -> Refused | None:
+    """Note the transactions that a commit waits for. Returns why it waits, if there are any.
+
+    ``behind``: those for which the plain writes wait that it waits for.
+    """
     waiting = turn.merging.waiting
     known = waiting.get(who, None)
     if not on:
         if known is not None:
             waiting.put(who, None)
         return None
-    refused = _refused(turn, on)
+    is_frozen = turn.state.locks.frozen
+    first = sorted(on, key=lambda one: (one[0] not in is_frozen, one))[:MOST_ON]
+    heard = known is not None and turn.now_ms - known.heard_ms < HEARD_MS
+    held_since_ms = known.held_since_ms if known is not None and heard else turn.now_ms
+    if not any(_may_stay(turn, one) for one, _ in (*first, *behind)):
+        held_since_ms = turn.now_ms
+    refused = _refused(turn, [*first, *behind], held_since_ms)
     if known is None and not _room(turn, waiting.as_dict()):
         return refused
     kept = tuple((table, _few(write)) for table, write in sorted(writes.items()))
     since_ms = turn.now_ms if known is None else known.since_ms
     kept = kept or (() if known is None else known.writes)
-    waiting.put(who, Waiting(since_ms, turn.now_ms, tuple(sorted(on)), kept, freezes))
+    waiting.put(who, Waiting(since_ms, turn.now_ms, held_since_ms, tuple(first), kept, freezes))
     return refused
 
 
-def _refused(turn: Turn, on: Iterable[tuple[bytes, str]]) -> Refused:
-    """Why a commit that would break these locks waits; or that it does not, as a prepared one has them for long."""
+def _refused(turn: Turn, on: Iterable[tuple[bytes, str]], since_ms: int) -> Refused:
+    """Why a commit that would break these locks waits; or that it does not, as a prepared one has them for long.
+
+    ``since_ms``: since when this leader lets it wait for prepared ones. The time of PREPARED alone would not do: it
+    is by the clock of the leader that logged it, which may have been ahead of this one.
+    """
+    waited = turn.now_ms - since_ms >= limits.PREPARED_HOLD_MS
     for txn_id, table in sorted(on):
-        kept = turn.state.prepared_row(txn_id) if txn_id in turn.state.prepared else None
-        if kept is not None and turn.wall_ms - kept.prepared_ms >= limits.PREPARED_HOLD_MS:
+        if not _may_stay(turn, txn_id):
+            continue
+        held_ms = turn.wall_ms - turn.open(txn_id).prepared_ms
+        if waited or held_ms >= limits.PREPARED_HOLD_MS:
             return held(txn_id, f"a row of {table}, by a lock,")
     return NotReady(
         "a row that this writes was read by a prepared transaction, or by a big one whose commit is under way; "
         "nothing was changed: call again (`anabranch txn locks` shows who waits)"
     )
+
+
+def _may_stay(turn: Turn, txn_id: bytes) -> bool:
+    """Whether a transaction may hold its locks for hours: it is prepared, or was, and its commit is stuck."""
+    txn = turn.state.open.get(txn_id)
+    if txn is None or not txn.prepared_ms:
+        return False
+    wait = None if txn_id in turn.state.prepared else turn.wait_of(txn_id)
+    return txn_id in turn.state.prepared or (wait is not None and wait.why in STUCK)
 
 
 def _few(write: Write) -> Write:

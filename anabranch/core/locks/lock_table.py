@@ -57,6 +57,15 @@ def count_of(locks: Iterable[r.TableLocks]) -> int:
     return sum([len(each.points) + len(each.ranges) for each in locks])
 
 
+def bytes_of(locks: Iterable[r.TableLocks]) -> int:
+    """The bytes of their fingerprints and of the bounds of their ranges."""
+    size = 0
+    for each in locks:
+        size += 8 * len(each.points)
+        size += sum([len(span.low) + len(span.high or b"") for span in each.ranges])
+    return size
+
+
 def held_by(row: r.ReadLockRow) -> int:
     """The size of a set: its locks, its tables without a lock, and the writers whose events were read."""
     named = sum([not (each.points or each.ranges) for each in row.locks])

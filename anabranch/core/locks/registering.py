@@ -26,7 +26,7 @@ from anabranch.core.locks.conflicts import (
     table_times,
     validated_rows,
 )
-from anabranch.core.locks.lock_table import count_of, held_by
+from anabranch.core.locks.lock_table import bytes_of, held_by
 from anabranch.core.round import ReplyTo
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.protocol import limits
@@ -115,11 +115,7 @@ def _check(turn: Turn, row: r.TxnRow, command: r.LockReads, kept: r.ReadLockRow)
             f"a set of locks was read from writer {writers_text(strangers)}, which the transaction has not"
         )
     more = held_by(kept)
-    spans = [span for each in command.locks for span in each.ranges]
-    size = 8 * (count_of(command.locks) - len(spans)) + sum(
-        len(s.low) + len(s.high or b"") for s in spans
-    )
-    limits.LOCK_BYTES.check(size, "a command that registers locks")
+    limits.LOCK_BYTES.check(bytes_of(command.locks), "a command that registers locks")
     most = limits.LOCKS.value
     if sets.count + more > most or len(sets.rows) >= most:
         raise errors.TooManyLocks(
