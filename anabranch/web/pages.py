@@ -54,7 +54,7 @@ from anabranch.types import (
     TransactionInfo,
 )
 from anabranch.values import Stream, text_of
-from anabranch.web.charts import Recorder
+from anabranch.web.charts import Recorder, size_text
 from anabranch.web.events import Part, Search, after, newest, of_commit, weight
 from anabranch.web.folders import remove_left
 from anabranch.web.hub import INTERVAL_S, View
@@ -103,7 +103,8 @@ def environment() -> Environment:
     )
     made.filters |= {
         "at": time_text, "clock": clock_text, "count": "{:,}".format, "hybrid": to_text, "lag": lag_text,
-        "query": query_text, "segment": segment_name, "short": short_time, "span": span_text, "waits": _waits,
+        "query": query_text, "segment": segment_name, "short": short_time, "size": size_text, "span": span_text,
+        "waits": _waits,
     }  # fmt: skip
     return made
 

@@ -17,14 +17,14 @@ from tests.cli.fakes import TXN_ID, FakeClient, stream
 # Page -> the cells of rows that it has, in their order.
 ROWS: dict[View, list[tuple[str, ...]]] = {
     View("streams"): [
-        ("nyc/flights", "ACTIVE", "2", "2", "0", "0 Bytes", "3", ""),
-        ("nyc/weather", "ACTIVE", "2", "2", "0", "0 Bytes", "3", ""),
+        ("nyc/flights", "ACTIVE", "2", "2", "0", "0 B", "3", ""),
+        ("nyc/weather", "ACTIVE", "2", "2", "0", "0 B", "3", ""),
     ],
     View("streams", ("weath", "ACTIVE", "100")): [
-        ("nyc/weather", "ACTIVE", "2", "2", "0", "0 Bytes", "3", ""),
+        ("nyc/weather", "ACTIVE", "2", "2", "0", "0 B", "3", ""),
     ],
     View("transactions", ("open", "", "", "", "100")): [
-        (TXN_ID.hex(), "nyc", "COMMITTED", "60s", "7 Bytes", "1", "10s", "20s", "backfill", "open")
+        (TXN_ID.hex(), "nyc", "COMMITTED", "60s", "7 B", "1", "10s", "20s", "backfill", "open")
     ],
     View("transactions", ("finished", "", "COMMITTED", "BACK", "100")): [
         (
