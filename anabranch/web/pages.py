@@ -53,7 +53,7 @@ from anabranch.types import (
     StreamDescription,
     TransactionInfo,
 )
-from anabranch.values import Stream, text_of
+from anabranch.values import Stream, text_of, undecodable
 from anabranch.web.charts import Recorder, size_text
 from anabranch.web.events import Part, Search, after, newest, of_commit, weight
 from anabranch.web.folders import remove_left
@@ -627,11 +627,7 @@ def shown(
         laid = None
         if handle is not None and len(data) <= _DECODED:
             try:
-                is_key = part == "key"
-                decoded = (
-                    handle.decode_key(data) if is_key else handle.decode_value(key or b"", data)
-                )
-                laid = laid_out(data, decoded, _VALUE)
+                laid = laid_out(data, _decoded(handle, part, key, data, event), _VALUE)
             except Exception as error:  # noqa: BLE001 - a codec and its values may do anything
                 trouble = trouble or _trouble(error)
         found.append(laid or laid_out(data, data, _VALUE))
@@ -643,6 +639,19 @@ def shown(
         )
     raw_key = key if key is not None and len(key) <= _MOST_LINKED else None
     return Shown(found[0], found[1], headers, trouble, raw_key, event)
+
+
+def _decoded(
+    handle: Stream[Any, Any], part: str, key: bytes | None, data: bytes, event: Event | None
+) -> Any:
+    """A key or value. Raises: UndecodableValue, which names the event, or the row; NotReady."""
+    try:
+        return handle.decode_key(data) if part == "key" else handle.decode_value(key or b"", data)
+    except UndecodableValue as error:
+        cause = error.__cause__
+        if event is None or not isinstance(cause, Exception):
+            raise
+        raise undecodable(handle.key, handle.value, event, cause) from cause
 
 
 def _trouble(error: Exception) -> str:
