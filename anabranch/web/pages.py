@@ -45,6 +45,7 @@ from anabranch.presentation.rows import (
 from anabranch.presentation.system_tables import commit_rows
 from anabranch.protocol.hybrid_time import from_datetime, read_moment, to_datetime, to_text
 from anabranch.protocol.ids import parse_txn_text
+from anabranch.topics.names import mirror_group
 from anabranch.types import (
     Event,
     LeaderInfo,
@@ -430,7 +431,9 @@ class Pages:
                     processor_row(info, self._client.lag(info, timeout=self._timeout))
                 )
         groups = [group_row(one) for one in self._client.groups(timeout=self._timeout)]
+        mirrors = {mirror_group(one["processor"]): one["processor"] for one in processors}
         for group in groups:
+            group["mirror_of"] = mirrors.get(group["group"])
             # Brokers show groups to this process that its lane may know nothing of.
             group["streams"] = [one for one in group["streams"] if one["stream"] in seen]
 

@@ -136,6 +136,14 @@ def test_a_transaction_s_page_shows_its_timeline() -> None:
     assert [call for call, _ in fake.calls].count("timeline") == 2
 
 
+def test_a_mirror_says_whose_it_is() -> None:
+    client: Any = Timed(FakeClient())
+    page = Pages(client, environment(), 1.0, Showing()).body(View("groups"))
+    (row,) = [line for line in page.splitlines() if "nyc.delays" in line]
+    assert "mirror of the processor nyc/delays" in row
+    assert page.count("mirror of") == 1
+
+
 def test_groups_show_no_streams_that_the_lane_may_not_see() -> None:
     """Brokers show the process all groups, also those of other streams."""
     client: Any = Timed(FakeClient())
