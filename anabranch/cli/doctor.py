@@ -335,7 +335,8 @@ def _asked(rows: list[Row], what: str, to_do: str) -> Iterator[None]:
     try:
         yield
     except NotAuthorized as error:
-        rows.append(Row(what, State.UNKNOWN, str(error), "repeat the command with --lane admin"))
+        text = str(error).replace("; nothing was changed", "")  # a check changes nothing
+        rows.append(Row(what, State.UNKNOWN, text, "repeat the command with --lane admin"))
     except FixCallError as error:
         rows.append(
             Row(what, State.BAD, f"{type(error).__name__}: {error}", to_do or "correct this")

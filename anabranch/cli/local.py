@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from anabranch import logs
 from anabranch.cli.errors import CheckFailed
 from anabranch.cli.options import (
-    Bootstrap,
     Json,
     Lane,
     LogFormat,
@@ -368,7 +367,13 @@ def conformance(
     only: Annotated[
         list[str] | None, option("--only SCENARIO", "Play only this scenario. Repeatable.")
     ] = None,
-    bootstrap: Bootstrap = None,
+    bootstrap: Annotated[
+        str | None,
+        option(
+            "--bootstrap -b HOST:PORT",
+            "Play on this cluster. The variable ANABRANCH_BOOTSTRAP is not read: the command leaves scopes there.",
+        ),
+    ] = None,
     prefix: Prefix = DEFAULT_PREFIX,
     lane: Lane = OPEN_LANE,
     json: Json = False,

@@ -573,7 +573,7 @@ def _load(target: str) -> Processor:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        imported = importlib.import_module(module)
     except AnabranchError:
         raise
     except Exception as error:
@@ -590,6 +590,9 @@ def _load(target: str) -> Processor:
         raise InvalidArgument(
             f"the import of {module} failed: {type(error).__name__}: {error}{at}"
         ) from error
+    if not hasattr(imported, name):
+        raise InvalidArgument(f"{module} has no `{name}`")
+    found = getattr(imported, name)
     if isinstance(getattr(found, "program", None), Processor):
         raise InvalidArgument(
             f"{target} is a Faust app: run it with `faust -A {target} worker`, and give each worker its own "

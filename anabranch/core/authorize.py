@@ -123,8 +123,9 @@ def refusal(lane: str, right: Right, what: str) -> NotAuthorized:
     """The error for a right that is missing; the same whether the thing exists or not."""
     name = names_of(right)
     where = what if "/" in what or what == EVERYWHERE else of_scope(what)
+    unknown = "" if what == EVERYWHERE else ", or there is no such thing"
     return NotAuthorized(
-        f"lane {lane!r} has no right {name!r} on {where}, or there is no such thing; nothing was changed. An "
+        f"lane {lane!r} has no right {name!r} on {where}{unknown}; nothing was changed. An "
         f"operator grants it: anabranch grants add {lane} '{where}' {name}"
     )
 

@@ -15,6 +15,8 @@ class InfraError(AnabranchError):
 class DownloadFailed(InfraError, RetryError):
     """A file of the broker could not be fetched; the message names it and the cause."""
 
+    to_do = "connect to the network, or set ANABRANCH_MAVEN_REPOSITORY to a Maven mirror, then repeat the command"
+
 
 class HashMismatch(InfraError, FixCallError):
     """A fetched file is not the one that the lock file names; it was deleted.
@@ -43,8 +45,10 @@ class NoJava(InfraError, FixCallError):
 class PortTaken(InfraError, FixCallError):
     """The requested port is in use by another process."""
 
+    to_do = "choose another port with --port or --http; 0: any free one"
+
     def __init__(self, port: int) -> None:
-        super().__init__(f"port {port} is in use: give another one, or 0 for any free port")
+        super().__init__(f"port {port} is in use")
         self.port = port
 
 

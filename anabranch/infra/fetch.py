@@ -209,8 +209,7 @@ def _fetch_one(maven: MavenContext, jar: LockedJar, folder: Path) -> None:
         except (OSError, RuntimeError, AssertionError) as error:
             if attempt == _ATTEMPTS:
                 raise DownloadFailed(
-                    f"{jar.file} could not be fetched, after {_ATTEMPTS} attempts: {error}. "
-                    f"Check the network, or set {REPOSITORY_VARIABLE} to a Maven mirror"
+                    f"{jar.file} could not be fetched, after {_ATTEMPTS} attempts: {error}"
                 ) from error
         else:
             if found == jar.sha256:

@@ -33,6 +33,7 @@ _FORMER = "former"
 _EARLY = "early"
 _SAVEPOINT = "anabranch_ledger"  # the end of the database transaction removes it
 _VERSION = 1
+_UNDEFINED_TABLE = "42P01"  # PostgreSQL's code
 LOCK_S = 1.0  # the longest wait of recovery for a locked row
 ENDED = (
     "the block has ended the database's transaction by itself (a commit, a rollback, or a call that "
@@ -125,6 +126,10 @@ class Book:
             yield
         except self.driver.Error as error:
             text = str(error)
+            if "no such table" in text or sql.code_of(error) == _UNDEFINED_TABLE:
+                raise NoLedger(
+                    f"there is no table {self._table} here: run `anabranch ledger create`"
+                ) from error
             if isinstance(error, self.driver.ProgrammingError) or re.search("no such|no col", text):
                 raise NoLedger(_no_ledger(self._table, text)) from error
             raise

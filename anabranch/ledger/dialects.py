@@ -166,7 +166,7 @@ class PostgreSQL(Dialect):
         return connection.cursor()
 
     def is_over(self, error: Exception) -> bool:
-        return _code(error) in ("3B001", "25P01")  # no such savepoint, no transaction
+        return code_of(error) in ("3B001", "25P01")  # no such savepoint, no transaction
 
     def server(self, cursor: Any, facts: str | None) -> str:
         server = (facts or "").split(" ")[-1]
@@ -183,10 +183,11 @@ class PostgreSQL(Dialect):
 
     def is_held(self, error: Exception) -> bool:
         # lock timeout, deadlock, serialization failure
-        return _code(error) in ("55P03", "40P01", "40001")
+        return code_of(error) in ("55P03", "40P01", "40001")
 
 
-def _code(error: Exception) -> str | None:
+def code_of(error: Exception) -> str | None:
+    """PostgreSQL's code of an error; None: it has none, as SQLite's."""
     return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
 
 

@@ -27,6 +27,7 @@ from anabranch.errors import (
     NotReady,
 )
 from anabranch.ports import Clock, TableError
+from anabranch.presentation.rows import bytes_text
 from anabranch.processing.batch import (
     BatchConflict,
     BatchTables,
@@ -356,7 +357,8 @@ class Conflicts:
     """
 
     def __init__(self, name: str, metrics: Numbers, clock: Clock) -> None:
-        self._name, self._metrics = name, metrics
+        self._name, self._metrics, self._clock = name, metrics, clock
+        self._log_at: dict[str, float] = {}  # by table: from when on a conflict is logged as INFO
         self._counts = Counter[tuple[str, bytes]]()
         self._tries = 0
         self._cuts: deque[int] = deque()  # numbers of input commits of the next batches
@@ -380,9 +382,7 @@ class Conflicts:
         self._tries += 1
         if conflict.table:
             self._metrics.add("processor_conflicts", conflict.table)
-        if self._tries & (self._tries - 1) == 0:  # at each doubling
-            text = "%s: a batch is handled again, for the %d. time: %s"
-            log.info(text, self._name, self._tries, conflict)
+        self._log(conflict)
         self._cuts.clear()
         if self._counts[row] >= _ALONE:
             places = {} if batch.tables is None else batch.tables.places
@@ -391,6 +391,20 @@ class Conflicts:
         elif self._tries % _ALONE == 0 or not conflict.table:
             self._cuts.append(max(1, batch.commits // 2))
         return self._pauses.begin()
+
+    def _log(self, conflict: BatchConflict) -> None:
+        """Log a conflict: one of each table in `CONFLICT_LOG_S` seconds as INFO, others as DEBUG."""
+        now, level = self._clock.monotonic(), logging.DEBUG
+        if now >= self._log_at.get(conflict.table, -inf):
+            self._log_at[conflict.table] = now + defaults.CONFLICT_LOG_S
+            level = logging.INFO
+        what = (
+            f"Conflict in {conflict.table}, key {bytes_text(conflict.key[:100])}: another transaction wrote it."
+            if conflict.table
+            else f"Conflict: {conflict}."
+        )
+        text = "%s: %s The batch is handled again (try %d)."
+        log.log(level, text, self._name, what, self._tries + 1)
 
     def passed(self) -> None:
         """Note that a batch is committed."""

@@ -56,6 +56,8 @@ NO_TURNS_S = 60.0
 # A processor's batch is handled again after these pauses, when its locks break.
 FIRST_CONFLICT_PAUSE_S = 0.004
 LONGEST_CONFLICT_PAUSE_S = 0.5
+# At most one conflict of each table in this time is logged as INFO, others as DEBUG.
+CONFLICT_LOG_S = 10.0
 
 # -- processors -------------------------------------------------------------------------------------------
 

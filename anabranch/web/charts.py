@@ -128,7 +128,7 @@ class Recorder:
         kinds: tuple[tuple[str, str, Callable[[float], str]], ...] = (
             ("commits", "commits a second", _rate),
             ("behind", "events behind, of the slowest group", _count),
-            ("journal_bytes", "of open transactions in journals", _bytes),
+            ("journal_bytes", "of open transactions in journals", size_text),
         )
         now = samples[-1].at
         made = []
@@ -153,7 +153,8 @@ def _count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _bytes(value: float) -> str:
+def size_text(value: float) -> str:
+    """A number of bytes for people, on all pages."""
     for unit in ("B", "kB", "MB"):
         if value < 1000:
             return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"

@@ -45,6 +45,7 @@ from anabranch.presentation.rows import (
 from anabranch.presentation.system_tables import commit_rows
 from anabranch.protocol.hybrid_time import from_datetime, read_moment, to_datetime, to_text
 from anabranch.protocol.ids import parse_txn_text
+from anabranch.topics.names import mirror_group
 from anabranch.types import (
     Event,
     LeaderInfo,
@@ -53,8 +54,8 @@ from anabranch.types import (
     StreamDescription,
     TransactionInfo,
 )
-from anabranch.values import Stream, text_of
-from anabranch.web.charts import Recorder
+from anabranch.values import Stream, text_of, undecodable
+from anabranch.web.charts import Recorder, size_text
 from anabranch.web.events import Part, Search, after, newest, of_commit, weight
 from anabranch.web.folders import remove_left
 from anabranch.web.hub import INTERVAL_S, View
@@ -103,7 +104,8 @@ def environment() -> Environment:
     )
     made.filters |= {
         "at": time_text, "clock": clock_text, "count": "{:,}".format, "hybrid": to_text, "lag": lag_text,
-        "query": query_text, "segment": segment_name, "short": short_time, "span": span_text, "waits": _waits,
+        "query": query_text, "segment": segment_name, "short": short_time, "size": size_text, "span": span_text,
+        "waits": _waits,
     }  # fmt: skip
     return made
 
@@ -429,7 +431,9 @@ class Pages:
                     processor_row(info, self._client.lag(info, timeout=self._timeout))
                 )
         groups = [group_row(one) for one in self._client.groups(timeout=self._timeout)]
+        mirrors = {mirror_group(one["processor"]): one["processor"] for one in processors}
         for group in groups:
+            group["mirror_of"] = mirrors.get(group["group"])
             # Brokers show groups to this process that its lane may know nothing of.
             group["streams"] = [one for one in group["streams"] if one["stream"] in seen]
 
@@ -626,11 +630,7 @@ def shown(
         laid = None
         if handle is not None and len(data) <= _DECODED:
             try:
-                is_key = part == "key"
-                decoded = (
-                    handle.decode_key(data) if is_key else handle.decode_value(key or b"", data)
-                )
-                laid = laid_out(data, decoded, _VALUE)
+                laid = laid_out(data, _decoded(handle, part, key, data, event), _VALUE)
             except Exception as error:  # noqa: BLE001 - a codec and its values may do anything
                 trouble = trouble or _trouble(error)
         found.append(laid or laid_out(data, data, _VALUE))
@@ -642,6 +642,19 @@ def shown(
         )
     raw_key = key if key is not None and len(key) <= _MOST_LINKED else None
     return Shown(found[0], found[1], headers, trouble, raw_key, event)
+
+
+def _decoded(
+    handle: Stream[Any, Any], part: str, key: bytes | None, data: bytes, event: Event | None
+) -> Any:
+    """A key or value. Raises: UndecodableValue, which names the event, or the row; NotReady."""
+    try:
+        return handle.decode_key(data) if part == "key" else handle.decode_value(key or b"", data)
+    except UndecodableValue as error:
+        cause = error.__cause__
+        if event is None or not isinstance(cause, Exception):
+            raise
+        raise undecodable(handle.key, handle.value, event, cause) from cause
 
 
 def _trouble(error: Exception) -> str:

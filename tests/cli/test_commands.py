@@ -987,7 +987,7 @@ ASKED, ANSWERED = commands_topic("p", "open"), replies_topic("p", "open")
 
 def test_what_a_lane_may_not_see_is_not_checked() -> None:
     def ask() -> None:
-        raise NotAuthorized("lane 'open' has no right 'admin'")
+        raise NotAuthorized("lane 'open' has no right 'admin'; nothing was changed")
 
     rows: list[Row] = []
     with _asked(rows, "quarantined commands", ""):

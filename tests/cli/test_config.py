@@ -319,3 +319,13 @@ def test_every_line_is_json_however_the_format_is_given(tmp_path: Path, by: str)
         assert (by == "file") == any("can read the secrets" in one["message"] for one in lines)
         if "-v" in words:
             assert any("Traceback" in line.get("exception", "") for line in lines)
+
+
+def test_the_kit_plays_on_no_cluster_that_only_a_variable_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ANABRANCH_BOOTSTRAP", "b:9092")
+    kit = COMMAND.commands["conformance"]
+    assert kit.make_context("conformance", []).params["bootstrap"] is None
+    given = kit.make_context("conformance", ["--bootstrap", "c:9092"])
+    assert given.params["bootstrap"] == "c:9092"

@@ -23,6 +23,7 @@ from anabranch.cli.errors import (
     failure_of,
 )
 from anabranch.extras import command_of
+from anabranch.infra import fetch
 from anabranch.infra.errors import DownloadFailed, NoJava, PortTaken
 from anabranch.ports import TableError
 from tests.cli.conftest import Run
@@ -276,3 +277,9 @@ def test_a_circle_of_causes_ends() -> None:
     one, two = OSError("one"), OSError("two")
     one.__cause__, two.__context__ = two, one
     assert list(errors.chain_of(one)) == [one, two]
+
+
+def test_a_taken_port_and_a_missing_network_have_steps_of_their_own() -> None:
+    taken, missing = (failure_of(each).line() for each in (PortTaken(9092), DownloadFailed("x")))
+    assert taken.startswith("PortTaken: port 9092 is in use -> choose another port with --port")
+    assert fetch.REPOSITORY_VARIABLE in missing

@@ -126,6 +126,7 @@ def test_a_group_makes_a_processor(run: Run, fake: FakeClient) -> None:
     ("target", "text"),
     [
         ("tests.faust.counting:app", "run it with `faust -A tests.faust.counting:app worker`"),
+        ("tests.faust.counting:ap", "tests.faust.counting has no `ap`"),
         ("tests.faust.counting:count", "is not an anabranch.Processor"),
         ("tests.faust.nothing:app", "there is no module"),
     ],

@@ -120,16 +120,18 @@ def of_compose() -> list[Part]:
 
 @cache
 def manifests() -> list[dict[str, Any]]:
-    """As kustomize makes them, of the controllers and pages and of the processor; both have the same settings."""
+    """As kustomize makes them, of controllers, pages and the processor."""
+    return kustomize(INFRA / "kubernetes-processor")
+
+
+def kustomize(folder: Path) -> list[dict[str, Any]]:
+    """What ``kubectl apply -k`` would send for a folder."""
     kubectl = Path(sys.executable).with_name("kubectl")
-    found: list[dict[str, Any]] = []
-    for folder in (INFRA / "kubernetes", INFRA / "processor"):
-        done = subprocess.run(
-            [kubectl, "kustomize", folder], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        found += [each for each in yaml.safe_load_all(done.stdout) if each not in found]
-    return found
+    done = subprocess.run(
+        [kubectl, "kustomize", folder], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
 
 
 def named(kind: str, name: str) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from tests.deploy.files import (
     WEB,
     compose,
     dockerfile,
+    kustomize,
     manifests,
     named,
     settings,
@@ -71,6 +72,26 @@ def test_the_manifests_are_valid() -> None:
         "ConfigMap", "ConfigMap", "Deployment", "PodDisruptionBudget", "Secret", "Service",
         "StatefulSet", "StatefulSet",
     ]  # fmt: skip
+
+
+def test_controllers_and_the_processor_are_usable_alone_and_together(tmp_path: Path) -> None:
+    """Each manifest is there once, and is the same in each combination."""
+    for text in (
+        "resources: [infra/settings]\ncomponents: [infra/processor]",
+        "resources: [infra/kubernetes]",
+    ):
+        (tmp_path / "kustomization.yaml").write_text(text)
+        shutil.copytree(INFRA, tmp_path / "infra", dirs_exist_ok=True)
+        found = kustomize(tmp_path)
+        assert found
+        assert all(manifests().count(each) == 1 for each in found)
+
+
+def test_a_processor_may_take_minutes_to_answer_first() -> None:
+    (container,) = [each for _, each in pods() if each["name"] == PROCESSOR]
+    probe = container["startupProbe"]
+    assert probe["httpGet"] == container["livenessProbe"]["httpGet"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 300
 
 
 def test_an_invalid_manifest_is_found() -> None:

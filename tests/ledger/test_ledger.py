@@ -144,7 +144,9 @@ REFUSED: dict[str, tuple[Callable[[Place], Any], type[Exception], str]] = {
         after("alter table anabranch_ledger rename column outcome to colour"), e.NoLedger, "ledger create",
     ),
     "emptied": (after("delete from anabranch_ledger"), e.NoLedger, "ledger create"),
-    "missing": (after("drop table anabranch_ledger"), e.NoLedger, "ledger create"),
+    "missing": (
+        after("drop table anabranch_ledger"), e.NoLedger, "there is no table anabranch_ledger here: run",
+    ),
     "newer": (note('"version": 1', '"version": 2'), e.NoLedger, "upgrade"),
     "elsewhere": (note("memory/", "other/"), e.InvalidArgument, "of the cluster other/"),
     "moved": (note('"server": "', '"server": "x'), e.LedgerMoved, "ledger adopt"),

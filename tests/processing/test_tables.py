@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
 from anabranch.client.session import Session
 from anabranch.client.table_transaction import TableTransaction
+from anabranch.controller.monitor import Numbers
 from anabranch.errors import (
     CrossScope,
     FeatureNotEnabled,
@@ -25,10 +28,14 @@ from anabranch.errors import (
 )
 from anabranch.processing.app import Processor
 from anabranch.processing.batch import BatchConflict, WorkBatch
+from anabranch.processing.metrics import TABLE
+from anabranch.processing.tables import Conflicts
 from anabranch.processing.worker import Worker
 from anabranch.protocol import limits
+from anabranch.protocol.defaults import CONFLICT_LOG_S
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas.codec import LEVEL
+from tests.client.doubles import ManualClock
 from tests.processing.test_worker import Place
 
 ROWS = "nyc/rows"
@@ -112,7 +119,10 @@ def test_rows_are_read_and_written_in_the_commit_of_their_events(shop: Shop) -> 
     assert not shop.dead()
 
 
-def test_a_batch_whose_locks_are_broken_is_handled_again(shop: Shop) -> None:
+def test_a_batch_whose_locks_are_broken_is_handled_again(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "anabranch.processor")
     others = iter([10, 20])
 
     def before(_: Any) -> None:
@@ -125,10 +135,24 @@ def test_a_batch_whose_locks_are_broken_is_handled_again(shop: Shop) -> None:
         assert worker.metrics.values["processor_conflicts"] == {(ROWS,): 1}
         assert worker.metrics.values["processor_events_in"] == {("nyc/in",): 2}
         assert not worker.metrics.values["processor_taken_again"]
+    said = f"Conflict in {ROWS}, key a: another transaction wrote it. The batch is handled again (try 2)."
+    assert said in caplog.text
     # The second write came when b was handled, and broke the lock of a.
     assert shop.rows() == {"a": 21, "b": 1}
     assert [(e.key, e.value) for e in shop.events("nyc/out")][1] == (b"b", b"1")
     assert not shop.dead()
+
+
+def test_conflicts_are_logged_rarely(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "anabranch.processor")
+    now = ManualClock()
+    conflicts = Conflicts("nyc/p", Numbers(TABLE), now)
+    batch = cast(WorkBatch, SimpleNamespace(tables=None, commits=1))
+    for table in (ROWS, ROWS, "nyc/others"):
+        conflicts.note(BatchConflict("x", table=table, key=b"a"), batch)
+    now.sleep(CONFLICT_LOG_S)
+    conflicts.note(BatchConflict("x", table=ROWS, key=b"a"), batch)
+    assert [each.levelname for each in caplog.records] == ["INFO", "DEBUG", "INFO", "INFO"]
 
 
 @pytest.mark.parametrize("swallow", [False, True])

@@ -17,14 +17,14 @@ from tests.cli.fakes import TXN_ID, FakeClient, stream
 # Page -> the cells of rows that it has, in their order.
 ROWS: dict[View, list[tuple[str, ...]]] = {
     View("streams"): [
-        ("nyc/flights", "ACTIVE", "2", "2", "0", "0 Bytes", "3", ""),
-        ("nyc/weather", "ACTIVE", "2", "2", "0", "0 Bytes", "3", ""),
+        ("nyc/flights", "ACTIVE", "2", "2", "0", "0 B", "3", ""),
+        ("nyc/weather", "ACTIVE", "2", "2", "0", "0 B", "3", ""),
     ],
     View("streams", ("weath", "ACTIVE", "100")): [
-        ("nyc/weather", "ACTIVE", "2", "2", "0", "0 Bytes", "3", ""),
+        ("nyc/weather", "ACTIVE", "2", "2", "0", "0 B", "3", ""),
     ],
     View("transactions", ("open", "", "", "", "100")): [
-        (TXN_ID.hex(), "nyc", "COMMITTED", "60s", "7 Bytes", "1", "10s", "20s", "backfill", "open")
+        (TXN_ID.hex(), "nyc", "COMMITTED", "60s", "7 B", "1", "10s", "20s", "backfill", "open")
     ],
     View("transactions", ("finished", "", "COMMITTED", "BACK", "100")): [
         (
@@ -134,6 +134,14 @@ def test_a_transaction_s_page_shows_its_timeline() -> None:
     fake.info = replace(fake.info, state="ABORTED")
     pages.body(view)
     assert [call for call, _ in fake.calls].count("timeline") == 2
+
+
+def test_a_mirror_says_whose_it_is() -> None:
+    client: Any = Timed(FakeClient())
+    page = Pages(client, environment(), 1.0, Showing()).body(View("groups"))
+    (row,) = [line for line in page.splitlines() if "nyc.delays" in line]
+    assert "mirror of the processor nyc/delays" in row
+    assert page.count("mirror of") == 1
 
 
 def test_groups_show_no_streams_that_the_lane_may_not_see() -> None:

@@ -338,6 +338,8 @@ def test_values_are_decoded_by_the_codec_of_the_stream(client: anabranch.Client)
     assert '{"decoded":"ABC"}' in values_of(page)
     assert "bad" in values_of(page)
     assert "ZeroDivisionError: oh &lt;b&gt;no" in page
+    write(client, STREAM, (None, b"bad"))
+    assert "key None: codec" in events_page(made(client, handle=handle))
     assert values_of(events_page(made(client, handle=handle), key="clé")) == ['{"decoded":"ABC"}']
 
 
