@@ -23,6 +23,7 @@ from anabranch.errors import (
     AnabranchError,
     BeginAgainError,
     FeatureNotEnabled,
+    IllegalState,
     InvalidArgument,
     LocksBroken,
     NotAuthorized,
@@ -214,7 +215,10 @@ def transact(
         if commit.in_doubt:
             reader.end(f"the commit of this reader's positions ended by {type(error).__name__}")
         elif commit.consumed is not None:
-            reader.put_back(commit.consumed)
+            try:
+                reader.put_back(commit.consumed)
+            except IllegalState:  # raised by the reader: the function's error stays the one raised
+                reader.end("positions were taken while others were not committed yet")
         raise
 
 

@@ -33,6 +33,7 @@ from anabranch.errors import (
     InvalidArgument,
     LocksBroken,
     OwnershipLost,
+    ReservedByPrepared,
     RetryError,
     SnapshotExpired,
     TransactionAborted,
@@ -164,6 +165,11 @@ class Commits:
                 break
             except (LocksBroken, SnapshotExpired) as error:
                 raise BatchConflict.of(error) from error
+            except ReservedByPrepared as error:
+                log.warning("%s: a prepared transaction holds rows: %s", ownership.processor, error)
+                if batch.tables is not None:
+                    raise BatchConflict.of(error) from error
+                raise BeginAgainError(str(error)) from error
             except (TransactionAborted, WriteFailed) as error:
                 if batch.tables is not None and batch.tables.reads is not None:
                     raise BatchConflict.of(error) from error  # another transaction reads later rows

@@ -189,3 +189,21 @@ def test_what_can_not_be_consumed_is_refused(world: Copying) -> None:
             world.client.transact(never, scope="lax", consume=reader)
         world.client.transact(lambda txn: None, scope="nyc", consume=reader)
     assert len(world.rest()) == 3
+
+
+def test_a_failure_after_other_positions_were_taken_ends_the_reader(world: Copying) -> None:
+    """Otherwise the next commit would have the sequences, but not the events, of the one that failed."""
+
+    def fails(txn: Transaction) -> None:
+        next(reader)
+        reader.consumed()
+        raise ZeroDivisionError
+
+    with world.reader() as reader:
+        first = next(reader)
+        with pytest.raises(ZeroDivisionError):
+            world.client.transact(fails, consume=reader)
+        with pytest.raises(IllegalState, match="take the tasks again"):
+            world.client.transact(copies(first), consume=reader)
+    assert world.values() == []
+    assert len(world.rest()) == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,6 +17,7 @@ from anabranch.client.session import Session
 from anabranch.client.table_transaction import TableTransaction
 from anabranch.controller.monitor import Numbers
 from anabranch.errors import (
+    BeginAgainError,
     CrossScope,
     FeatureNotEnabled,
     IllegalState,
@@ -153,6 +154,39 @@ def test_conflicts_are_logged_rarely(caplog: pytest.LogCaptureFixture) -> None:
     now.sleep(CONFLICT_LOG_S)
     conflicts.note(BatchConflict("x", table=ROWS, key=b"a"), batch)
     assert [each.levelname for each in caplog.records] == ["INFO", "DEBUG", "INFO", "INFO"]
+
+
+@pytest.mark.parametrize("by_handle", [False, True], ids=["output", "table"])
+def test_a_row_of_a_prepared_transaction_is_waited_for(shop: Shop, by_handle: bool) -> None:
+    """From 10 seconds on the controller refuses commits to the row."""
+    shop.put(a=5)
+    with shop.other.replica(ROWS, threads=False) as replica:
+        prepared = replica.begin()
+        prepared.get(ROWS, b"a")
+        prepared.put(ROWS, b"z", b"1")
+        prepared.prepare()
+        shop.clock.sleep(15)
+        shop.write(b"a")
+        if by_handle:
+            app = counting(shop)
+        else:
+            app = Processor("nyc/p", tasks=1, commit_interval=0)
+            out = app.output(ROWS)
+            app.on(app.input("nyc/in"))(lambda event: out.write(b"6", key=event.key))
+        with closing(shop.worker(app)) as worker:
+            for _ in range(4):
+                if by_handle:
+                    worker.step()
+                    continue
+                with suppress(BeginAgainError):  # as `Worker.run` does
+                    worker.step()
+                    continue
+                worker._drop()
+            assert shop.rows() == {"a": 5}
+            prepared.commit()
+            steps(worker)
+    assert shop.rows() == {"a": 6, "z": 1}
+    assert not shop.dead()
 
 
 @pytest.mark.parametrize("swallow", [False, True])
