@@ -18,6 +18,7 @@ from anabranch.types import LeaderInfo
 HOUR_S = 3600.0
 _LAG_S = 60.0  # between two questions for the lags of all groups
 _LAG_SHARE = 20  # pauses between them are at least this many times as long as they take
+_LAG_AGE_S = 5.0  # from this age on, the age of the lag is shown
 _LEAST_S = 300.0  # of a chart
 _GAP_S = 60.0  # no line is drawn between samples that are farther apart
 # The size of a chart without its legend, and the room above it.
@@ -59,6 +60,7 @@ class Recorder:
     _leaders: dict[int, LeaderInfo] = field(default_factory=dict)
     _asked: float = 0.0  # when the leaders were asked; 0: never
     _behind: int | None = None
+    _lag_at: float = 0.0  # when the lag was asked for
     _lag_due: float = 0.0
 
     def sample(self) -> None:
@@ -113,7 +115,7 @@ class Recorder:
             self._behind = None
             if isinstance(error, NotAuthorized):
                 self._forget(behind=None)
-        ended = self.clock()
+        self._lag_at = ended = self.clock()
         self._lag_due = ended + max(_LAG_S, _LAG_SHARE * (ended - began))
 
     def _forget(self, **unknown: Any) -> None:
@@ -136,7 +138,10 @@ class Recorder:
             points = [(each.at - now, getattr(each, name)) for each in samples]
             last = points[-1][1]
             shown = "?" if last is None else text(last)
-            made.append(Chart(title, shown, line(title, points, text)))
+            svg = line(title, points, text)
+            if name == "behind" and now - self._lag_at >= _LAG_AGE_S:
+                title += f", {span_text(now - self._lag_at)} ago"
+            made.append(Chart(title, shown, svg))
         taken = [(each.at - now, each.takeovers) for each in samples]
         total = sum(number or 0 for _, number in taken)
         known = any(number is not None for _, number in taken)
