@@ -626,6 +626,8 @@ class TableTransaction(TableWork):
         if self._view.is_forked:
             return
         opened = self._opened
+        if opened is not None and not self._sent:
+            opened.left_by(error)
         if self._sent or (opened is not None and opened.state in ("doubted", "decided")):
             self._end(_IN_DOUBT)
             return  # other processes may rely on it
