@@ -34,6 +34,7 @@ from anabranch.client.transact import Turns
 from anabranch.client.transaction import (
     Transaction,
     check_consumed,
+    check_id,
     check_task,
     checked_rows,
     fields_of,
@@ -966,6 +967,7 @@ class TableTransaction(TableWork):
         self._shared.check()
         scope, marked = self._scope(), consumed is not None and name is None
         txn_id = self._txn_id
+        check_id(txn_id, marked=marked and not self._sent)
         if txn_id is None or (is_marked(txn_id) != marked and not self._sent):
             txn_id = self._txn_id = self._new_id(scope, deadline, marked=marked)
         place_null_keys(self._shared, self._events, deadline)

@@ -783,6 +783,7 @@ class Transaction:
         self, name: str | None, deadline: float, consumed: r.Consumed | None
     ) -> Result:
         marked = consumed is not None and name is None
+        check_id(self._txn_id, marked=marked)
         txn_id = self._make_id(deadline, marked=marked)
         place_null_keys(self._shared, self._buffer, deadline)
         # From here on an interruption leaves the outcome in doubt.
@@ -1021,6 +1022,15 @@ def check_consumed(ownership: TaskOwnership | None, consumed: r.Consumed | None)
     if began != (None if consumed is None else (consumed.processor, consumed.fencing_token)):
         raise InvalidArgument(
             "begin with a task ownership, and commit with what its reader gives as `consumed`: both, or neither"
+        )
+
+
+def check_id(txn_id: bytes | None, *, marked: bool) -> None:
+    """Raise `InvalidArgument` if the id, which was given out, is not of the kind that the commit needs."""
+    if marked and txn_id is not None and not is_marked(txn_id):
+        raise InvalidArgument(
+            "its id was made by `assign_id`, and a commit with `consumed` makes one of its own: commit with a "
+            "`name`, too, or do not call `assign_id`"
         )
 
 
