@@ -13,7 +13,7 @@ from tests.aio.calls import KINDS, PAGE, Kind, text
 NOT_HERE = {
     "Client": {"heart", "reader_ports", "check_outputs", "mirror"},
     "Transaction": {
-        "acknowledged", "after_fork", "client_closes", "gone", "identity", "keep", "live_token", "open_named",
+        "acknowledged", "after_fork", "client_closes", "gone", "identity", "keep", "left_by", "live_token", "open_named",
         "read_by", "write_state",
     },
     "Writer": {
