@@ -13,8 +13,8 @@ from tests.aio.calls import KINDS, PAGE, Kind, text
 NOT_HERE = {
     "Client": {"heart", "reader_ports", "check_outputs", "mirror"},
     "Transaction": {
-        "acknowledged", "after_fork", "client_closes", "gone", "identity", "keep", "left_by", "live_token", "open_named",
-        "read_by", "write_state",
+        "acknowledged", "after_fork", "client_closes", "gone", "identity", "keep", "left_by", "live_token",
+        "open_named", "read_by", "write_state",
     },
     "Writer": {
         "acknowledged", "after_fork", "client_closes", "gone", "live_token", "opened", "put", "put_many", "receipt",
