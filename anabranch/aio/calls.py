@@ -192,6 +192,10 @@ class AsyncTaskReader(Rows[Event]):
         """As `TaskReader.consumed`."""
         return self._blocking.consumed(also, left)
 
+    def put_back(self, consumed: Consumed) -> None:
+        """As `TaskReader.put_back`."""
+        self._blocking.put_back(consumed)
+
     async def close(self) -> None:
         """As `TaskReader.close`."""
         await self._waits.call(self._blocking.close)

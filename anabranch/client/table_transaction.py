@@ -35,6 +35,7 @@ from anabranch.client.transact import Turns
 from anabranch.client.transaction import (
     Transaction,
     check_consumed,
+    check_id,
     check_task,
     checked_rows,
     fields_of,
@@ -712,6 +713,8 @@ class TableTransaction(TableWork):
         if self._view.is_forked:
             return
         opened = self._opened
+        if opened is not None and not self._sent:
+            opened.left_by(error)
         if self._sent or (opened is not None and opened.state in ("doubted", "decided")):
             self._end(_IN_DOUBT)
             return  # other processes may rely on it
@@ -1062,6 +1065,7 @@ class TableTransaction(TableWork):
         self._shared.check()
         scope, marked = self._scope(), consumed is not None and name is None
         txn_id = self._txn_id
+        check_id(txn_id, marked=marked and not self._sent)
         if txn_id is None or (is_marked(txn_id) != marked and not self._sent):
             txn_id = self._txn_id = self._new_id(scope, deadline, marked=marked)
         place_null_keys(self._shared, self._events, deadline)

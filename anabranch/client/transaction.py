@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self, overload
 
@@ -142,6 +143,7 @@ class Transaction:
         self._secret: bytes | None = None
         self._token: bytes | None = None
         self._writer: Writer | None = None  # for the events of this handle, once it is open
+        self._prepare_sent = False  # whether only a prepare was sent
         self._reads: Reads | None = None
         self._own: r.Receipt | None = None  # receipt in the commit that was sent
         self._shot: r.PrepareEvents | None = None  # the prepare that was sent as one command
@@ -169,6 +171,7 @@ class Transaction:
             return
         if self.state in ("doubted", "prepared"):  # it may be committed, or others may commit it
             self.beating = False
+            self.left_by(error)
             return
         written = self._written()
         if error is None and self._over is None and written:
@@ -187,6 +190,12 @@ class Transaction:
                 raise
             said = "%r could not be aborted and will go stale: %s"
             log.warning(said, self, trouble, extra={"txn": self._txn_id})
+
+    def left_by(self, error: BaseException | None) -> None:
+        """If an error ended a prepare whose outcome is in doubt, try to abort: no coordinator may know of it."""
+        if error is not None and self._prepare_sent and self.state == "doubted":
+            with suppress(AnabranchError):
+                self.abort(f"left by {type(error).__name__} in a prepare", timeout=QUIET_S)
 
     def _written(self) -> int:
         return len(self._buffer) + (self._writer.written if self._writer is not None else 0)
@@ -623,7 +632,7 @@ class Transaction:
             check_number(name, number)
             if self.state != "prepared" or consumed is not None:
                 check_consumed(self._ownership, consumed)
-            deadline = self._shared.deadline(timeout)
+            deadline, self._prepare_sent = self._shared.deadline(timeout), False
             if not self._scope and name is None:
                 return self._commit_nothing()
             self._check_outside("commit")
@@ -674,6 +683,8 @@ class Transaction:
                 self._check_outside("prepare")
                 deadline = self._shared.deadline(timeout)
                 prepare = r.Prepare(by, attempt)
+                if self.state in USABLE:
+                    self._prepare_sent = True
                 try:
                     if (
                         receipts
@@ -772,6 +783,7 @@ class Transaction:
         self, name: str | None, deadline: float, consumed: r.Consumed | None
     ) -> Result:
         marked = consumed is not None and name is None
+        check_id(self._txn_id, marked=marked)
         txn_id = self._make_id(deadline, marked=marked)
         place_null_keys(self._shared, self._buffer, deadline)
         # From here on an interruption leaves the outcome in doubt.
@@ -1010,6 +1022,15 @@ def check_consumed(ownership: TaskOwnership | None, consumed: r.Consumed | None)
     if began != (None if consumed is None else (consumed.processor, consumed.fencing_token)):
         raise InvalidArgument(
             "begin with a task ownership, and commit with what its reader gives as `consumed`: both, or neither"
+        )
+
+
+def check_id(txn_id: bytes | None, *, marked: bool) -> None:
+    """Raise `InvalidArgument` if the id, which was given out, is not of the kind that the commit needs."""
+    if marked and txn_id is not None and not is_marked(txn_id):
+        raise InvalidArgument(
+            "its id was made by `assign_id`, and a commit with `consumed` makes one of its own: commit with a "
+            "`name`, too, or do not call `assign_id`"
         )
 
 

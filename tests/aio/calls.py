@@ -90,7 +90,7 @@ KINDS = (
         ((task_reader, "TaskReader"),),
         "close",
         {},
-        "ownership has_moved consumed",
+        "ownership has_moved consumed put_back",
         is_reader="Event",
         is_typed=False,
     ),

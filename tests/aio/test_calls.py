@@ -13,8 +13,8 @@ from tests.aio.calls import KINDS, PAGE, Kind, text
 NOT_HERE = {
     "Client": {"heart", "reader_ports", "check_outputs", "mirror"},
     "Transaction": {
-        "acknowledged", "after_fork", "client_closes", "gone", "identity", "keep", "live_token", "open_named",
-        "read_by", "write_state",
+        "acknowledged", "after_fork", "client_closes", "gone", "identity", "keep", "left_by", "live_token",
+        "open_named", "read_by", "write_state",
     },
     "Writer": {
         "acknowledged", "after_fork", "client_closes", "gone", "live_token", "opened", "put", "put_many", "receipt",
@@ -29,7 +29,7 @@ NOT_HERE = {
     "TransactionReader": {"after_fork"},
     "SnapshotReader": {"after_fork"},
     "Changes": {"after_fork"},
-    "TaskReader": {"after_fork", "cut", "end", "has_fetched", "is_behind", "on_lost", "put_back"},
+    "TaskReader": {"after_fork", "cut", "end", "has_fetched", "is_behind", "on_lost"},
 }  # fmt: skip
 
 

@@ -207,3 +207,16 @@ def test_a_failure_after_other_positions_were_taken_ends_the_reader(world: Copyi
             world.client.transact(copies(first), consume=reader)
     assert world.values() == []
     assert len(world.rest()) == 3
+
+
+def test_an_assigned_id_is_not_replaced(world: Copying) -> None:
+    with (
+        world.reader() as reader,
+        world.client.begin("nyc", ownership=reader.ownership) as txn,
+    ):
+        list(reader)
+        txn_id = txn.assign_id()
+        consumed = reader.consumed()
+        with pytest.raises(InvalidArgument, match="`assign_id`"):
+            txn.commit(consumed=consumed)
+        assert txn.txn_id == txn_id

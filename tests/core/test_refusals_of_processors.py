@@ -139,8 +139,8 @@ PROCESSORS: dict[str, Row] = {
 
 POSITIONS: dict[str, Row] = {
     "the next": (moved(segment=1, offset=6), "M COMMITTED 1", ""),
-    "a gap": (moved(3), INVALID, "which is at 1: take your tasks again"),
-    "an earlier sequence": (moved(0), INVALID, "which is at 1"),
+    "a gap": (moved(3), INVALID, "a batch of `consumed()` was not committed"),
+    "an earlier sequence": (moved(0), INVALID, "which is at 1: take your tasks again"),
     "a negative record": (moved(record=-1), INVALID, "no place in a history"),
     "no such input": (moved(number=2), INVALID, "has no input 2"),
     "a segment without an offset": (moved(segment=3), INVALID, "no place in a history"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from anabranch.errors import (
     OutcomeUnknown,
     OwnershipLost,
 )
+from anabranch.ledger import Ledger
 from anabranch.protocol.ids import is_marked
 from anabranch.protocol.schemas import records as r
 from anabranch.reading.task_reader import TaskReader
@@ -266,3 +270,34 @@ def test_below_level_3_it_is_refused_and_nothing_is_changed() -> None:
         world.client.transact(lambda txn: txn.write(ROWS, b"7", key=b"total"), consume=reader)
     assert (world.total(), world.rest()) == (7, 0)
     world.rows.close()
+
+
+def test_positions_in_a_ledger_are_put_back_after_a_conflict(world: Teller, tmp_path: Path) -> None:
+    """As docs/ledger.md says."""
+    database = tmp_path / "cash.db"
+    with closing(sqlite3.connect(database)) as made:
+        made.execute("create table cash (n)")
+        made.commit()
+    ledger = Ledger(lambda: sqlite3.connect(database))
+    ledger.create(world.client)
+    tries = 0
+    with world.reader() as reader:
+        list(reader)
+        while True:
+            consumed = reader.consumed()
+            try:
+                with (
+                    world.rows.begin(ownership=reader.ownership) as txn,
+                    ledger.commit(txn, consumed=consumed) as cursor,
+                ):
+                    add(txn, b"5")
+                    cursor.execute("insert into cash values (5)")
+                    tries += 1
+                    if tries == 1:
+                        world.put(b"total", b"100")
+                break
+            except LocksBroken:
+                reader.put_back(consumed)
+    assert (tries, world.total(), world.rest()) == (2, 105, 0)
+    with closing(sqlite3.connect(database)) as now:
+        assert now.execute("select n from cash").fetchall() == [(5,)]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
+from anabranch.client.session import Session
 from anabranch.client.table_transaction import TableTransaction
 from anabranch.errors import (
     AlreadyCommitted,
@@ -14,6 +16,7 @@ from anabranch.errors import (
     IllegalState,
     LocksBroken,
     NonTransactional,
+    OutcomeUnknown,
     OwnershipLost,
     ReservedByPrepared,
     RetryError,
@@ -255,6 +258,40 @@ def test_a_plain_transaction_prepares_positions(world: Teller) -> None:
             txn.prepare(consumed=reader.consumed())
             txn.commit()
     assert (world.total(), world.rest()) == (15, 0)
+
+
+@pytest.mark.parametrize("locks", [False, True])
+@pytest.mark.parametrize("why", [KeyboardInterrupt(), OutcomeUnknown("late", txn_id=b"")], ids=repr)
+def test_a_prepare_that_an_error_ended_holds_nothing(
+    world: Teller, form: Form, locks: bool, why: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = "prepare_events" if form is None else "try_commit"
+    real = getattr(Session, call)
+
+    def ended(*given: Any) -> None:
+        real(*given)
+        raise why
+
+    with world.reader() as reader:
+        list(reader)
+        begin: Any = world.rows.begin if locks else partial(world.client.begin, "bank")
+        more = {} if form is None else {"keepalive": form}
+
+        def prepare() -> None:
+            with begin(ownership=reader.ownership, **more) as txn:
+                if form is not None:
+                    txn.flush()
+                if locks:
+                    txn.put(ROWS, b"total", b"15")
+                else:
+                    txn.write(ROWS, b"15", key=b"total")
+                monkeypatch.setattr(Session, call, ended)
+                txn.prepare(consumed=reader.consumed())
+
+        with pytest.raises(type(why)):
+            prepare()
+    assert world.client.prepared("bank") == []
+    assert (world.total(), world.rest()) == (10, 3)
 
 
 def test_positions_of_a_named_commit_that_gives_way_move_alone(world: Teller, form: Form) -> None:

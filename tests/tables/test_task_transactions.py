@@ -294,3 +294,13 @@ def test_older_controllers_take_no_locks_with_positions() -> None:
             txn.commit(consumed=bank.consumed(), timeout=20.0)
     assert bank.sequences() == [0, 0]
     bank.rows.close()
+
+
+def test_an_assigned_id_is_not_replaced(bank: Tasks) -> None:
+    with bank.begin() as txn:
+        txn_id = txn.assign_id()
+        txn.put(A, b"q", b"1")
+        with pytest.raises(InvalidArgument, match="`assign_id`"):
+            txn.commit(consumed=bank.consumed())
+        result = txn.commit(name="once", consumed=bank.consumed(), timeout=20.0)
+        assert result.txn_id == txn_id

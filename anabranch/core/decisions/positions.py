@@ -103,9 +103,14 @@ def judge(turn: Turn, consumed: r.Consumed, txn_id: bytes, scope: str, lane: str
                 "prepared or being merged"
             )
         if step.sequence != step.row.sequence + 1:
+            missing = ""
+            if step.sequence > step.row.sequence:
+                missing = (
+                    "; or a batch of `consumed()` was not committed: commit it, or `put_back` it"
+                )
             raise InvalidArgument(
                 f"sequence {step.sequence} of task {step.task} of {row.processor}, which is at "
-                f"{step.row.sequence}: take your tasks again; their positions say what is committed"
+                f"{step.row.sequence}: take your tasks again; their positions say what is committed{missing}"
             )
         _check_positions(row, step)
 
