@@ -220,3 +220,13 @@ def test_an_assigned_id_is_not_replaced(world: Copying) -> None:
         with pytest.raises(InvalidArgument, match="`assign_id`"):
             txn.commit(consumed=consumed)
         assert txn.txn_id == txn_id
+
+
+def test_the_lag_is_found_by_name(world: Copying) -> None:
+    """Also past events that wrote nothing, once an empty commit has moved the positions."""
+    assert [lag.most.events for lag in world.client.lag(NAME)] == [3]
+    assert world.client.lag(NAME) == world.client.lag(world.client.processor(NAME))
+    with world.reader() as reader:
+        list(reader)
+        world.client.transact(lambda txn: None, consume=reader)
+    assert [lag.most.events for lag in world.client.lag(NAME)] == [0]
