@@ -1826,9 +1826,11 @@ class AsyncClient(Handle):
             self._blocking.stored, processor, store, key, task, timeout=timeout
         )
 
-    async def lag(self, info: r.ProcessorInfo, *, timeout: float | None = None) -> list[InputLag]:
+    async def lag(
+        self, processor: str | r.ProcessorInfo, *, timeout: float | None = None
+    ) -> list[InputLag]:
         """As `Client.lag`."""
-        return await self._waits.call(self._blocking.lag, info, timeout=timeout)
+        return await self._waits.call(self._blocking.lag, processor, timeout=timeout)
 
     async def lanes(self, *, timeout: float | None = None) -> list[Lane]:
         """As `Client.lanes`."""

@@ -1276,11 +1276,18 @@ class Client:
         ask = ask or partial(self.processor, processor, timeout=timeout)
         return Mirror(self.reader_ports(), processor, ask, self._shared.seconds(timeout))
 
-    def lag(self, info: r.ProcessorInfo, *, timeout: float | None = None) -> list[InputLag]:
-        """The lag of a processor's tasks in each of its inputs. ``info``: as `processor` returns it.
+    def lag(
+        self, processor: str | r.ProcessorInfo, *, timeout: float | None = None
+    ) -> list[InputLag]:
+        """The lag of a processor's tasks in each of its inputs.
 
-        Lags are computed from the inputs' histories. If an input is in trouble, its lag has the reason.
+        ``processor``: its name, or as `processor` returns it. Lags are computed from the inputs' histories.
+        If an input is in trouble, its lag has the reason. Raises: as `processor`, if it is given by name.
         """
+        if isinstance(processor, str):
+            info = self.processor(processor, timeout=timeout)
+        else:
+            info = processor
         with self._reading.readers().source() as source:
             return input_lags(source, info, self._shared.seconds(timeout))
 

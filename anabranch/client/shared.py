@@ -153,7 +153,10 @@ class Shared:
         try:
             yield
         finally:
-            _entered.reset(before)
+            with suppress(
+                ValueError
+            ):  # another asyncio task closes a generator that is in the block
+                _entered.reset(before)
 
     # -- traces ---------------------------------------------------------------------------------------
 

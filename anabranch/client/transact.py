@@ -26,6 +26,7 @@ from anabranch.errors import (
     IllegalState,
     InvalidArgument,
     LocksBroken,
+    MalformedRecord,
     NotAuthorized,
     OutcomeUnknown,
     OwnershipLost,
@@ -300,8 +301,8 @@ class _Commit:
         self.in_doubt = True
         try:
             result = txn.commit(name=name, consumed=self.consumed, timeout=timeout)
-        except (OutcomeUnknown, OwnershipLost):
-            raise
+        except (OutcomeUnknown, OwnershipLost, MalformedRecord, UnsupportedVersion):
+            raise  # no answer, an unreadable one, or another owner
         except AlreadyCommitted:
             self.in_doubt = False
             if name is None:

@@ -411,7 +411,7 @@ class BatchTables:
             if at.batch.commits == 0:
                 raise error
             error = BatchConflict(str(error))
-        elif isinstance(error, LocksBroken):
+        elif isinstance(error, LocksBroken | SnapshotExpired):
             error = BatchConflict.of(error)
         self._trouble = self._trouble or error
         raise self._trouble

@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 
 from anabranch.client.client import Client
+from anabranch.client.session import Session
 from anabranch.client.transaction import Transaction
 from anabranch.errors import (
+    AnabranchError,
     IllegalState,
     InvalidArgument,
+    MalformedRecord,
     OutcomeUnknown,
     OwnershipLost,
     TransactionAborted,
+    UnsupportedVersion,
 )
 from anabranch.reading.task_reader import TaskReader
 from anabranch.types import Event
@@ -220,3 +224,33 @@ def test_an_assigned_id_is_not_replaced(world: Copying) -> None:
         with pytest.raises(InvalidArgument, match="`assign_id`"):
             txn.commit(consumed=consumed)
         assert txn.txn_id == txn_id
+
+
+def test_the_lag_is_found_by_name(world: Copying) -> None:
+    """Also past events that wrote nothing, once an empty commit has moved the positions."""
+    assert [lag.most.events for lag in world.client.lag(NAME)] == [3]
+    assert world.client.lag(NAME) == world.client.lag(world.client.processor(NAME))
+    with world.reader() as reader:
+        list(reader)
+        world.client.transact(lambda txn: None, consume=reader)
+    assert [lag.most.events for lag in world.client.lag(NAME)] == [0]
+
+
+@pytest.mark.parametrize("error", [MalformedRecord, UnsupportedVersion])
+def test_an_unreadable_answer_ends_the_reader(
+    world: Copying, error: type[AnabranchError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Session.one_shot
+
+    def unreadable(*given: Any) -> Any:
+        real(*given)
+        raise error("the answer")
+
+    with world.reader() as reader:
+        event = next(reader)
+        monkeypatch.setattr(Session, "one_shot", unreadable)
+        with pytest.raises(error):
+            world.client.transact(copies(event), consume=reader)
+        with pytest.raises(IllegalState, match="take the tasks again"):
+            world.client.transact(copies(event), consume=reader)
+    assert world.values() == [event.value]

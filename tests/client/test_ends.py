@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -312,3 +313,22 @@ def test_the_hearts_thread_waits_until_something_is_due() -> None:
         assert asked.count("receive_beat") < 3
         time.sleep(0.01)
     heart.close()
+
+
+# -- the block that the caller is in --------------------------------------------------------------------
+
+
+def test_another_task_may_close_a_generator_that_is_outside() -> None:
+    """The event loop's `shutdown_asyncgens` does, in a context of its own."""
+    client = Bench().client
+
+    async def ours() -> AsyncIterator[int]:
+        with client.outside():
+            yield 1
+
+    async def main() -> None:
+        made = ours()
+        assert await anext(made) == 1
+        await asyncio.create_task(cast("AsyncGenerator[int]", made).aclose())
+
+    asyncio.run(main())

@@ -636,6 +636,23 @@ def test_a_replica_that_lags_is_not_the_event_s_fault(
         assert not shop.dead()
 
 
+def test_a_batch_whose_snapshot_is_swept_is_handled_again(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, swept = TableTransaction.get, iter([SnapshotExpired("swept")])
+
+    def get(*given: Any, **more: Any) -> Any:
+        if (error := next(swept, None)) is not None:
+            raise error
+        return real(*given, **more)
+
+    monkeypatch.setattr(TableTransaction, "get", get)
+    shop.write(b"a")
+    shop.run(counting(shop))
+    assert shop.rows() == {"a": 1}
+    assert not shop.dead()
+
+
 def test_versions_that_are_swept_are_an_error_of_the_event(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
