@@ -137,7 +137,7 @@ class Shared:
         """
         for shared, made in _entered.get():
             txn = made()
-            if txn is None or shared is not self or txn.is_over:
+            if txn is None or shared() is not self or txn.is_over:
                 continue
             if own is not None and (txn is own or txn.txn_id == own.txn_id is not None):
                 return
@@ -149,7 +149,7 @@ class Shared:
     @contextmanager
     def outside(self) -> Iterator[None]:
         """As `Client.outside`."""
-        before = _entered.set(tuple([each for each in _entered.get() if each[0] is not self]))
+        before = _entered.set(tuple([each for each in _entered.get() if each[0]() is not self]))
         try:
             yield
         finally:
@@ -326,7 +326,7 @@ class Heart:
 
 
 # The open `with` blocks of this thread or asyncio task: client and transaction, the outermost first.
-_entered: ContextVar[tuple[tuple[Shared, weakref.ref[Entered]], ...]] = ContextVar(
+_entered: ContextVar[tuple[tuple[weakref.ref[Shared], weakref.ref[Entered]], ...]] = ContextVar(
     "anabranch-entered", default=()
 )
 
@@ -337,4 +337,4 @@ def entered(shared: Shared, txn: Entered) -> None:
     Asyncio tasks that are begun within the block are inside, too: a task begins with its maker's context.
     """
     still = [each for each in _entered.get() if (other := each[1]()) and not other.is_over]
-    _entered.set((*still, (shared, weakref.ref(txn))))
+    _entered.set((*still, (weakref.ref(shared), weakref.ref(txn))))

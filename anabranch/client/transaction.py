@@ -1026,7 +1026,7 @@ def check_consumed(ownership: TaskOwnership | None, consumed: r.Consumed | None)
 
 
 def check_id(txn_id: bytes | None, *, marked: bool) -> None:
-    """Raise `InvalidArgument` if the id, which was given out, is not of the kind that the commit needs."""
+    """Raise `InvalidArgument` if the id, which exists already, is not of the kind that the commit needs."""
     if marked and txn_id is not None and not is_marked(txn_id):
         raise InvalidArgument(
             "its id was made by `assign_id`, and a commit with `consumed` makes one of its own: commit with a "

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, cast
 
@@ -332,3 +334,13 @@ def test_another_task_may_close_a_generator_that_is_outside() -> None:
         await asyncio.create_task(cast("AsyncGenerator[int]", made).aclose())
 
     asyncio.run(main())
+
+
+def test_a_block_that_was_left_keeps_no_client() -> None:
+    bench = Bench()
+    shared = weakref.ref(bench.client._shared)
+    with bench.client.begin("nyc") as txn:
+        txn.abort()
+    del bench, txn
+    gc.collect()
+    assert shared() is None
