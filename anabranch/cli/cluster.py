@@ -173,6 +173,14 @@ def await_leader(
         time.sleep(0.02)
 
 
+def raise_feature_level(bootstrap: str, prefix: str) -> None:
+    """Raise a cluster's feature level to the highest one. No setting of the environment counts."""
+    from anabranch.client.connect import connect_to
+
+    with connect_to(bootstrap, prefix, ADMIN_LANE, {}, timeout=_LEAD_TIMEOUT_S) as operator:
+        operator.feature_level(raise_to=LEVEL)
+
+
 class LocalCluster(NamedTuple):
     """A broker and controllers on this machine, of which one leads."""
 
@@ -193,7 +201,6 @@ def local_cluster(folder: Path, controllers: int = 1, **options: Any) -> Iterato
     ``options``: of the `EmbeddedBroker`. Raises: NotInstalled, ChildFailed.
     """
     check_local()
-    from anabranch.client.connect import connect_to
     from anabranch.infra.broker import EmbeddedBroker
 
     with ExitStack() as stack:
@@ -208,10 +215,5 @@ def local_cluster(folder: Path, controllers: int = 1, **options: Any) -> Iterato
             stack.callback(controller.stop)
             controller.start()
         await_leader(running, 0, _LEAD_TIMEOUT_S)
-        # By no setting of the environment, which may be of another cluster.
-        prefix = running[0].options.prefix
-        with connect_to(
-            broker.bootstrap, prefix, ADMIN_LANE, {}, timeout=_LEAD_TIMEOUT_S
-        ) as operator:
-            operator.feature_level(raise_to=LEVEL)
+        raise_feature_level(broker.bootstrap, running[0].options.prefix)
         yield LocalCluster(broker, running)

@@ -45,8 +45,8 @@ def bank(client: anabranch.Client, tables: tuple[str, str]) -> Iterator[Replica]
 
 
 def put(client: anabranch.Client, table: str, **rows: int | None) -> int:
-    """Blind writes by an ordinary transaction; the commit timestamp."""
-    with client.begin(table.partition("/")[0]) as txn:
+    """Blind writes by a transaction of their own; the commit timestamp."""
+    with client.outside(), client.begin(table.partition("/")[0]) as txn:
         for key, value in rows.items():
             txn.write(table, None if value is None else b"%d" % value, key=key.encode())
         return txn.commit().commit_timestamp

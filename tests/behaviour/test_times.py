@@ -123,7 +123,8 @@ def by_observe(one: anabranch.Client, other: anabranch.Client) -> Any:
 def by_token(one: anabranch.Client, other: anabranch.Client) -> Any:
     with one.begin("slow") as txn:
         txn.token()
-        first = commit(one, FAST)
+        with one.outside():
+            first = commit(one, FAST)
         other.join(txn.token())
         assert other.last_timestamp >= first.commit_timestamp
         return first, commit(other, SLOW)

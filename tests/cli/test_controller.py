@@ -116,6 +116,7 @@ def test_dev_starts_a_killed_controller_again_and_ends_with_one_that_failed(
     monkeypatch.setattr(broker, "EmbeddedBroker", MagicMock())
     monkeypatch.setattr(infra, "prepare", lambda _: False)
     monkeypatch.setattr(cluster, "await_leader", Mock())
+    monkeypatch.setattr(cluster, "raise_feature_level", Mock())
     monkeypatch.setattr(time, "sleep", slept)
     done = run("dev", "--folder", str(tmp_path))
     assert done.output.count("controller-1 was killed; it is started again in 6 s") == 2

@@ -176,7 +176,7 @@ class World(Journals):
 
     def _is_aborted(self, command: Any) -> bool:
         """Whether the transaction of a one-shot, or of a prepare in one command, is aborted."""
-        row = self.state.txn_row(getattr(command, "txn_id", b""))
+        row = self.state.txn_row(getattr(command, "txn_id", None) or b"")
         return row is not None and row.state == "ABORTED"
 
     def _everything(self, turn: Turn) -> tuple[dict[bytes, bytes], Any, list[Any]]:

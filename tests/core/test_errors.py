@@ -29,7 +29,6 @@ MADE: dict[str, tuple[Any, ...]] = {
     "HandlerFailed": (EVENT, IllegalState("no"), "s/a[4]@5"),
     "ChildError": ("NotReady", "a text"),
     "HashMismatch": ("file", "expected", "found"),
-    "HotRow": ("s/t", b"k"),
     "LogRefused": ("no", 5, ("t",)),
     "OffsetOutOfRange": (TopicPartition("t", 1), 7),
     "PortTaken": (9092,),

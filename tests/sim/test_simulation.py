@@ -84,7 +84,7 @@ SAFE_SEEDS = 6
 MOST_SEEDS = 60
 OFTEN_S = 0.3
 # Limits that bound a transaction, but not its rows.
-_OTHERS = {"HELPERS", "NAME", "UNCOMMITTED", "UNREAD"}
+_OTHERS = {"HELPERS", "NAME", "ROW_CHANGES", "TURN_MS", "UNCOMMITTED", "UNREAD"}
 _OF_ONE = re.compile(r"\ban? (open )?transaction\b")
 
 
