@@ -1,14 +1,15 @@
 """One-shots of 10 events, 64 in flight: CPU of client and controller for each, traced by OpenTelemetry or not.
 
-Sides, in turn, each with a client process of its own that keeps its connection: tracing is off in both processes;
-the controller alone has a tracer; the client has one, too, and each one-shot is in a request, of which none or 1 in
+Sides, each with a client process of its own that keeps its connection: tracing is off in both processes; the
+controller alone has a tracer; the client has one, too, and each one-shot is in a request, of which none or 1 in
 10 is sampled; or each one-shot begins a trace of its own, of which 1 in 10 is sampled, or all. A request is a
 current span of another process: what the program takes to decide about it is not in these figures. Two controllers
 with topics of their own, on one broker: one traces. Both processes hand their spans to a `BatchSpanProcessor` whose
 exporter drops them: what an exporter takes is not in the figures, either.
 
-Ratios are to the side "off" of the same round, and the median of the rounds. Goal: ≤ 1.05 in a request. One-shots
-that begin traces have none: OpenTelemetry's SDK takes more than that to decide about a trace, and to make a span.
+Each turn of a side has one of the side "off" before or after it, so both controllers serve the same number of
+one-shots. Ratios are those of such pairs, and the median of the rounds. Goal: ≤ 1.05 in a request. One-shots that
+begin traces have none: OpenTelemetry's SDK takes more than that to decide about a trace, and to make a span.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ SIDES = {
     "tenth": (True, "each begins a trace, 1 in 10 sampled"),
     "all": (True, "each begins a trace, all sampled"),
 }
+Pair = dict[str, dict[str, float]]  # side -> CPU of a one-shot by part
 SAMPLED = {"unsampled": 0, "requests": 1}  # side -> how many requests in 10 are sampled
 
 
 def run(*, quick: bool = False) -> dict[str, Any]:
     """CPU µs of a one-shot by side, and ratios to tracing that is off."""
     rounds, seconds, warm_s = (1, 1.0, 1.0) if quick else (7, 3.0, WARM_S)
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     with EmbeddedBroker() as broker, ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="anabranch-bench-")))
         controllers = {}
@@ -56,31 +57,39 @@ def run(*, quick: bool = False) -> dict[str, Any]:
             started = controller(broker.bootstrap, folder / more[1], more, module=module)
             controllers[traces] = stack.enter_context(started)
         clients = {side: stack.enter_context(_client(broker.bootstrap, side)) for side in SIDES}
+
+        def turn(side: str, seconds: float) -> dict[str, float]:
+            return _measured(clients[side], controllers[SIDES[side][0]], seconds)
+
         for side in SIDES:
-            _measured(clients[side], controllers[SIDES[side][0]], warm_s / len(SIDES))
-        order = list(SIDES)
-        for _ in range(rounds):
-            for side in order:
-                measured = _measured(clients[side], controllers[SIDES[side][0]], seconds)
-                found[side].append(measured)
-            order.append(order.pop(0))
+            turn(side, warm_s / len(SIDES))
+        pairs: dict[str, list[Pair]] = {side: [] for side in SIDES if side != "off"}
+        for number in range(rounds):
+            for side, found in pairs.items():
+                order = ("off", side) if number % 2 else (side, "off")
+                found.append({each: turn(each, seconds) for each in order})
     return {
         "rounds": rounds,
         "seconds_each": seconds,
         "in_flight": IN_FLIGHT,
         "cpu_us": {
-            side: {part: statistics.median(one[part] for one in of) for part in of[0]}
-            for side, of in found.items()
+            "off": _medians([pair["off"] for found in pairs.values() for pair in found]),
+            **{side: _medians([pair[side] for pair in found]) for side, found in pairs.items()},
         },
-        "ratio": {side: _ratio(of, found["off"]) for side, of in found.items()},
+        "ratio": {
+            side: statistics.median(_sum(pair[side]) / _sum(pair["off"]) for pair in found)
+            for side, found in pairs.items()
+        },
         "goal": GOAL,
     }
 
 
-def _ratio(of: list[dict[str, float]], off: list[dict[str, float]]) -> float:
-    return statistics.median(
-        sum(one.values()) / sum(other.values()) for one, other in zip(of, off, strict=True)
-    )
+def _medians(turns: list[dict[str, float]]) -> dict[str, float]:
+    return {part: statistics.median(one[part] for one in turns) for part in turns[0]}
+
+
+def _sum(parts: dict[str, float]) -> float:
+    return sum(parts.values())
 
 
 def _prefix(*, traces: bool) -> str:
@@ -124,13 +133,14 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = []
     for side, (_, name) in SIDES.items():
         parts = result["cpu_us"][side]
+        ratio = result["ratio"].get(side)
         goal = f"≤ {GOAL} ×" if side in ("controller", *SAMPLED) else ""
         rows.append(
             [
                 name,
                 f"{parts['client']:.0f} µs",
                 f"{parts['controller']:.0f} µs",
-                f"{result['ratio'][side]:.3f} ×",
+                "" if ratio is None else f"{ratio:.3f} ×",
                 goal,
             ]
         )
