@@ -77,6 +77,7 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     if not parts.check(turn, ending):
         _instead(turn, command, ending, to)
         return
+    # No part of the commit refuses it. If a client waits for the answer, it may still be advised to take a turn.
     if to is not None and (advice := row_turns.advice(turn, command)) is not None:
         turn.reply(to, advice)
         return
