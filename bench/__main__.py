@@ -23,6 +23,7 @@ from bench import (
     aio,
     builds,
     bulk,
+    clients,
     driver,
     growth,
     handlers,
@@ -129,6 +130,10 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
     "oneshot": (
         "one-shot commits of 10 events against native Kafka transactions",
         _on_cluster(oneshot),
+    ),
+    "clients": (
+        "one-shots by the Python, Go and JVM client, 64 in flight",
+        _on_cluster(clients),
     ),
     "adds": ("64 clients that add to one row, against PostgreSQL", _on_cluster(adds)),
     "aio": ("the asyncio client against the blocking one", _on_cluster(aio)),

@@ -119,6 +119,7 @@ def describe(options: ClusterOptions, processor: Name) -> None:
         Grid(f"{processor}: {count_of(info.task_count, 'task')}", tasks, columns),
         Grid("Positions", positions, _POSITION_COLUMNS),
         f"stores: {', '.join(info.stores) or 'none'}; resets: {info.resets:,}",
+        *([document["trouble"]] if document["trouble"] else []),
         *(f"{lag.stream}: {lag.trouble}" for lag in lags if lag.trouble),
         as_json=options.json,
     )
@@ -346,6 +347,7 @@ _COLUMNS = (
         "seconds behind",
         lambda row: max((one["seconds_behind"] or 0.0 for one in row["inputs"]), default=0.0),
     ),
+    "trouble",
 )
 
 

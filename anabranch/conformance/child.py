@@ -62,6 +62,11 @@ class Child:
             raise
 
     @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         """Whether the process runs, and has kept to the form of answers."""
         return not self._over and self._process.poll() is None

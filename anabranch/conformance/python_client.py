@@ -136,17 +136,24 @@ class Operations:
         return {}
 
     def load(
-        self, scope: str, stream: str, in_flight: int, duration_s: float, value_bytes: int
+        self,
+        scope: str,
+        stream: str,
+        in_flight: int,
+        duration_s: float,
+        count: int,
+        value_bytes: int,
     ) -> dict[str, Any]:
-        """One-shots of one event in a loop, by as many threads as are to be in flight."""
+        """One-shots in a loop, by as many threads as are to be in flight. ``count``: events of each."""
         until, value = time.monotonic() + duration_s, b"x" * value_bytes
 
         def commit_all(thread: int) -> int:
-            for count in itertools.count():
+            for number in itertools.count():
                 if time.monotonic() >= until:
-                    return count
+                    return number
                 with self.client.begin(scope) as txn:
-                    txn.write(stream, value, b"%d-%d" % (thread, count))
+                    for i in range(count):
+                        txn.write(stream, value, b"%d-%d-%d" % (thread, number, i))
                     txn.commit()
             return 0
 

@@ -221,9 +221,14 @@ def group_row(group: ConsumerGroup) -> dict[str, Any]:
 def processor_row(info: ProcessorInfo, lags: Sequence[InputLag]) -> dict[str, Any]:
     """A processor, with the lag of each of its inputs."""
     commits = [task.commit_timestamp for task in info.tasks if task.commit_timestamp]
+    held = sum(1 for task in info.tasks if task.holder)
+    idle = info.task_count - held
     return {
         "processor": info.processor,
         "tasks": info.task_count,
+        "trouble": f"{idle:,} of {count_of(info.task_count, 'task')} without a worker"
+        if idle
+        else "",
         "inputs": [
             {
                 "stream": lag.stream,
@@ -232,7 +237,7 @@ def processor_row(info: ProcessorInfo, lags: Sequence[InputLag]) -> dict[str, An
             }
             for lag in lags
         ],
-        "held": sum(1 for task in info.tasks if task.holder),
+        "held": held,
         "holders": sorted({task.holder for task in info.tasks if task.holder}),
         "oldest_last_commit": to_text(min(commits)) if commits else None,
     }

@@ -1,19 +1,20 @@
-"""Charts of the last hour: samples in a ring, drawn as SVG."""
+"""Charts of the last hour: samples in a ring, drawn as SVG; and the lags that charts and pages show."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from itertools import chain
 from typing import Any, NamedTuple
 
 from anabranch.client.client import Client
 from anabranch.errors import AnabranchError, NotAuthorized
-from anabranch.presentation.rows import span_text
-from anabranch.types import LeaderInfo
+from anabranch.presentation.rows import group_row, processor_row, span_text
+from anabranch.topics.names import mirror_group
+from anabranch.types import LeaderInfo, StreamDescription
 
 HOUR_S = 3600.0
 _LAG_S = 60.0  # between two questions for the lags of all groups
@@ -48,6 +49,72 @@ class Chart(NamedTuple):
     svg: str
 
 
+class Lags(NamedTuple):
+    """Rows of consumer groups and processors, with their lags in streams that the lane may see."""
+
+    groups: list[dict[str, Any]]
+    processors: list[dict[str, Any]]
+
+    @property
+    def most(self) -> int:
+        """How many events the slowest of them is behind."""
+        places = [
+            *(one for group in self.groups for one in group["streams"]),
+            *(one for processor in self.processors for one in processor["inputs"]),
+        ]
+        return max((one["events_behind"] or 0 for one in places), default=0)
+
+
+class LagSource:
+    """The newest lags, for charts and pages: both show the same answer. Several threads may use it.
+
+    ``newest``: None before the first answer, and after an error. ``at``: when it was given. ``took``: its seconds.
+    """
+
+    def __init__(
+        self, client: Client, timeout: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``timeout``: seconds for a call of the client."""
+        self.newest: Lags | None = None
+        self.at = 0.0
+        self.took = 0.0
+        self._client = client
+        self._timeout = timeout
+        self._clock = clock
+        self._lock = threading.Lock()
+
+    def ask(self, age_s: float, streams: Callable[[], Iterable[StreamDescription]]) -> Lags:
+        """Lags that are at most this old. ``streams``: lists those that the lane may see. Raises: as the client."""
+        with self._lock:
+            began = self._clock()
+            if self.newest is not None and began - self.at <= age_s:
+                return self.newest
+            try:
+                self.newest = self._asked({one.stream for one in streams()})
+            except BaseException:
+                self.newest = None
+                raise
+            finally:
+                self.at = self._clock()
+                self.took = self.at - began
+            return self.newest
+
+    def _asked(self, seen: set[str]) -> Lags:
+        client, timeout = self._client, self._timeout
+        processors = []
+        for scope in sorted({name.partition("/")[0] for name in seen}):
+            for one in client.processors(scope, timeout=timeout):
+                info = client.processor(one.processor, timeout=timeout)
+                processors.append(processor_row(info, client.lag(info, timeout=timeout)))
+        mirrors = {mirror_group(one["processor"]): one["processor"] for one in processors}
+        groups = [group_row(one) for one in client.groups(timeout=timeout)]
+        for group in groups:
+            group["mirror_of"] = mirrors.get(group["group"])
+            # Brokers show groups to this process that its lane may know nothing of.
+            group["streams"] = [one for one in group["streams"] if one["stream"] in seen]
+        return Lags(groups, processors)
+
+
 @dataclass(slots=True)
 class Recorder:
     """Takes samples of the cluster, in one thread. ``missing``: why some numbers are not known."""
@@ -57,11 +124,13 @@ class Recorder:
     clock: Callable[[], float] = time.monotonic
     samples: deque[Sample] = field(default_factory=deque)
     missing: str = ""
+    lags: LagSource = field(init=False)
     _leaders: dict[int, LeaderInfo] = field(default_factory=dict)
     _asked: float = 0.0  # when the leaders were asked; 0: never
-    _behind: int | None = None
-    _lag_at: float = 0.0  # when the lag was asked for
     _lag_due: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.lags = LagSource(self.client, self.timeout, self.clock)
 
     def sample(self) -> None:
         """Take a sample. A number stays unknown if the cluster does not answer, or the lane may not see it."""
@@ -81,7 +150,9 @@ class Recorder:
             now = self.clock()
         if now >= self._lag_due:
             self._ask_lag()
-        self.samples.append(Sample(now, commits, self._behind, journal, takeovers))
+        lags = self.lags.newest
+        behind = None if lags is None else lags.most
+        self.samples.append(Sample(now, commits, behind, journal, takeovers))
         while self.samples[0].at < now - HOUR_S:
             self.samples.popleft()
 
@@ -102,21 +173,12 @@ class Recorder:
         return committed / max(0.001, now - self._asked), takeovers
 
     def _ask_lag(self) -> None:
-        began = self.clock()
         try:
-            # Brokers show groups to this process that its lane may know nothing of.
-            seen = {one.stream for one in self.client.streams(timeout=self.timeout)}
-            positions = chain(
-                *(group.streams for group in self.client.groups(timeout=self.timeout))
-            )
-            known = (one for one in positions if one.stream in seen and not one.trouble)
-            self._behind = max((one.lag.events for one in known), default=0)
+            self.lags.ask(_LAG_AGE_S, lambda: self.client.streams(timeout=self.timeout))
         except AnabranchError as error:
-            self._behind = None
             if isinstance(error, NotAuthorized):
                 self._forget(behind=None)
-        self._lag_at = ended = self.clock()
-        self._lag_due = ended + max(_LAG_S, _LAG_SHARE * (ended - began))
+        self._lag_due = self.clock() + max(_LAG_S, _LAG_SHARE * self.lags.took)
 
     def _forget(self, **unknown: Any) -> None:
         """Take these numbers out of all samples: the lane may not see them any more."""
@@ -129,7 +191,7 @@ class Recorder:
             return []
         kinds: tuple[tuple[str, str, Callable[[float], str]], ...] = (
             ("commits", "commits a second", _rate),
-            ("behind", "events behind, of the slowest group", _count),
+            ("behind", "events behind, of the slowest group or processor", _count),
             ("journal_bytes", "of open transactions in journals", size_text),
         )
         now = samples[-1].at
@@ -139,8 +201,8 @@ class Recorder:
             last = points[-1][1]
             shown = "?" if last is None else text(last)
             svg = line(title, points, text)
-            if name == "behind" and now - self._lag_at >= _LAG_AGE_S:
-                title += f", {span_text(now - self._lag_at)} ago"
+            if name == "behind" and (age := now - self.lags.at) >= _LAG_AGE_S:
+                title += f", {span_text(age)} ago"
             made.append(Chart(title, shown, svg))
         taken = [(each.at - now, each.takeovers) for each in samples]
         total = sum(number or 0 for _, number in taken)

@@ -30,11 +30,9 @@ from anabranch.presentation.history import Follower, draw
 from anabranch.presentation.rows import (
     Laid,
     bytes_text,
-    group_row,
     lag_text,
     laid_out,
     open_transaction_row,
-    processor_row,
     segment_name,
     span_text,
     time_text,
@@ -45,7 +43,6 @@ from anabranch.presentation.rows import (
 from anabranch.presentation.system_tables import commit_rows
 from anabranch.protocol.hybrid_time import from_datetime, read_moment, to_datetime, to_text
 from anabranch.protocol.ids import parse_txn_text
-from anabranch.topics.names import mirror_group
 from anabranch.types import (
     Event,
     LeaderInfo,
@@ -55,7 +52,7 @@ from anabranch.types import (
     TransactionInfo,
 )
 from anabranch.values import Stream, text_of, undecodable
-from anabranch.web.charts import Recorder, size_text
+from anabranch.web.charts import LagSource, Recorder, size_text
 from anabranch.web.events import Part, Search, after, newest, of_commit, weight
 from anabranch.web.folders import remove_left
 from anabranch.web.hub import INTERVAL_S, View
@@ -81,13 +78,19 @@ _MOST_READ = 16  # lists of events that are kept until something is committed
 _MOST_READ_BYTES = 4 << 20  # of such a list
 _WITHOUT_KEYS = ("COMMITTED", "FINALIZE_IN_PROGRESS")  # states whose reason is a stream's name
 _HIDDEN = "hidden: see --show-values"
-# State of a transaction -> what it waits for.
+# State of an open transaction -> what it waits for.
 WAITS = {
     "OPEN": "its programs: they write, and one of them commits. It is aborted if none of them says it is alive",
     "PREPARED": "the word of its coordinator, which alone knows how it ends",
     "COMMIT_IN_PROGRESS": "the journals to show all that its writers wrote, and its turn",
     "FINALIZE_IN_PROGRESS": "its merge: the decision is made, and the events are on their way into the streams",
     "ABORT_IN_PROGRESS": "its streams to note that it is aborted",
+}
+# List of transactions -> the states that its filter offers.
+STATES = {
+    "open": tuple(WAITS),
+    "finished": (*WAITS, "COMMITTED", "ABORTED"),
+    "prepared": ("PREPARED",),
 }
 
 
@@ -217,12 +220,13 @@ class Pages:
         showing: Showing,
         recorder: Recorder | None = None,
     ) -> None:
-        """``timeout``: seconds for a call of the client."""
+        """``timeout``: seconds for a call of the client. ``recorder``: for charts; None: pages have none."""
         self._client = client
         self._templates = templates
         self._timeout = timeout
         self._showing = showing
         self._recorder = recorder
+        self._lags = recorder.lags if recorder is not None else LagSource(client, timeout)
         self._rivers: dict[str, Follower] = {}
         # By transaction: all that it was made from, and the timeline.
         self._timelines: dict[bytes, tuple[object, dict[str, Any]]] = {}
@@ -276,7 +280,7 @@ class Pages:
     def _overview(self) -> dict[str, Any]:
         streams = self._all_streams()
         oldest = self._client.open_transactions(limit=5, timeout=self._timeout)
-        parts, hidden = self._parts()
+        parts, hidden = self._memory.ask("parts", self._parts)
         recorder = self._recorder
         return {
             "streams": streams,
@@ -341,7 +345,6 @@ class Pages:
                     scope=scope or None, finished=True, limit=most, timeout=timeout
                 ),
             ).each(transaction_row)
-        states = {each["state"] for each in found}
         shown = [each | {"reason": self._reason(each["state"], each["reason"])} for each in found]
         rows = [
             each
@@ -358,7 +361,7 @@ class Pages:
             "scope": scope,
             "state": state,
             "text": text,
-            "states": sorted(states | {state} - {""}),
+            "states": STATES[show],
             "limit": most,
             "limits": LIMITS,
             "scopes": sorted({*self._scopes()} | {scope} - {""}),
@@ -419,33 +422,21 @@ class Pages:
         return self._written[info.txn_id]
 
     def _groups(self, text: str = "") -> dict[str, Any]:
-        streams = self._all_streams()
-        seen = {one.stream for one in streams}
-        processors = []
-        for scope in sorted({name.partition("/")[0] for name in seen}):
-            for one in self._client.processors(scope, timeout=self._timeout):
-                info = self._client.processor(one.processor, timeout=self._timeout)
-                processors.append(
-                    processor_row(info, self._client.lag(info, timeout=self._timeout))
-                )
-        groups = [group_row(one) for one in self._client.groups(timeout=self._timeout)]
-        mirrors = {mirror_group(one["processor"]): one["processor"] for one in processors}
-        for group in groups:
-            group["mirror_of"] = mirrors.get(group["group"])
-            # Brokers show groups to this process that its lane may know nothing of.
-            group["streams"] = [one for one in group["streams"] if one["stream"] in seen]
+        lags = self._lags.ask(INTERVAL_S, self._all_streams)
 
         def has(name: str, streams: list[dict[str, Any]]) -> bool:
             return any(text.lower() in f"{name} {one['stream']}".lower() for one in streams)
 
         return {
-            "processors": [each for each in processors if has(each["processor"], each["inputs"])],
-            "groups": [each for each in groups if has(each["group"], each["streams"])],
+            "processors": [
+                each for each in lags.processors if has(each["processor"], each["inputs"])
+            ],
+            "groups": [each for each in lags.groups if has(each["group"], each["streams"])],
             "text": text,
         }
 
     def _controllers(self, text: str = "") -> dict[str, Any]:
-        parts, hidden = self._parts()
+        parts, hidden = self._memory.ask("parts", self._parts)
         leaders: Sequence[LeaderInfo] = ()
         try:
             leaders = self._client.leaders(timeout=self._timeout)

@@ -26,8 +26,8 @@ const (
 
 // waiting is a command that may be answered.
 type waiting struct {
-	digest  []byte // of the command's bytes
-	belongs func(any) bool
+	digest  []byte         // of the command's bytes
+	belongs func(any) bool // whether a result other than a refusal is its answer
 	answer  chan any
 }
 
@@ -40,57 +40,38 @@ type bus struct {
 	mu      sync.Mutex
 	waits   map[string]*waiting
 	highest int64 // hybrid time (section 12)
-	cancel  context.CancelFunc
 }
 
 func newBus(ctx context.Context, bootstrap []string, prefix string) (*bus, error) {
-	replies := prefix + ".replies"
-	partition, end, err := endOfReplies(ctx, bootstrap, replies)
-	if err != nil {
-		return nil, &Error{"NotReady", err.Error()}
-	}
 	// The client of all commands is idempotent, and waits for all replicas: these are kgo's defaults (R3.8).
 	kafka, err := kgo.NewClient(
 		kgo.SeedBrokers(bootstrap...),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()),
 		kgo.ProducerLinger(0),
-		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{replies: {partition: kgo.NewOffset().At(end)}}),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtEnd()),
 	)
 	if err != nil {
 		return nil, err
 	}
-	running, cancel := context.WithCancel(context.Background())
-	b := &bus{
-		kafka: kafka, commands: prefix + ".commands", cancel: cancel,
-		partition: binary.BigEndian.AppendUint32(nil, uint32(partition)),
-		waits:     map[string]*waiting{},
-	}
-	go b.receive(running)
-	return b, nil
-}
-
-// endOfReplies chooses a partition, and asks for its end before the first command is sent.
-func endOfReplies(ctx context.Context, bootstrap []string, topic string) (int32, int64, error) {
-	kafka, err := kgo.NewClient(kgo.SeedBrokers(bootstrap...))
-	if err != nil {
-		return 0, 0, err
-	}
-	defer kafka.Close()
-	ends, err := kadm.NewClient(kafka).ListEndOffsets(ctx, topic)
+	replies := prefix + ".replies"
+	ends, err := kadm.NewClient(kafka).ListEndOffsets(ctx, replies)
 	if err == nil {
 		err = ends.Error()
 	}
 	if err != nil {
-		return 0, 0, err
+		kafka.Close()
+		return nil, &Error{"NotReady", err.Error()}
 	}
-	partition := mathrand.Int32N(int32(len(ends[topic])))
-	return partition, ends[topic][partition].Offset, nil
-}
-
-func (b *bus) close() {
-	b.cancel()
-	b.kafka.Close()
+	// The partition is read from the end that it had before the first command: no reply is missed.
+	partition := mathrand.Int32N(int32(len(ends[replies])))
+	from := kgo.NewOffset().At(ends[replies][partition].Offset)
+	kafka.AddConsumePartitions(map[string]map[int32]kgo.Offset{replies: {partition: from}})
+	b := &bus{
+		kafka: kafka, commands: prefix + ".commands", waits: map[string]*waiting{},
+		partition: binary.BigEndian.AppendUint32(nil, uint32(partition)),
+	}
+	go b.receive()
+	return b, nil
 }
 
 // seen is the highest hybrid time that was received.
@@ -107,27 +88,34 @@ func (b *bus) learn(time int64) {
 	b.highest = max(b.highest, time)
 }
 
-func (b *bus) receive(ctx context.Context) {
-	for ctx.Err() == nil {
-		b.kafka.PollFetches(ctx).EachRecord(func(record *kgo.Record) {
-			b.mu.Lock()
-			wait := b.waits[string(record.Key)]
-			b.mu.Unlock()
-			if wait == nil {
-				return // R3.4
-			}
-			answer, err := parseReply(record.Value)
-			if err != nil || !bytes.Equal(answer.command, wait.digest) || !wait.belongs(answer.result) {
-				return // R2.2, R3.5, R3.6: the true answer follows
-			}
-			if _, is := answer.result.(scopeInfo); !is { // R12.2
-				b.learn(answer.hybridTime)
-			}
-			select {
-			case wait.answer <- answer.result:
-			default: // a second answer
-			}
-		})
+func (b *bus) receive() {
+	for {
+		fetches := b.kafka.PollFetches(context.Background())
+		if fetches.IsClientClosed() {
+			return
+		}
+		fetches.EachRecord(b.take)
+	}
+}
+
+// take hands an answer to the command that waits for it.
+func (b *bus) take(record *kgo.Record) {
+	b.mu.Lock()
+	wait := b.waits[string(record.Key)]
+	b.mu.Unlock()
+	if wait == nil {
+		return // R3.4
+	}
+	head, answer := parseReply(record.Value)
+	if _, refused := answer.(refusal); !bytes.Equal(head.Command, wait.digest) || !refused && !wait.belongs(answer) {
+		return // R2.2, R3.5, R3.6: the true answer follows
+	}
+	if _, is := answer.(scopeInfo); !is { // R12.2
+		b.learn(head.HybridTime)
+	}
+	select {
+	case wait.answer <- answer:
+	default: // a second answer
 	}
 }
 
@@ -175,9 +163,9 @@ func (b *bus) ask(until time.Time, partition int32, command []byte, belongs func
 		if !is {
 			return result, doubt, nil
 		}
-		err = &Error{refused.code, refused.message}
+		err = &Error{refused.Code, refused.Message}
 		// R11.6: only NotReady is tried again here, with a new correlation id (R3.7).
-		if refused.code != "NotReady" || !sleep(until, retry) {
+		if refused.Code != "NotReady" || !sleep(until, retry) {
 			return nil, doubt, err
 		}
 		retry = min(2*retry, time.Second)

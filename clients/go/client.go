@@ -1,13 +1,14 @@
 package anabranch
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
 	"hash/crc32"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,10 +21,8 @@ type Client struct {
 	bus     *bus
 	journal *kgo.Client
 	timeout time.Duration
-
-	mu     sync.Mutex
-	scopes map[string]int32 // control partitions, which never change (section 4)
-	stop   chan struct{}
+	scopes  sync.Map // of control partitions, which never change (section 4)
+	stop    chan struct{}
 }
 
 // Connect finds the topics of a cluster. timeout is that of each call.
@@ -42,17 +41,16 @@ func Connect(bootstrap, prefix string, timeout time.Duration) (*Client, error) {
 		kgo.RecordDeliveryTimeout(timeout),
 	)
 	if err != nil {
-		bus.close()
+		bus.kafka.Close()
 		return nil, err
 	}
-	c := &Client{bus: bus, journal: journal, timeout: timeout, scopes: map[string]int32{}, stop: make(chan struct{})}
-	return c, nil
+	return &Client{bus: bus, journal: journal, timeout: timeout, stop: make(chan struct{})}, nil
 }
 
 // Close ends all work. Open transactions are aborted when their keepalive ends.
 func (c *Client) Close() {
 	close(c.stop)
-	c.bus.close()
+	c.bus.kafka.Close()
 	c.journal.Close()
 }
 
@@ -68,54 +66,39 @@ func (c *Client) ask(until time.Time, partition int32, command []byte, belongs f
 }
 
 func is[T any](result any) bool {
-	_, refused := result.(refusal)
 	_, right := result.(T)
-	return refused || right
+	return right
 }
 
 // about: only the outcome of this transaction belongs to a command (R3.6), unless it claims a name or number.
-func about(txnID []byte, claims bool) func(any) bool {
+func about(txnID ID, claims bool) func(any) bool {
 	return func(result any) bool {
 		outcome, right := result.(Outcome)
-		return is[Outcome](result) && (!right || claims || bytes.Equal(outcome.TxnID, txnID))
+		return right && (claims || outcome.TxnID == txnID)
 	}
 }
 
 func (c *Client) findScope(until time.Time, scope string) (int32, error) {
-	c.mu.Lock()
-	partition, known := c.scopes[scope]
-	c.mu.Unlock()
-	if known {
-		return partition, nil
+	if known, is := c.scopes.Load(scope); is {
+		return known.(int32), nil
 	}
-	e := command(typeFindScope)
-	e.str(scope)
-	e.flag(false)
-	e.null()
-	result, err := c.ask(until, 0, e.out, is[scopeInfo]) // R4.1
+	result, err := c.ask(until, 0, frame(findScope{Scope: scope}), is[scopeInfo]) // R4.1
 	if err != nil {
 		return 0, err
 	}
-	partition = result.(scopeInfo).partition
-	c.mu.Lock()
-	c.scopes[scope] = partition
-	c.mu.Unlock()
+	partition := result.(scopeInfo).Partition
+	c.scopes.Store(scope, partition)
 	return partition, nil
 }
 
-func random(size int) []byte {
-	data := make([]byte, size)
-	rand.Read(data)
-	return data
-}
-
 // newID: control partition, Unix milliseconds, 8 random bytes (R5.1).
-func newID(partition int32) []byte {
-	id := binary.BigEndian.AppendUint64(nil, uint64(partition)<<48|uint64(time.Now().UnixMilli()))
-	return append(id, random(8)...)
+func newID(partition int32) (id ID) {
+	binary.BigEndian.PutUint64(id[:], uint64(partition)<<48|uint64(time.Now().UnixMilli()))
+	rand.Read(id[8:])
+	return id
 }
 
-func partitionOf(txnID []byte) int32 { return int32(binary.BigEndian.Uint16(txnID)) }
+func partitionOf(txnID ID) int32 { return int32(binary.BigEndian.Uint16(txnID[:])) }
 
 type place struct {
 	stream    string
@@ -125,7 +108,7 @@ type place struct {
 // Transaction is a handle of a transaction: of its beginner, or of a process that joined it as one more writer.
 type Transaction struct {
 	c     *Client
-	ID    []byte
+	ID    ID
 	Token []byte
 	scope string
 	done  chan struct{} // closed when it is over
@@ -138,12 +121,12 @@ type Transaction struct {
 	sequence int32
 	last     *receipt
 	failed   bool // a write failed: no more receipts (R8.6)
-	prepared *Outcome
 }
 
-func (c *Client) handle(txnID, token []byte, scope string) *Transaction {
+func (c *Client) handle(txnID ID, token []byte, scope string) *Transaction {
+	writer := newID(0)
 	return &Transaction{
-		c: c, ID: txnID, Token: token, scope: scope, writer: int64(binary.BigEndian.Uint64(random(8))),
+		c: c, ID: txnID, Token: token, scope: scope, writer: int64(binary.BigEndian.Uint64(writer[8:])),
 		touched: map[string]touched{}, extents: map[place]*extent{}, done: make(chan struct{}),
 	}
 }
@@ -155,17 +138,10 @@ func (c *Client) Begin(scope string, name *string, keepalive time.Duration) (*Tr
 	if err != nil {
 		return nil, nil, err
 	}
-	txnID, secret := newID(partition), random(32) // R5.2
-	e := command(typeBegin)
-	e.fixed(txnID)
-	e.str(scope)
-	e.textOrNull(name)
-	e.long(keepalive.Milliseconds())
-	e.fixed(secret)
-	e.null()  // fencing_hash
-	e.long(0) // snapshot
-	belongs := func(result any) bool { return is[begun](result) || about(txnID, name != nil)(result) }
-	result, err := c.ask(until, partition, e.out, belongs)
+	command := begin{TxnID: newID(partition), Scope: scope, Name: name, KeepaliveMs: int32(keepalive.Milliseconds())}
+	rand.Read(command.Secret[:]) // R5.2
+	belongs := func(result any) bool { return is[begun](result) || about(command.TxnID, name != nil)(result) }
+	result, err := c.ask(until, partition, frame(command), belongs)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -174,23 +150,23 @@ func (c *Client) Begin(scope string, name *string, keepalive time.Duration) (*Tr
 		outcome := result.(Outcome)
 		return nil, &outcome, nil
 	}
-	t := c.handle(txnID, makeToken(txnID, secret, scope, answer, c.bus.seen()), scope)
+	t := c.handle(command.TxnID, makeToken(command, answer, c.bus.seen()), scope)
 	go t.beat(keepalive)
 	return t, nil, nil
 }
 
 // makeToken: all rights, no end, no caveats (R5.3).
-func makeToken(txnID, secret []byte, scope string, b begun, seen int64) []byte {
-	token := append([]byte{2}, txnID...)
-	token = binary.BigEndian.AppendUint32(token, uint32(b.keepaliveMs))
-	token = binary.BigEndian.AppendUint64(token, uint64(b.begunMs))
+func makeToken(command begin, answer begun, seen int64) []byte {
+	token := append([]byte{2}, command.TxnID[:]...)
+	token = binary.BigEndian.AppendUint32(token, uint32(answer.KeepaliveMs))
+	token = binary.BigEndian.AppendUint64(token, uint64(answer.BegunMs))
 	token = binary.BigEndian.AppendUint64(token, uint64(seen))
-	for _, text := range []string{scope, "open"} {
+	for _, text := range []string{command.Scope, "open"} {
 		token = append(append(token, byte(len(text))), text...)
 	}
 	token = append(token, 31)
 	token = binary.BigEndian.AppendUint64(token, 0)
-	mac := hmac.New(sha256.New, secret)
+	mac := hmac.New(sha256.New, command.Secret[:])
 	mac.Write(token)
 	return mac.Sum(append(token, 0))
 }
@@ -201,16 +177,15 @@ func (c *Client) Join(token []byte) (*Transaction, error) {
 		return nil, &Error{"InvalidToken", "not a token of version 2"}
 	}
 	c.bus.learn(int64(binary.BigEndian.Uint64(token[29:37]))) // R12.3
-	return c.handle(token[1:17], token, string(token[38:38+int(token[37])])), nil
+	return c.handle(ID(token[1:17]), token, string(token[38:38+int(token[37])])), nil
 }
 
 // beat sends heartbeats every third of the keepalive (R5.6). They are answered only if the transaction is over (R5.7).
 func (t *Transaction) beat(keepalive time.Duration) {
-	e := command(typeHeartbeat)
-	array(e, [][]byte{t.Token}, e.bytes)
+	command := frame(heartbeat{[][]byte{t.Token}})
 	for over := false; !over; {
-		cid, wait := t.c.bus.expect(e.out, is[ended])
-		t.c.bus.send(partitionOf(t.ID), cid, e.out, t.c.bus.seen())
+		cid, wait := t.c.bus.expect(command, is[ended])
+		t.c.bus.send(partitionOf(t.ID), cid, command, t.c.bus.seen())
 		select {
 		case <-time.After(keepalive / 3):
 		case <-wait.answer:
@@ -239,46 +214,45 @@ func (t *Transaction) touch(until time.Time, stream string) (touched, error) {
 	if known, is := t.touched[stream]; is {
 		return known, nil // R6.2: the same segments until the end
 	}
-	e := command(typeTouch)
-	e.bytes(t.Token)
-	e.str(stream)
-	e.long(t.writer)
-	result, err := t.c.ask(until, partitionOf(t.ID), e.out, is[touched])
+	command := frame(touch{t.Token, stream, t.writer})
+	result, err := t.c.ask(until, partitionOf(t.ID), command, is[touched])
 	if err != nil {
 		return touched{}, t.end(err)
 	}
 	found := result.(touched)
 	topic := journalOf(stream)
-	for _, s := range found.segments { // after a scaling, kgo may not know all partitions yet
-		for known := true; known; {
-			first, _, _ := t.c.journal.PartitionLeader(topic, 0)
-			leader, _, _ := t.c.journal.PartitionLeader(topic, s.partition)
-			if known = first >= 0 && leader < 0; known {
-				t.c.journal.ForceMetadataRefresh()
-				if !sleep(until, 50*time.Millisecond) {
-					return touched{}, &Error{"DeadlineExceeded", "a new partition is not known yet"}
-				}
-			}
+	missing := func(s segment) bool { // after a scaling, kgo may know the topic, but not all partitions yet
+		first, _, _ := t.c.journal.PartitionLeader(topic, 0)
+		leader, _, _ := t.c.journal.PartitionLeader(topic, s.Partition)
+		return first >= 0 && leader < 0
+	}
+	for slices.ContainsFunc(found.Segments, missing) {
+		t.c.journal.ForceMetadataRefresh()
+		if !sleep(until, 50*time.Millisecond) {
+			return touched{}, &Error{"DeadlineExceeded", "a new partition is not known yet"}
 		}
 	}
 	t.touched[stream] = found
 	return found, nil
 }
 
-// end notes an error after which the transaction is over.
+// end notes an error after which the transaction is over: all later calls fail by it, and heartbeats stop (R5.7).
 func (t *Transaction) end(err error) error {
 	if e, is := err.(*Error); is && (e.Name == "TransactionAborted" || e.Name == "AlreadyCommitted") {
-		t.takeNoMore(err)
+		if t.over == nil {
+			close(t.done)
+		}
+		t.over = err
 	}
 	return err
 }
 
-// takeNoMore lets all later calls fail by this error, and stops the heartbeats (R5.7, R10.8).
-func (t *Transaction) takeNoMore(err error) {
-	if t.over == nil {
-		close(t.done)
+// check returns why the transaction takes nothing more from this writer.
+func (t *Transaction) check() error {
+	if t.over == nil && t.failed {
+		return &Error{"WriteFailed", "a write of this writer failed: it makes no more receipts"} // R8.6
 	}
-	t.over = err
+	return t.over
 }
 
 func journalOf(stream string) string { return strings.Replace(stream, "/", ".", 1) + ".journal" }
@@ -287,13 +261,7 @@ func journalOf(stream string) string { return strings.Replace(stream, "/", ".", 
 func (t *Transaction) Write(events []Event) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.over != nil {
-		return t.over
-	}
-	if t.failed {
-		return &Error{"WriteFailed", "an earlier write of this writer failed"}
-	}
-	if err := checkHeaders(events); err != nil {
+	if err := cmp.Or(t.check(), checkHeaders(events)); err != nil {
 		return err
 	}
 	until := t.c.until()
@@ -304,14 +272,14 @@ func (t *Transaction) Write(events []Event) error {
 			return err
 		}
 		record := recordOf(event)
-		for _, s := range found.segments { // R7.1; without a key any segment will do
-			if at := position(event.Key); event.Key == nil || s.low <= at && at < s.high {
-				record.Partition = s.partition
+		for _, s := range found.Segments { // R7.1; without a key any segment will do
+			if at := position(event.Key); event.Key == nil || s.Low <= at && at < s.High {
+				record.Partition = s.Partition
 				break
 			}
 		}
-		header := binary.BigEndian.AppendUint64(append([]byte{}, t.ID...), uint64(t.writer))
-		header = binary.BigEndian.AppendUint32(header, uint32(found.epoch))
+		header := binary.BigEndian.AppendUint64(t.ID[:len(t.ID):len(t.ID)], uint64(t.writer))
+		header = binary.BigEndian.AppendUint32(header, uint32(found.Epoch))
 		record.Headers = append(record.Headers, kgo.RecordHeader{Key: "ab.txn", Value: header}) // R8.1
 		records[i] = record
 	}
@@ -329,14 +297,14 @@ func (t *Transaction) Write(events []Event) error {
 func (t *Transaction) count(stream string, record *kgo.Record) {
 	at := place{stream, record.Partition}
 	if t.extents[at] == nil {
-		t.extents[at] = &extent{stream: stream, partition: record.Partition, first: record.Offset}
+		t.extents[at] = &extent{Stream: stream, Partition: record.Partition, First: record.Offset}
 	}
 	x := t.extents[at]
-	x.first = min(x.first, record.Offset)
-	x.end = max(x.end, record.Offset+1)
-	x.count++
-	x.crcSum += int64(crc32.Update(crc32.ChecksumIEEE(record.Key), crc32.IEEETable, record.Value))
-	x.crcSum &= 1<<63 - 1
+	x.First = min(x.First, record.Offset)
+	x.End = max(x.End, record.Offset+1)
+	x.Count++
+	x.CRCSum += int64(crc32.Update(crc32.ChecksumIEEE(record.Key), crc32.IEEETable, record.Value))
+	x.CRCSum &= 1<<63 - 1
 	t.last = nil
 }
 
@@ -395,142 +363,72 @@ func (c *Client) WritePlain(events []Event) error {
 }
 
 // receipt counts all records so far. Without a write since the last one, that one is returned.
-func (t *Transaction) receipt(finished bool) (receipt, error) {
-	if t.failed {
-		return receipt{}, &Error{"WriteFailed", "a write of this writer failed: it makes no more receipts"} // R8.6
+func (t *Transaction) receipt(finished bool) receipt {
+	if t.last != nil && t.last.Finished == finished {
+		return *t.last
 	}
-	if t.last != nil && t.last.finished == finished {
-		return *t.last, nil
-	}
-	t.sequence++                                                                                                // R9.3
-	r := receipt{txnID: t.ID, writer: t.writer, sequence: t.sequence, finished: finished, seen: t.c.bus.seen()} // R9.4
+	t.sequence++ // R9.3
+	r := receipt{TxnID: t.ID, Writer: t.writer, Sequence: t.sequence, Finished: finished}
+	r.Seen = t.c.bus.seen() // R9.4
 	for _, x := range t.extents {
-		r.extents = append(r.extents, *x)
+		r.Extents = append(r.Extents, *x)
 	}
 	t.last = &r
-	return r, nil
+	return r
 }
 
 // Receipt registers a receipt, and returns it framed, for the process that commits.
 func (t *Transaction) Receipt(finished bool) ([]byte, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.over != nil {
-		return nil, t.over
-	}
-	r, err := t.receipt(finished)
-	if err != nil {
+	if err := t.check(); err != nil {
 		return nil, err
 	}
-	e := command(typeRegister)
-	e.bytes(t.Token)
-	e.receipt(r)
-	if _, err := t.c.ask(t.c.until(), partitionOf(t.ID), e.out, is[registered]); err != nil {
+	r := t.receipt(finished)
+	command := frame(register{t.Token, r})
+	if _, err := t.c.ask(t.c.until(), partitionOf(t.ID), command, is[registered]); err != nil {
 		return nil, t.end(err)
 	}
-	framed := &encoder{out: []byte{level, typeReceipt}}
-	framed.receipt(r)
-	return framed.out, nil
+	return frame(r), nil
 }
 
-// Ending says how a transaction is committed or prepared. The zero value takes all registered writers.
+// Ending says how a transaction is committed. The zero value takes all registered writers.
 type Ending struct {
 	Receipts [][]byte // of the other writers to take; nil: all registered writers
 	Name     *string  // to claim
 	Number   *int64   // of the series of that name
-	Secret   []byte   // of the coordinator of a prepared transaction, 32 bytes
-	Attempt  []byte   // names a prepare: a repeated one has the same name
 }
 
 // Commit commits: everything becomes visible at once.
-func (t *Transaction) Commit(how Ending) (Outcome, error) { return t.finish(how, false) }
-
-// Prepare makes sure that the transaction can commit. Whoever has the secret decides later, by Decide.
-func (t *Transaction) Prepare(how Ending) (Outcome, error) { return t.finish(how, true) }
-
-func (t *Transaction) finish(how Ending, prepares bool) (Outcome, error) {
+func (t *Transaction) Commit(how Ending) (Outcome, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.prepared != nil && prepares {
-		return *t.prepared, nil
-	}
-	if t.over != nil {
-		return Outcome{}, t.over
-	}
-	var own []receipt
-	if len(t.touched) > 0 || t.failed {
-		mine, err := t.receipt(true)
-		if err != nil {
-			return Outcome{}, err
-		}
-		own = append(own, mine) // R10.1
-	}
-	for _, data := range how.Receipts {
-		if len(data) < 2 || data[0] != level || data[1] != typeReceipt {
-			return Outcome{}, &Error{"InvalidArgument", "not a receipt"}
-		}
-	}
-	make := func(wait time.Duration) []byte { return how.command(t.Token, own, wait, prepares) }
-	outcome, err := t.c.untilKnown(doubtful{t.ID, t.scope, t.Token, how.Name != nil, prepares, make})
-	switch {
-	case err != nil:
-		return outcome, t.end(err)
-	case outcome.State == "PREPARED":
-		t.prepared = &outcome
-		t.takeNoMore(&Error{"IllegalState", "the transaction is prepared"})
-	default:
-		t.end(&Error{"AlreadyCommitted", "the transaction is committed"})
-	}
-	return outcome, nil
-}
-
-func (how Ending) command(token []byte, own []receipt, wait time.Duration, prepares bool) []byte {
-	e := command(typeCommit)
-	e.bytes(token)
-	array(e, own, e.receipt)
-	if how.Receipts == nil {
-		e.null()
-	} else {
-		e.long(1)
-		array(e, how.Receipts, func(framed []byte) { e.fixed(framed[2:]) }) // as they were handed on
-	}
-	e.textOrNull(how.Name)
-	e.long(wait.Milliseconds())
-	if how.Number == nil {
-		e.null()
-	} else {
-		e.long(1)
-		e.long(*how.Number)
-	}
-	e.null() // consumed
-	if prepares {
-		by := sha256.Sum256(how.Secret) // R10.7
-		e.long(1)
-		e.bytes(by[:])
-		e.bytes(how.Attempt)
-		e.null() // the secret
-	} else {
-		e.null()
-		e.orNull(how.Secret)
-	}
-	e.long(0) // validated
-	return e.out
-}
-
-// Decide commits or aborts a prepared transaction, from any client (R10.8).
-func (c *Client) Decide(txnID, secret []byte, commit bool) (Outcome, error) {
-	until, data := c.until(), abortCommand(txnID, secret)
-	if commit {
-		data = Ending{Secret: secret}.command(txnID, nil, time.Until(until)*3/4, false)
-	}
-	result, _, err := c.bus.ask(until, partitionOf(txnID), data, about(txnID, false))
-	if err != nil {
+	if err := t.check(); err != nil {
 		return Outcome{}, err
 	}
-	if result == nil {
-		return Outcome{}, &Error{"OutcomeUnknown", "the decision was not answered: repeat it"}
+	command := commit{Token: t.Token, Name: how.Name, Number: how.Number}
+	if len(t.touched) > 0 {
+		command.Own = []receipt{t.receipt(true)} // R10.1
 	}
-	return result.(Outcome), nil
+	if how.Receipts != nil {
+		command.Receipts = &[]receipt{}
+	}
+	for _, data := range how.Receipts {
+		other, rest, ok := parse[receipt](data)
+		if !ok || len(rest) > 0 {
+			return Outcome{}, &Error{"InvalidArgument", "not a receipt"}
+		}
+		*command.Receipts = append(*command.Receipts, other)
+	}
+	make := func(wait time.Duration) []byte {
+		command.WaitMs = int32(wait.Milliseconds())
+		return frame(command)
+	}
+	outcome, err := t.c.untilKnown(t.ID, t.scope, &t.Token, how.Name != nil, make)
+	if err == nil {
+		t.end(&Error{"AlreadyCommitted", "the transaction is committed"})
+	}
+	return outcome, t.end(err)
 }
 
 // OneShot commits events as a transaction of one command.
@@ -542,55 +440,44 @@ func (c *Client) OneShot(scope string, name *string, events []Event) (Outcome, e
 	if err != nil {
 		return Outcome{}, err
 	}
-	txnID := newID(partition)
-	e := command(typeOneShot)
-	e.fixed(txnID)
-	e.str(scope)
-	e.textOrNull(name)
-	array(e, events, e.event)
-	e.null()  // consumed
-	e.long(0) // locks
-	make := func(time.Duration) []byte { return e.out }
-	return c.untilKnown(doubtful{txnID, scope, nil, name != nil, false, make})
+	command := oneShot{TxnID: newID(partition), Scope: scope, Name: name}
+	for _, given := range events {
+		made := event{given.Stream, -1, orNull(given.Key), orNull(given.Value), nil, -1} // of any segment, now
+		if given.Timestamp != 0 {
+			made.Timestamp = given.Timestamp
+		}
+		for _, h := range given.Headers {
+			made.Headers = append(made.Headers, eventHeader{h.Name, orNull(h.Value)})
+		}
+		command.Events = append(command.Events, made)
+	}
+	framed := frame(command)
+	make := func(time.Duration) []byte { return framed }
+	return c.untilKnown(command.TxnID, scope, nil, name != nil, make)
 }
 
-// doubtful is a command that commits: it is sent until its outcome is known. The id stays the same (R11.4).
-type doubtful struct {
-	txnID    []byte
-	scope    string
-	token    []byte // nil: a one-shot
-	claims   bool   // a name or number
-	prepares bool
-	make     func(wait time.Duration) []byte
-}
-
-func (d doubtful) resolve() []byte {
-	e := command(typeResolve)
-	e.fixed(d.txnID)
-	e.str(d.scope)
-	e.orNull(d.token)
-	return e.out
-}
-
-func (c *Client) untilKnown(d doubtful) (Outcome, error) {
-	until, partition := c.until(), partitionOf(d.txnID)
+// untilKnown sends a command that commits until its outcome is known. The id stays the same (R11.4). token is nil for
+// a one-shot; claims says whether it has a name; make frames the command, with the time that the controller may wait.
+func (c *Client) untilKnown(txnID ID, scope string, token *[]byte, claims bool, make func(time.Duration) []byte) (Outcome, error) {
+	until, partition := c.until(), partitionOf(txnID)
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		// A third of the time is left for Resolve, and the controller waits for less than this call (R10.2).
 		askUntil := time.Now().Add(time.Until(until) * 2 / 3)
 		wait := min(time.Until(askUntil)*3/4, 600*time.Second)
-		result, doubt, err := c.bus.ask(askUntil, partition, d.make(wait), about(d.txnID, d.claims))
+		result, doubt, err := c.bus.ask(askUntil, partition, make(wait), about(txnID, claims))
 		if err != nil && (!doubt || isFinal(err)) {
 			return Outcome{}, err
 		}
 		if result == nil { // R11.2; R11.3: an earlier copy may be carried out, whatever this one was answered
-			result, _, _ = c.bus.ask(until, partition, d.resolve(), about(d.txnID, false))
+			command := frame(resolve{txnID, scope, token})
+			result, _, _ = c.bus.ask(until, partition, command, about(txnID, false))
 		}
 		outcome, known := result.(Outcome)
 		switch {
 		case !known:
-		case outcome.State == "COMMITTED" || d.prepares && outcome.State == "PREPARED":
+		case outcome.State == Committed:
 			return outcome, nil
-		case outcome.State == "ABORTED" || outcome.State == "OPEN" && err != nil:
+		case outcome.State == Aborted || outcome.State == Open && err != nil:
 			if err == nil {
 				err = &Error{"TransactionAborted", "the transaction is aborted"}
 			}
@@ -612,20 +499,12 @@ func isFinal(err error) bool {
 func (t *Transaction) Abort() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	_, err := t.c.ask(t.c.until(), partitionOf(t.ID), abortCommand(t.Token, nil), about(t.ID, false))
-	if err != nil {
+	command := frame(abort{Token: t.Token, Reason: "aborted by the client"})
+	if _, err := t.c.ask(t.c.until(), partitionOf(t.ID), command, about(t.ID, false)); err != nil {
 		return err
 	}
 	t.end(&Error{"TransactionAborted", "the transaction is aborted"})
 	return nil
-}
-
-func abortCommand(token, secret []byte) []byte {
-	e := command(typeAbort)
-	e.bytes(token)
-	e.str("aborted by the client")
-	e.orNull(secret)
-	return e.out
 }
 
 // Resolve returns the state of a transaction; one that no controller knows is aborted first (section 11).
@@ -634,8 +513,8 @@ func (c *Client) Resolve(token []byte) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, err
 	}
-	d := doubtful{txnID: t.ID, scope: t.scope, token: token}
-	result, err := c.ask(c.until(), partitionOf(t.ID), d.resolve(), about(t.ID, false))
+	command := frame(resolve{t.ID, t.scope, &token})
+	result, err := c.ask(c.until(), partitionOf(t.ID), command, about(t.ID, false))
 	if err != nil {
 		return Outcome{}, err
 	}

@@ -3,6 +3,7 @@ module anabranch
 go 1.26.0
 
 require (
+	github.com/twmb/avro v1.9.1
 	github.com/twmb/franz-go v1.22.3
 	github.com/twmb/franz-go/pkg/kadm v1.20.0
 )

@@ -28,10 +28,12 @@ def test_a_processor_is_listed_with_its_lag(run: Run, fake: FakeClient) -> None:
     assert told["inputs"][0]["seconds_behind"] > 1e6
     assert told["inputs"][1]["trouble"] == "UnknownStream: gone"
     assert (told["tasks"], told["held"], told["holders"]) == (4, 2, ["host:7"])
+    assert told["trouble"] == "2 of 4 tasks without a worker"
     assert told["oldest_last_commit"].startswith(STAMP)
     assert fake.calls[0] == ("processors", {"scope": "nyc"})
     shown = squeezed(run("processor", "list", "nyc").stdout)
-    for part in ("nyc/delays", "nyc/flights, nyc/lost", "host:7", "~12,345, ?", STAMP):
+    parts = ("nyc/delays", "nyc/flights, nyc/lost", "host:7", "~12,345, ?", STAMP, "2 of 4 tasks")
+    for part in parts:
         assert part in shown
 
 
@@ -44,6 +46,7 @@ def test_describe(run: Run) -> None:
     assert places == [([0, 3], 0, -1), ([1], 40, -1), ([2], 40, 1 << 32)]
     shown = squeezed(run("processor", "describe", "nyc/delays").stdout)
     assert "nyc/lost: UnknownStream: gone" in shown
+    assert "2 of 4 tasks without a worker" in shown
     for part in ("0, 3 0 - - ~12,345", "segment 0@1 to 17 0 0.000", "stores: none; resets: 0"):
         assert part in shown
 

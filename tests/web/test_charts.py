@@ -9,11 +9,14 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from anabranch.errors import AnabranchError, NotAuthorized, NotReady
-from anabranch.reading.group_lag import ConsumerGroup, GroupPosition, Lag
+from anabranch.protocol.schemas.records import TaskPosition
+from anabranch.reading.group_lag import ConsumerGroup, GroupPosition, InputLag, Lag
 from anabranch.testing.memory.cluster import MemoryCluster
 from anabranch.types import LeaderInfo, Listed
 from anabranch.web.charts import HOUR_S, Recorder, bars, line
-from tests.cli.fakes import stream
+from anabranch.web.hub import View
+from anabranch.web.pages import Pages, Showing, environment
+from tests.cli.fakes import processor, stream
 
 
 class Leaders:
@@ -26,6 +29,7 @@ class Leaders:
         self.error: AnabranchError | None = None
         self.groups_error: AnabranchError | None = None
         self.asked_groups = 0
+        self.lags: list[InputLag] = []  # of a processor; without any, there is none
 
     def leaders(self, *, timeout: float) -> Listed[LeaderInfo]:
         if self.error is not None:
@@ -53,6 +57,15 @@ class Leaders:
 
     def streams(self, *, timeout: float) -> list[Any]:
         return [stream("shop/seen")]
+
+    def processors(self, scope: str, *, timeout: float) -> list[Any]:
+        return [processor(f"{scope}/bills")] if self.lags else []
+
+    def processor(self, name: str, *, timeout: float) -> Any:
+        return processor(name)
+
+    def lag(self, info: Any, *, timeout: float) -> list[InputLag]:
+        return self.lags
 
 
 @pytest.fixture
@@ -87,7 +100,25 @@ def test_commits_a_second_over_all_control_partitions_and_takeovers(
     assert shown["commits a second"] == "2.0"
     assert shown["takeovers by other controllers"] == "2"
     # Of streams that the lane may see; asked in the first step.
-    assert shown["events behind, of the slowest group, 25s ago"] == "7"
+    assert shown["events behind, of the slowest group or processor, 25s ago"] == "7"
+
+
+def test_the_chart_and_the_page_of_lags_show_the_same(leaders: Leaders, recorder: Recorder) -> None:
+    place = TaskPosition(0, 1, 1)
+    leaders.lags = [InputLag("shop/seen", {0: (place, Lag(90, 0))})]
+    step(leaders, recorder)
+    assert recorder.samples[-1].behind == 90
+    leaders.lags = [InputLag("shop/seen", {0: (place, Lag(95, 0))})]
+    client: Any = leaders
+    page = Pages(client, environment(), 1.0, Showing(), recorder).body(View("groups"))
+    assert ">90</td>" in page  # not asked again within a second
+    leaders.now += 2.0
+    page = Pages(client, environment(), 1.0, Showing(), recorder).body(View("groups"))
+    assert ">95</td>" in page
+    asked = leaders.asked_groups
+    step(leaders, recorder)
+    assert recorder.samples[-1].behind == 95
+    assert leaders.asked_groups == asked
 
 
 def test_what_is_not_known_is_no_zero(leaders: Leaders, recorder: Recorder) -> None:

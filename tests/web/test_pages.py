@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html import unescape
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from anabranch.protocol.schemas.records import TxnState
 from anabranch.types import Listed
 from anabranch.web.hub import View
 from anabranch.web.pages import Pages, Showing, environment
 from tests.cli.fakes import TXN_ID, FakeClient, stream
 
+IDLE = "2 of 4 tasks without a worker"
 # Page -> the cells of rows that it has, in their order.
 ROWS: dict[View, list[tuple[str, ...]]] = {
     View("streams"): [
@@ -44,12 +46,12 @@ ROWS: dict[View, list[tuple[str, ...]]] = {
     View("transactions", ("prepared", "nyc", "ABORTED", "", "100")): [],
     View("transactions", ("open", "", "", "nobody's", "100")): [],
     View("groups", ("deLays",)): [
-        ("nyc/delays", "4", "2", "nyc/lost", "?", "?", "UnknownStream: gone"),
+        ("nyc/delays", "4", "2", "nyc/lost", "?", "?", f"{IDLE}; UnknownStream: gone"),
     ],
     View("groups"): [
         ("loaders", "Stable", "2", "nyc/flights", "events", "1,234", "0.0", ""),
         ("loaders", "Stable", "2", "nyc/weather", "transactions", "?", "?", "it is LOST"),
-        ("nyc/delays", "4", "2", "nyc/lost", "?", "?", "UnknownStream: gone"),
+        ("nyc/delays", "4", "2", "nyc/lost", "?", "?", f"{IDLE}; UnknownStream: gone"),
     ],
     View("controllers", ("nothing",)): [],
     View("controllers"): [
@@ -97,6 +99,25 @@ def test_pages_show_the_rows_of_lists(view: View) -> None:
     assert [row for row in found if row in ROWS[view]] == ROWS[view], found
     if view in FILTERED:
         assert len([row for row in found if len(row) > 1]) == FILTERED[view], found
+
+
+@pytest.mark.parametrize(
+    ("show", "states"),
+    [
+        ("open", {"OPEN", "COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS", "ABORT_IN_PROGRESS", "PREPARED"}),
+        ("finished", set(get_args(TxnState))),
+        ("prepared", {"PREPARED"}),
+    ],
+)  # fmt: skip
+def test_the_filter_offers_states_that_no_listed_transaction_has(
+    show: str, states: set[str]
+) -> None:
+    client: Any = Timed(FakeClient())
+    page = Pages(client, environment(), 1.0, Showing()).body(
+        View("transactions", (show, "", "", "", "100"))
+    )
+    (choice,) = re.findall(r'<select id="state".*?</select>', page)
+    assert set(re.findall(r'value="(\w+)"', choice)) == states
 
 
 def test_the_overview_counts_them() -> None:

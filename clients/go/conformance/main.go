@@ -33,14 +33,11 @@ type request struct {
 	Txn         string      `json:"txn"`
 	Token       []byte      `json:"token"`
 	Receipts    *[][]byte   `json:"receipts"`
-	TxnID       []byte      `json:"txn_id"`
-	Secret      []byte      `json:"secret"`
-	Attempt     []byte      `json:"attempt"`
-	Commit      bool        `json:"commit"`
 	Finished    bool        `json:"finished"`
 	Events      []jsonEvent `json:"events"`
 	InFlight    int         `json:"in_flight"`
 	DurationS   float64     `json:"duration_s"`
+	Count       int         `json:"count"`
 	ValueBytes  int         `json:"value_bytes"`
 }
 
@@ -105,7 +102,7 @@ func (c *child) write(answer map[string]any) {
 
 func outcomeOf(o anabranch.Outcome, err error) (any, error) {
 	return map[string]any{"outcome": map[string]any{
-		"txn_id": o.TxnID, "state": o.State, "commit_timestamp": o.CommitTimestamp,
+		"txn_id": o.TxnID[:], "state": o.State.String(), "commit_timestamp": o.CommitTimestamp,
 		"committed": o.Committed, "rejected": o.Rejected, "left_out": o.LeftOut,
 	}}, err
 }
@@ -168,10 +165,6 @@ func (c *child) do(r request) (any, error) {
 			receipts = append([][]byte{}, *r.Receipts...)
 		}
 		return outcomeOf(txn.Commit(anabranch.Ending{Receipts: receipts, Name: r.Name, Number: r.Number}))
-	case "prepare":
-		return outcomeOf(txn.Prepare(anabranch.Ending{Secret: r.Secret, Attempt: r.Attempt}))
-	case "decide":
-		return outcomeOf(client.Decide(r.TxnID, r.Secret, r.Commit))
 	case "read":
 		return read(c.bootstrap, r.Stream)
 	case "abort":
@@ -254,7 +247,7 @@ func eventOf(record *kgo.Record) map[string]any {
 	}
 }
 
-// load commits one-shots of one event, as many at the same time as asked for.
+// load commits one-shots, as many at the same time as asked for.
 func load(client *anabranch.Client, r request) (any, error) {
 	began, value := time.Now(), make([]byte, r.ValueBytes)
 	until := began.Add(time.Duration(r.DurationS * float64(time.Second)))
@@ -263,9 +256,13 @@ func load(client *anabranch.Client, r request) (any, error) {
 	var all sync.WaitGroup
 	for n := range r.InFlight {
 		all.Go(func() {
-			for count := 0; time.Now().Before(until); count++ {
-				event := anabranch.Event{Stream: r.Stream, Key: fmt.Appendf(nil, "%d-%d", n, count), Value: value}
-				if _, err := client.OneShot(r.Scope, nil, []anabranch.Event{event}); err != nil {
+			for number := 0; time.Now().Before(until); number++ {
+				events := make([]anabranch.Event, r.Count)
+				for i := range events {
+					key := fmt.Appendf(nil, "%d-%d-%d", n, number, i)
+					events[i] = anabranch.Event{Stream: r.Stream, Key: key, Value: value}
+				}
+				if _, err := client.OneShot(r.Scope, nil, events); err != nil {
 					failed <- err
 					return
 				}

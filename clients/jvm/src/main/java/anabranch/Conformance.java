@@ -189,7 +189,7 @@ final class Conformance {
         return made.set("headers", headers);
     }
 
-    /** One-shots of one event, as many at the same time as asked for. */
+    /** One-shots, as many at the same time as asked for. */
     private JsonNode load(JsonNode r) throws InterruptedException {
         int inFlight = r.get("in_flight").asInt();
         byte[] value = new byte[r.get("value_bytes").asInt()];
@@ -200,10 +200,13 @@ final class Conformance {
         for (int n = 0; n < inFlight; n++) {
             int thread = n;
             threads.execute(() -> {
-                for (int count = 0; System.nanoTime() < end; count++) {
-                    byte[] key = (thread + "-" + count).getBytes(StandardCharsets.US_ASCII);
-                    var event = new Event(r.get("stream").asText(), key, value, List.of(), null);
-                    client.oneShot(r.get("scope").asText(), null, List.of(event));
+                for (int number = 0; System.nanoTime() < end; number++) {
+                    List<Event> events = new ArrayList<>();
+                    for (int i = 0; i < r.get("count").asInt(); i++) {
+                        byte[] key = (thread + "-" + number + "-" + i).getBytes(StandardCharsets.US_ASCII);
+                        events.add(new Event(r.get("stream").asText(), key, value, List.of(), null));
+                    }
+                    client.oneShot(r.get("scope").asText(), null, events);
                     committed.incrementAndGet();
                 }
             });

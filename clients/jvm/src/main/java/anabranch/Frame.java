@@ -1,11 +1,12 @@
 package anabranch;
 
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
 import java.io.ByteArrayInputStream;
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.InputStream;
 import java.nio.ByteBuffer;
-import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.regex.Pattern;
@@ -27,6 +28,7 @@ final class Frame {
             Map.entry("Reply", 0x20), Map.entry("Receipt", 0x21));
     private static final Pattern NAMED = Pattern.compile("\"anabranch\\.(\\w+)\"");
     private static final Map<String, Schema> SCHEMAS = new HashMap<>();
+    private static final ObjectMapper JSON = new ObjectMapper();
     private static final Schema.Parser PARSER = new Schema.Parser();
 
     static {
@@ -35,13 +37,19 @@ final class Frame {
 
     private Frame() {}
 
-    /** Parse a schema, after those that it refers to. */
+    /** Parse a schema at this client's level, after those that it refers to. */
     private static void load(String name) {
         if (SCHEMAS.containsKey(name)) {
             return;
         }
         try (InputStream in = Frame.class.getResourceAsStream("/schemas/" + name + ".avsc")) {
-            String text = new String(in.readAllBytes(), StandardCharsets.UTF_8);
+            JsonNode schema = JSON.readTree(in);
+            for (var fields = schema.path("fields").elements(); fields.hasNext();) {
+                if (fields.next().path("level").asInt(LEVEL) > LEVEL) {
+                    fields.remove();
+                }
+            }
+            String text = schema.toString();
             NAMED.matcher(text).results().forEach(found -> load(found.group(1)));
             SCHEMAS.put(name, PARSER.parse(text));
         } catch (IOException error) {
