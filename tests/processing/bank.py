@@ -112,7 +112,7 @@ class Names:
     def open_accounts(self, recorder: Recorder, client: Client) -> None:
         """Write the first rows, in one commit."""
         with client.begin(self.scope) as txn:
-            writes = others(recorder, txn, self, f"opening.{unique()}")
+            writes = writing(recorder, txn, self, f"opening.{unique()}")
             for name in (*IN_TABLE, *PAIR):
                 writes.write(self.accounts, row_of(START), name.encode())
             writes.commit(timeout=60.0)
@@ -237,7 +237,7 @@ def record_rules(recorder: Recorder, names: Names) -> None:
     recorder.note("drained", processor=names.desk_tasks, streams=[names.desk])
 
 
-def others(recorder: Recorder, txn: Any, names: Names, label: str) -> Any:
+def writing(recorder: Recorder, txn: Any, names: Names, label: str) -> Any:
     """Recorded writes of a transaction that reads nothing."""
     return RecordedWrites(recorder, txn, names.scope, label)
 
@@ -245,7 +245,7 @@ def others(recorder: Recorder, txn: Any, names: Names, label: str) -> Any:
 def blind(recorder: Recorder, client: Client, names: Names, first: int) -> None:
     """Write the pair without a look at it: the total stays. ``first``: the number of its first row."""
     with client.begin(names.scope) as txn:
-        writes = others(recorder, txn, names, f"blind.{unique()}")
+        writes = writing(recorder, txn, names, f"blind.{unique()}")
         for name, value in zip(PAIR, (first, 2 * START - first), strict=True):
             writes.write(names.accounts, row_of(value), name.encode())
         writes.write(names.accounts, f"n.{unique()}".encode(), f"{NOTE}{first % 3}".encode())

@@ -8,6 +8,7 @@ carries out the commands of these tasks until SIGTERM, and records what it does 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import threading
@@ -31,6 +32,7 @@ from tests.processing.recorded import WorkRecorder, recorder_in
 from tests.tables.recorded import RecordedTables, RecordedTransaction, text
 from tests.workload.recording import id_of
 
+BY_JOURNALS = 0.3
 IDLE_S = 1.0
 PAUSE_S = 0.2
 
@@ -38,7 +40,8 @@ PAUSE_S = 0.2
 class Desk:
     """One consumer of the stream ``desk``: it carries out the commands of some tasks.
 
-    ``mark``: of a parameter in the database's statements. ``lock``: what locks a selected row.
+    ``mark``: of a parameter in the database's statements. ``lock``: what locks a selected row. ``chance``: whether
+    a transaction goes through journals, with registered locks, or by one command.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class Desk:
     ) -> None:
         self.client, self.names, self.ledger, self.work = client, names, ledger, work
         self.bank = RecordedTables(lambda: work.recorder, replica, names.scope, unique())
-        self.mark, self.lock = "%s", "for update"
+        self.mark, self.lock, self.chance = "%s", "for update", random.Random(os.getpid())
         self.before: Callable[[], None] = lambda: None
 
     def serve(
@@ -109,6 +112,8 @@ class Desk:
             else:
                 self._post(txn, cursor, account, change)
         self._write(txn, names.done, event.key, command.become("done", amount))
+        if self.chance.random() < BY_JOURNALS:
+            txn.txn.flush()
 
     def _post(self, txn: RecordedTransaction, cursor: Any, account: str, change: int) -> None:
         update = f"update account set balance = balance + {self.mark} where name = {self.mark}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.tables.recorded import OWN, RecordedSnapshot, broken_of, text
 from tests.workload.recording import id_of
 
 VARIABLE = "ANABRANCH_HISTORY"
+ONE_SHOT_BYTES = 400, 1 << 18, 1 << 18
 
 
 def recorder_in(folder: Path, name: str) -> Recorder:
@@ -56,10 +58,14 @@ class RecordedReads:
 
 
 class WorkRecorder:
-    """Records what the workers of this process do."""
+    """Records what the workers of this process do.
 
-    def __init__(self, recorder: Recorder) -> None:
+    ``one_shot_bytes``: one of these for each batch that reads tables, so that some commits go through journals.
+    """
+
+    def __init__(self, recorder: Recorder, one_shot_bytes: Sequence[int] = ()) -> None:
         self.recorder = recorder
+        self._one_shot_bytes = one_shot_bytes
         self._count = itertools.count()
         self._ownerships: dict[bytes, str] = {}  # fencing token -> label
         self._commits: dict[int, tuple[str, dict[str, Any]]] = {}  # of each `Commits`: label, moves
@@ -106,6 +112,8 @@ class WorkRecorder:
     def _begin(self, usual: Any, tables: WorkerTables, least: int) -> RecordedReads:
         txn: TableTransaction = usual(tables, least)
         assert tables._ownership is not None
+        if self._one_shot_bytes:
+            tables._client._shared.one_shot_bytes = random.choice(self._one_shot_bytes)
         asked = {"scope": tables._ownership.scope, "isolation": "serializable", "seen": least}
         label = self.label()
         with self.recorder.asking("begin", txn=label, **asked) as told:
@@ -186,7 +194,7 @@ def main() -> None:
         if bug:
             stack.enter_context(planted.BUGS[bug]())
         recorder = recorder_in(Path(os.environ[VARIABLE]), "worker")
-        stack.enter_context(WorkRecorder(recorder).installed())
+        stack.enter_context(WorkRecorder(recorder, ONE_SHOT_BYTES).installed())
         app()
 
 

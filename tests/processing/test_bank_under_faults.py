@@ -224,7 +224,7 @@ class Faults:
 
     def write_some(self, chance: random.Random) -> None:
         with self.client.begin(self.names.scope) as txn:
-            writes = bank.others(self.recorder, txn, self.names, f"commands.{unique()}")
+            writes = bank.writing(self.recorder, txn, self.names, f"commands.{unique()}")
             count = chance.randint(1, 6)
             for _ in range(count):
                 source, target = chance.sample(ACCOUNTS, 2)
@@ -262,7 +262,7 @@ class Faults:
 
     def hold_writes(self, chance: random.Random) -> None:
         with self.client.begin(self.names.scope, keepalive=10.0) as begun:
-            txn = bank.others(self.recorder, begun, self.names, f"long.{unique()}")
+            txn = bank.writing(self.recorder, begun, self.names, f"long.{unique()}")
             begun.token()
             for n in range(3):
                 txn.write(self.names.accounts, f"n.{unique()}".encode(), f"{NOTE}{n}".encode())
