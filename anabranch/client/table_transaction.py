@@ -956,7 +956,8 @@ class TableTransaction(TableWork):
         """
         self._check()
         opened, _ = self._register(timeout)
-        opened.flush(timeout)
+        with self._broken_fails():
+            opened.flush(timeout)
 
     def _register(self, timeout: float | None) -> tuple[Transaction, RegisteredLocks]:
         opened, reads = self._open(timeout)
