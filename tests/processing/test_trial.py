@@ -16,7 +16,7 @@ SEED = int(os.environ.get("ANABRANCH_SEED", time.time_ns() % 1_000_000))
 SOAK = Plan(seed=SEED)
 QUICK = Plan(events=24_000, kills=3, zombies=1, scalings=2, seconds=6.0, session=2.0, seed=SEED)
 JOINED = Plan(
-    events=60_000,
+    events=150_000,
     kills=12,
     zombies=3,
     scalings=10,
