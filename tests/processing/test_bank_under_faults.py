@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import threading
 import time
 import uuid
@@ -19,7 +20,6 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -37,7 +37,7 @@ from tests.cluster import ControllerProcess
 from tests.conftest import Broker
 from tests.ledger.places import PostgresPlace
 from tests.owned import send_signal, start_module
-from tests.postgres import server
+from tests.postgres import Postgres, server
 from tests.processing import bank
 from tests.processing.bank import ACCOUNTS, IN_TABLE, NOTE, Command, Names, unique
 from tests.processing.recorded import VARIABLE, recorder_in
@@ -57,12 +57,8 @@ APART_S = 300.0
 GROUP = ("-X", "session.timeout.ms=2000", "-X", "heartbeat.interval.ms=300")
 CONTROLLER = ("--session-timeout", "2", "--chunk-bytes", "16384")
 WANTED = {
-    "kill_worker",
-    "freeze_worker",
-    "kill_desk",
-    "freeze_desk",
-    "kill_leader",
-    "freeze_leader",
+    *("kill_worker", "freeze_worker", "kill_desk", "freeze_desk", "kill_leader", "freeze_leader"),
+    *("kill_database", "freeze_database"),
 }
 
 
@@ -91,7 +87,7 @@ class Faults:
     """All processes of the bank, and what strikes them."""
 
     bootstrap: str
-    dsn: str
+    database: Postgres
     folder: Path
     chance: random.Random
     prefix: str = field(default_factory=lambda: f"bf{uuid.uuid4().hex[:6]}")
@@ -101,6 +97,7 @@ class Faults:
     written: int = 0
 
     def __post_init__(self) -> None:
+        self.dsn = self.database.dsn()
         self.names, self.history = Names(f"{self.prefix}-s"), self.folder / "history"
         self.history.mkdir()
         self.recorder = recorder_in(self.history, "test")
@@ -124,6 +121,7 @@ class Faults:
         ]  # fmt: skip
         self.desks = [self.desk((0, 1)), self.desk((2, 3))]
         self.zombies: list[DeskProcess] = []
+        self.recovery: subprocess.Popen[bytes] | None = None
         self.client: Client
         self.others: RecordedTables
 
@@ -176,7 +174,7 @@ class Faults:
             thread.start()
         self.until(lambda: self.outcomes > 0, "the first outcome")
 
-    def recover_always(self) -> Any:
+    def recover_always(self) -> subprocess.Popen[bytes]:
         words = [
             "ledger",
             "recover",
@@ -357,6 +355,14 @@ class Faults:
         finally:
             os.kill(pid, signal.SIGCONT)
 
+    def kill_database(self) -> None:
+        """As a power cut."""
+        self.database.kill()
+        self.database.start()
+
+    def freeze_database(self) -> None:
+        self.database.freeze(self.chance.uniform(0.2, 2.0))
+
     # -- looking --------------------------------------------------------------------------------------
 
     def look(self) -> None:
@@ -365,6 +371,9 @@ class Faults:
             raise self.errors[0]
         for process in (*self.workers, *self.desks):
             process.check()
+        if self.recovery is not None and self.recovery.poll() is not None:
+            text = (self.folder / "recovery.log").read_text(errors="replace")[-2000:]
+            raise Failed(f"recovery ended by itself, {self.recovery.returncode}:\n{text}")
         for controller in self.controllers:
             if not controller.running:
                 text = controller.log_file.read_text(errors="replace")[-4000:]
@@ -417,6 +426,7 @@ class Faults:
                 while process.frozen:
                     time.sleep(0.1)
                 process.end()
+            assert self.recovery is not None
             self.recovery.kill()
             self._end_ledger()
             self.until_closed()
@@ -455,7 +465,7 @@ class Faults:
         rows = read_with_plain(log, [names.accounts], given.plain, until)
         record_log(self.recorder, log, rows, table=True)
         with closing(psycopg.connect(self.dsn)) as connection:
-            self.database = bank.record_database(self.recorder, connection.cursor(), names)
+            self.rows = bank.record_database(self.recorder, connection.cursor(), names)
         bank.record_rules(self.recorder, names)
 
     def judge(self) -> tuple[checker.Report, Counter[str]]:
@@ -464,7 +474,7 @@ class Faults:
         assert report.ok, "\n".join(map(str, report.anomalies[:8])) + f"\n{self.figures()}"
         names = self.names
         rows, outcomes = self._read(names.accounts), self._read(names.done, names.rejected)
-        return report, bank.check_effects(rows, outcomes, self.database, names)
+        return report, bank.check_effects(rows, outcomes, self.rows, names)
 
     def _read(self, *streams: str) -> list[Event]:
         snapshot = self.client.snapshot(list(streams))
@@ -480,7 +490,7 @@ def test_the_bank_is_right_under_faults(
     """Each command has one outcome, and the total is right after each commit."""
     print(f"ANABRANCH_SEED={SEED}")
     with server() as database, ExitStack() as stack:
-        faults = Faults(broker.bootstrap, database.dsn(), tmp_path, random.Random(SEED))
+        faults = Faults(broker.bootstrap, database, tmp_path, random.Random(SEED))
         faults.start(stack)
         faults.strike(SECONDS)
         faults.finish()
