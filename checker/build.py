@@ -106,6 +106,14 @@ def _drained(history: History, op: Operation) -> None:
         history.drained.append(op)
 
 
+def _outcomes(history: History, op: Operation) -> None:
+    history.outcomes.append(op)
+
+
+def _total(history: History, op: Operation) -> None:
+    history.totals.append(op)
+
+
 def _abort(history: History, op: Operation) -> None:
     txn_of(history, op).aborts.append(op)
 
@@ -238,6 +246,8 @@ _TAKE: dict[str, Callable[[History, Operation], None]] = {
     "take": _take,
     "near": _near,
     "drained": _drained,
+    "outcomes": _outcomes,
+    "total": _total,
     "state": _state,
     "scale": _nothing,
     "delete": _delete,

@@ -203,6 +203,8 @@ class History:
     states: list[Operation] = field(default_factory=list)
     takes: list[Operation] = field(default_factory=list)
     drained: list[Operation] = field(default_factory=list)
+    outcomes: list[Operation] = field(default_factory=list)
+    totals: list[Operation] = field(default_factory=list)
     near: dict[str, str] = field(
         default_factory=dict
     )  # scope -> first scope of its control partition

@@ -46,6 +46,8 @@ _FIELDS: dict[str, tuple[dict[str, _Types], dict[str, _Types]]] = {
     "take": ({"processor": _TEXT, "ownership": _TEXT, "tasks": _LIST}, {}),
     "near": ({"scopes": _LIST}, {}),
     "drained": ({"processor": _TEXT, "streams": _LIST}, {}),
+    "outcomes": ({"commands": _LIST, "outcomes": _LIST}, {}),
+    "total": ({"tables": _LIST, "changes": _LIST, "total": _NUMBER}, {}),
     "state": ({"txn_id": _TEXT}, {"state": _TEXT, "timestamp": _NUMBER_OR_NULL}),
     "plain": ({"stream": _TEXT, "events": _LIST}, {}),
     "scale": ({"stream": _TEXT}, {}),

@@ -35,6 +35,9 @@ KINDS = (
     "consume-order",
     "unconsumed",
     "fenced-commit",
+    "no-outcome",
+    "two-outcomes",
+    "wrong-total",
     "unexplained",
 )
 EXAMPLES = 20  # of one kind that are kept; the rest is only counted

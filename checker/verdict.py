@@ -8,6 +8,7 @@ from pathlib import Path
 from checker.answers import judge_answers
 from checker.build import build
 from checker.matching import match
+from checker.programs import judge_programs
 from checker.readers import judge_readers
 from checker.reading import Entry, pair, read_folder
 from checker.report import Report
@@ -30,6 +31,7 @@ _JUDGES = (
     judge_snapshots,
     judge_tables,
     judge_tasks,
+    judge_programs,
 )
 
 

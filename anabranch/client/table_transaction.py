@@ -398,7 +398,8 @@ class TableTransaction(TableAccess):
         """
         self._check()
         opened, _ = self._register(timeout)
-        opened.flush(timeout)
+        with self._broken_fails():
+            opened.flush(timeout)
 
     def _register(self, timeout: float | None) -> tuple[Transaction, RegisteredLocks]:
         opened, reads = self._open(timeout)

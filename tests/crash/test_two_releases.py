@@ -71,6 +71,7 @@ class Pair:
         columns_write.warm()
         framing.warm()
         self._chance = chance
+        self.is_raised = False  # the feature level: then the former one does not lead
         self.ended: Counter[str] = Counter()
 
     def start(self) -> None:
@@ -118,7 +119,14 @@ class Pair:
             assert one.running, f"the {name} controller ended by itself: {one.log_file}"
 
     def hand_over(self) -> None:
-        self.take_over(signal.SIGTERM)
+        if not self.is_raised:
+            self.take_over(signal.SIGTERM)
+            return
+        former, new = self.all["former"], self.all["new"]
+        new.stop()
+        assert former.ended() == FIX_CALL
+        new.start().wait_leading(LEAD_S)
+        self.start()
 
     def close(self) -> None:
         for one in self.all.values():
@@ -206,6 +214,51 @@ def test_they_take_over_from_each_other(
     what = f"two releases, the {first} one leads first, {dict(pair.ended)}"
     crew.judged(measured, what)
     tables.judged(measured, f"{what}, money in tables")
+
+
+@pytest.mark.parametrize("first", ["former", "new"])
+def test_the_level_is_raised_under_load(
+    broker: Broker,
+    older: Zygote,
+    zygote: Zygote,
+    log: Log,
+    tmp_path: Path,
+    measured: Callable[[str], None],
+    first: str,
+) -> None:
+    """Clients of both releases work before and after it; the former controller does not lead any more."""
+    print(f"ANABRANCH_SEED={SEED}")
+    prefix = f"tr{first}{SEED}"
+    pair = Pair(broker.bootstrap, tmp_path, prefix, random.Random(f"{SEED}/{first}"))
+    crew = crew_of(older, zygote, pair, prefix, tmp_path / "streams", "wide", "narrow")
+    tables = crew_of(older, zygote, pair, prefix, tmp_path / "tables", "accounts", "limits")
+    try:
+        pair.lead_first(first)
+        pair.start()
+        begin(crew)
+        begin_tables(tables)
+        for each in (crew, tables):
+            each.work_on(COMMITS, SECONDS)
+        pair.let_lead("new")
+        with anabranch.connect(
+            broker.bootstrap, prefix=prefix, lane=ADMIN_LANE, timeout=CALL_S
+        ) as operator:
+            assert operator.feature_level(raise_to=LEVEL).level == LEVEL
+        pair.is_raised = True
+        for each in (crew, tables):
+            wait_more(each.commits)
+        check_former_does_not_lead(log, pair, prefix)
+        for each in (crew, tables):
+            wait_more(each.commits)
+        finish(crew, tables)
+    finally:
+        for each in (crew, tables):
+            each.close()
+    for stream in (*crew.streams, *tables.streams):
+        check_stream(read_stream(log, stream))
+    check_answers(log, prefix)
+    for each in (crew, tables):
+        each.judged(measured, f"the level is raised, the {first} one leads first")
 
 
 @pytest.mark.slow(60)

@@ -1,13 +1,22 @@
-"""A bank in processors: transfers come as a stream of commands, accounts are a table that others write, too.
+"""A bank in processors: transfers come as a stream of commands; accounts are rows of a table, and of a database.
 
-``anabranch processor run tests.processing.bank:app`` runs it. `judge` says what has to be true afterwards, whatever
-was killed: each command has one outcome, each commit changes the accounts by the commands that it carried out, the
-total is right at every commit timestamp, and no account is below 0.
+It is two programs, as users would write them:
+
+- The *bank* (`program`) is a processor. It carries out commands between rows of the table, which it reads with
+  locks. A handler can't hold a transaction of a database: its batch is handled again after a conflict, and is
+  committed with other events. So it passes commands with an account in the database to the stream ``desk``.
+- The *desk* (`tests.processing.desk`) consumes that stream by `Client.read` with a task ownership. Each command is
+  one transaction of a ledger: rows of the table with locks, rows of the database, the outcome, and the position.
+
+Values begin with an id that no other event has, and all that is read and committed is recorded, for the checker:
+each command has one outcome, and the total is right after each commit. `check_effects` judges what a checker can't
+know: that a commit changes accounts as its outcomes say.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 from collections import Counter, defaultdict
@@ -15,14 +24,37 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import anabranch
+from anabranch.client.client import Client
 from anabranch.processing.app import Processor
 from anabranch.types import Event
+from checker.programs import number_in
+from checker.recorder import Recorder
+from tests.tables.recorded import RecordedTables, RecordedTransaction, RecordedWrites
+from tests.workload.recording import id_of
 
 SCOPE = os.environ.get("ANABRANCH_TRIAL_SCOPE", "bank")
-ACCOUNTS = [b"account-%d" % number for number in range(12)]
 START, TASKS = 50, 4
-NOTE = b"note-"  # rows of others, which no command reads
+IN_TABLE = [f"account-{number:02}" for number in range(8)]
+IN_DATABASE = [f"held-{number}" for number in range(4)]
+ACCOUNTS = [*IN_TABLE, *IN_DATABASE]
+PAIR = ("pair-0", "pair-1")  # written together, without a look at them; handlers read the first
+NOTE = "note-"  # rows of others
+TOTAL = START * (len(IN_TABLE) + len(PAIR))
+TABLES = (
+    "create table account (name varchar(20) primary key, balance bigint not null)",
+    "create table postings (id varchar(80) primary key, txn_id varchar(40), account varchar(20))",
+)
+_count = itertools.count()
+
+
+def unique() -> str:
+    """A text that no other call gives, in any process."""
+    return f"{os.getpid()}.{next(_count)}"
+
+
+def row_of(number: int) -> bytes:
+    """A new row."""
+    return f"{number}/{unique()}".encode()
 
 
 @dataclass(frozen=True)
@@ -36,6 +68,10 @@ class Names:
         return f"{self.scope}/transfers"
 
     @property
+    def desk(self) -> str:
+        return f"{self.scope}/desk"
+
+    @property
     def done(self) -> str:
         return f"{self.scope}/done"
 
@@ -47,15 +83,71 @@ class Names:
     def accounts(self) -> str:
         return f"{self.scope}/accounts"
 
-    def create(self, client: anabranch.Client) -> None:
-        """Everything, and the accounts."""
-        for stream in (self.commands, self.done, self.rejected):
+    @property
+    def database(self) -> str:
+        """The rows of the database, as histories have them."""
+        return f"{self.scope}/database"
+
+    @property
+    def streams(self) -> list[str]:
+        return [self.commands, self.desk, self.done, self.rejected]
+
+    @property
+    def bank_tasks(self) -> str:
+        """The processor of the table's part."""
+        return f"{self.scope}/bank"
+
+    @property
+    def desk_tasks(self) -> str:
+        """The processor of the database's part."""
+        return f"{self.scope}/cashier"
+
+    def create(self, client: Client) -> None:
+        """The streams, the table, and the processor of the desk."""
+        for stream in self.streams:
             client.create_stream(stream, segments=2)
         client.create_table(self.accounts, 2)
+        client.create_processor(self.desk_tasks, self.desk, tasks=TASKS)
+
+    def open_accounts(self, recorder: Recorder, client: Client) -> None:
+        """Write the first rows, in one commit."""
         with client.begin(self.scope) as txn:
-            for key in ACCOUNTS:
-                txn.write(self.accounts, b"%d" % START, key)
-            txn.commit()
+            writes = writing(recorder, txn, self, f"opening.{unique()}")
+            for name in (*IN_TABLE, *PAIR):
+                writes.write(self.accounts, row_of(START), name.encode())
+            writes.commit(timeout=60.0)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A transfer. ``id``: of no other."""
+
+    id: str
+    source: str
+    target: str
+    amount: int
+
+    @classmethod
+    def of(cls, value: bytes | None) -> Command:
+        """The command of an event: one of a user, or one that was passed on."""
+        name, _, body = (value or b"").decode().partition(" ")
+        return cls(name.partition("/")[0], **json.loads(body))
+
+    @property
+    def value(self) -> bytes:
+        """Of a user's event."""
+        return f"{self.id} {self._body(self.amount)}".encode()
+
+    @property
+    def is_of_database(self) -> bool:
+        return not {self.source, self.target}.isdisjoint(IN_DATABASE)
+
+    def become(self, what: str, amount: int) -> bytes:
+        """The value of an event that follows from it. ``amount``: that is moved."""
+        return f"{self.id}/{what}.{unique()} {self._body(amount)}".encode()
+
+    def _body(self, amount: int) -> str:
+        return json.dumps({"source": self.source, "target": self.target, "amount": amount})
 
 
 def program(
@@ -69,24 +161,28 @@ def program(
 
     ``concurrent``: its handler is ``async``.
     """
-    app = Processor(f"{names.scope}/bank", tasks=TASKS, **more)
-    transfers = app.input(names.commands, value=json)
-    accounts = app.table(names.accounts, value=json)
-    done = app.output(names.done, value=json)
-    rejected = app.output(names.rejected, value=json)
+    app = Processor(names.bank_tasks, tasks=TASKS, **more)
+    transfers = app.input(names.commands)
+    accounts = app.table(names.accounts)
+    desk, done, rejected = map(app.output, (names.desk, names.done, names.rejected))
 
     def transfer(event: Any) -> None:
-        command = event.value
-        source, target = command["from"], command["to"]
-        has = accounts[source]
-        if has < command["amount"]:
-            rejected.write(command, key=event.key)
+        command = Command.of(event.value)
+        if command.is_of_database:
+            desk.write(command.become("passed", command.amount), key=event.key)
             return
-        gets = accounts[target]
+        amount = command.amount + fee_of(accounts[PAIR[0].encode()])
+        has = number(accounts[command.source.encode()])
+        if amount % 7 == 0:  # as it was when the command was written
+            accounts.get(command.source.encode(), at=event.commit_timestamp)
+        if has < amount:
+            rejected.write(command.become("rejected", 0), key=event.key)
+            return
+        gets = number(accounts[command.target.encode()])
         before()
-        accounts[source] = has - command["amount"]
-        accounts[target] = gets + command["amount"]
-        done.write(command, key=event.key)
+        accounts[command.source.encode()] = row_of(has - amount)
+        accounts[command.target.encode()] = row_of(gets + amount)
+        done.write(command.become("done", amount), key=event.key)
 
     async def transfer_later(event: Any) -> None:
         await asyncio.sleep(0)
@@ -96,76 +192,124 @@ def program(
     return app
 
 
-def command(number: int, source: int, target: int, amount: int) -> dict[str, Any]:
-    """A command between two different accounts."""
-    there = target if target != source else (target + 1) % len(ACCOUNTS)
-    names = [ACCOUNTS[one % len(ACCOUNTS)].decode() for one in (source, there)]
-    return {"id": number, "from": names[0], "to": names[1], "amount": amount}
+def number(row: bytes | None) -> int:
+    """The number that a row begins with."""
+    return number_in(id_of(row))
 
 
-def move(replica: Any, names: Names, source: int, target: int) -> None:
-    """A transfer by another program, in a transaction on tables."""
+def fee_of(pair: bytes | None) -> int:
+    """What a transfer costs the source, and brings the target, by the first row of the pair."""
+    return number(pair) % 3
 
-    def transfer(txn: Any) -> None:
-        one, other = (ACCOUNTS[n % len(ACCOUNTS)] for n in (source, target))
-        has = int(txn.get(names.accounts, one) or b"0")
+
+def open_database(cursor: Any, mark: str = "%s") -> None:
+    """Make the tables, and the accounts in them."""
+    for statement in TABLES:
+        cursor.execute(statement)
+    for account in IN_DATABASE:
+        cursor.execute(f"insert into account values ({mark}, {mark})", (account, START))
+
+
+def record_database(recorder: Recorder, cursor: Any, names: Names) -> dict[str, tuple[str, str]]:
+    """Record the rows that the database has at the end. Returns them: id -> transaction and account.
+
+    Raises: AssertionError (a balance is not its first one with all postings, or below 0).
+    """
+    cursor.execute("select id, txn_id, account from postings order by id")
+    rows = {name: (txn_id, account) for name, txn_id, account in cursor.fetchall()}
+    events = [[at, None, name, txn_id] for at, (name, (txn_id, _)) in enumerate(rows.items())]
+    with recorder.asking("log", stream=names.database, partition=0) as told:
+        told |= {"start": 0, "end": len(events), "events": events}
+    cursor.execute("select name, balance from account")
+    balances = dict(cursor.fetchall())
+    for account in IN_DATABASE:
+        moved = sum(number_in(name) for name, (_, of) in rows.items() if of == account)
+        assert balances[account] == START + moved >= 0, account
+    return rows
+
+
+def record_rules(recorder: Recorder, names: Names) -> None:
+    """What has to be true of the whole history."""
+    own = {"commands": [names.commands], "outcomes": [names.done, names.rejected]}
+    recorder.note("outcomes", **own)
+    recorder.note("total", tables=[names.accounts], changes=[names.database], total=TOTAL)
+    recorder.note("drained", processor=names.bank_tasks, streams=[names.commands])
+    recorder.note("drained", processor=names.desk_tasks, streams=[names.desk])
+
+
+def writing(recorder: Recorder, txn: Any, names: Names, label: str) -> Any:
+    """Recorded writes of a transaction that reads nothing."""
+    return RecordedWrites(recorder, txn, names.scope, label)
+
+
+def blind(recorder: Recorder, client: Client, names: Names, first: int) -> None:
+    """Write the pair without a look at it: the total stays. ``first``: the number of its first row."""
+    with client.begin(names.scope) as txn:
+        writes = writing(recorder, txn, names, f"blind.{unique()}")
+        for name, value in zip(PAIR, (first, 2 * START - first), strict=True):
+            writes.write(names.accounts, row_of(value), name.encode())
+        writes.write(names.accounts, f"n.{unique()}".encode(), f"{NOTE}{first % 3}".encode())
+        writes.commit(timeout=20.0)
+
+
+def move(bank: RecordedTables, names: Names, source: int, target: int) -> None:
+    """A transfer by another program, in a transaction on the table."""
+
+    def transfer(txn: RecordedTransaction) -> None:
+        one, other = (IN_TABLE[n % len(IN_TABLE)].encode() for n in (source, target))
+        has = number(txn.get(names.accounts, one))
         if one == other or not has:
             return
-        gets = int(txn.get(names.accounts, other) or b"0")
-        txn.put(names.accounts, one, b"%d" % (has - 1))
-        txn.put(names.accounts, other, b"%d" % (gets + 1))
+        gets = number(txn.get(names.accounts, other))
+        txn.put(names.accounts, one, row_of(has - 1))
+        txn.put(names.accounts, other, row_of(gets + 1))
 
-    replica.transact(transfer)
+    bank.transact(transfer, timeout=20.0)
 
 
-def judge(
-    commands: Mapping[int, dict[str, Any]],
-    rows: Iterable[Event],
-    outcomes: Iterable[Event],
+def check_effects(
+    rows: Iterable[Event], outcomes: Iterable[Event], database: Mapping[str, tuple[str, str]],
     names: Names,
-) -> Counter[str]:
-    """Check all of it. ``rows``: all events of the table; ``outcomes``: of both streams. Returns counts."""
+) -> Counter[str]:  # fmt: skip
+    """Each commit changes accounts as its outcomes say, and none is below 0. Returns counts.
+
+    ``rows``: all events of the table; ``outcomes``: of both streams; ``database``: as `record_database` returns it.
+    """
     found = Counter[str]()
-    seen: dict[int, str] = {}
-    effects: dict[int, Counter[bytes]] = defaultdict(Counter)  # by commit timestamp
+    wanted: dict[str, Counter[str]] = defaultdict(Counter)  # by transaction
     for event in outcomes:
-        done = json.loads(event.value or b"")
-        number, kind = done["id"], event.stream.rpartition("/")[2]
-        assert number not in seen, f"command {number} is {seen[number]}, and then {kind}"
-        assert done == commands[number]
-        seen[number] = kind
+        kind, command = event.stream.rpartition("/")[2], Command.of(event.value)
         found[kind] += 1
+        found["of the database"] += command.is_of_database
         if event.stream == names.done:
-            effect = effects[event.commit_timestamp or 0]
-            effect[done["from"].encode()] -= done["amount"]
-            effect[done["to"].encode()] += done["amount"]
-    assert seen.keys() == commands.keys(), (
-        f"without outcome: {sorted(commands.keys() - seen.keys())[:20]}"
-    )
-    commits: dict[int, dict[bytes, int]] = defaultdict(dict)
+            effect = wanted[(event.txn_id or b"").hex()]
+            effect[command.source] -= command.amount
+            effect[command.target] += command.amount
+    commits: dict[tuple[int, str], dict[str, int]] = defaultdict(dict)
     for event in rows:
-        assert event.key is not None
-        if not event.key.startswith(NOTE):
-            commits[event.commit_timestamp or 0][event.key] = int(event.value or b"0")
-    balances: dict[bytes, int] = {}
-    for number, (timestamp, changed) in enumerate(sorted(commits.items())):
-        changes = {key: value - balances.get(key, 0) for key, value in changed.items()}
+        account = (event.key or b"").decode()
+        if account in IN_TABLE:
+            at = event.commit_timestamp or 0, (event.txn_id or b"").hex()
+            commits[at][account] = number(event.value)
+    got: dict[str, Counter[str]] = defaultdict(Counter)
+    balances: dict[str, int] = {}
+    for number_of_commit, ((timestamp, txn_id), changed) in enumerate(sorted(commits.items())):
+        assert min(changed.values()) >= 0, f"{changed} at {timestamp}"
+        if number_of_commit:
+            for account, value in changed.items():
+                got[txn_id][account] += value - balances[account]
+            found["of others"] += txn_id not in wanted
         balances |= changed
-        assert number == 0 or sum(changes.values()) == 0, (
-            f"the total is {sum(balances.values())} at {timestamp}"
-        )
-        assert min(balances.values()) >= 0, f"{balances} at {timestamp}"
-        if timestamp in effects:
-            wanted = {key: value for key, value in effects.pop(timestamp).items() if value}
-            assert {key: value for key, value in changes.items() if value} == wanted, timestamp
-            found["commits"] += 1
-        elif number:
-            found["of others"] += 1
-    assert not {at: one for at, one in effects.items() if any(one.values())}, (
-        "outcomes without rows"
-    )
-    assert sum(balances.values()) == START * len(ACCOUNTS)
+    for name, (txn_id, account) in database.items():
+        got[txn_id][account] += number_in(name)
+    for txn_id, effect in wanted.items():
+        assert _moved(effect) == _moved(got[txn_id]), txn_id
+        found["commits"] += 1
     return found
+
+
+def _moved(effect: Mapping[str, int]) -> dict[str, int]:
+    return {account: change for account, change in effect.items() if change}
 
 
 app = program(Names(SCOPE), commit_interval=0.02)

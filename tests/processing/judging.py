@@ -63,6 +63,21 @@ class Found:
         self._check_whole()
         self._check_state(fold)
 
+    def check_tables(self, client: anabranch.Client) -> None:
+        """The table that all tasks add to, and what was joined, are a fold, too. Raises: AssertionError."""
+        fold = self.writing.joined()
+        joined = [row for rows in self._of("joined").values() for row in rows]
+        assert len(joined) == len(fold.joined), f"{len(joined)} joined of {len(fold.joined)}"
+        wrong = [row for row in joined if fold.joined.get(row[0]) != row[1]]
+        assert not wrong, f"{len(wrong)} events have another commit's rate: {wrong[:5]}"
+        table = f"{self.writing.scope}/groups"
+        values: dict[bytes, int] = {}
+        for event in client.snapshot(table).read(table):
+            value = int(event.value or b"0")
+            assert value >= values.get(event.key or b"", 0), f"{event.key!r} went back to {value}"
+            values[event.key or b""] = value
+        assert values == fold.groups, "the table of all tasks"
+
     def _of(self, name: str) -> dict[bytes, list[Any]]:
         stream = f"{self.writing.scope}/{name}"
         found: dict[bytes, list[Any]] = defaultdict(list)

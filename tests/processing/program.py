@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections import defaultdict
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,6 +25,10 @@ TASKS = 16
 CUT_BYTES = 1 << 20
 WINDOW_MS, GRACE_MS, QUIET_MS = 2000, 1000, 1500
 EVERY = 7  # each event of such a number sets a timer
+# In `tests.processing.joined`: each event of such a number adds to one of so many groups; is joined.
+GROUPS, SHARED = 64, 50
+TEMPORAL = 10
+RATE = b"rate"
 
 app = Processor(f"{SCOPE}/sums", tasks=TASKS, commit_interval=0.05, cut_bytes=CUT_BYTES)
 inputs = [app.input(f"{SCOPE}/{name}", value=json) for name in SCOPE_INPUTS]
@@ -124,3 +129,29 @@ class Fold:
                 self.times[key].append(["quiet", self.timers.pop(key)])
             else:
                 self.times[key].append(["span", start, self.spans.pop((key, start))])
+
+
+def group_of(number: int) -> bytes:
+    """The row that an event's number is added to."""
+    return b"%d" % (number // SHARED % GROUPS)
+
+
+class JoinedFold:
+    """What the table and the output have to be. ``commits``: timestamps and events; ``changes``: of the rate."""
+
+    def __init__(
+        self,
+        commits: Iterable[tuple[int, Sequence[Given]]],
+        changes: Iterable[tuple[int, int]],
+    ) -> None:
+        known = sorted(changes)
+        times = [timestamp for timestamp, _ in known]
+        self.groups = Counter[bytes]()
+        self.joined: dict[int, int] = {}  # number of an event -> the rate
+        for timestamp, events in commits:
+            at = bisect_right(times, timestamp)
+            for one in events:
+                if one.number % SHARED == 0:
+                    self.groups[group_of(one.number)] += one.number
+                if one.number % TEMPORAL == 0:
+                    self.joined[one.number] = known[at - 1][1] if at else 0

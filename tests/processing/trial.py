@@ -21,6 +21,8 @@ from pathlib import Path
 
 import anabranch
 from anabranch.infra.broker import EmbeddedBroker
+from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.protocol.schemas.codec import LEVEL
 from tests.cluster import ControllerProcess, words
 from tests.processing import planted
 from tests.processing.judging import Found, Seen
@@ -39,7 +41,8 @@ CONTROLLER = ("--chunk-bytes", str(128 << 10))
 class Plan:
     """How much of what. ``seconds``: how long it takes, at least. ``standby``: of a hundred workers.
 
-    ``session``: seconds until a worker that is silent is out of its group.
+    ``tables``: with those of `tests.processing.joined`. ``session``: seconds until a worker that is silent is out
+    of its group.
     """
 
     events: int = 300_000
@@ -50,6 +53,7 @@ class Plan:
     seconds: float = 140.0
     standby: int = 50
     session: float = 6.0
+    tables: bool = False
     bug: str = ""  # planted in workers
 
 
@@ -70,7 +74,7 @@ class Trial:
         self._older = older
         prefix = f"pt{uuid.uuid4().hex[:6]}"
         self.chance = random.Random(plan.seed)
-        self.writing = Writing(bootstrap, prefix, f"{prefix}-s", plan.seed)
+        self.writing = Writing(bootstrap, prefix, f"{prefix}-s", plan.seed, plan.tables)
         self.done = self.writing.done
         self.controllers = [
             ControllerProcess(bootstrap, folder / f"c{n}", prefix, CONTROLLER, dict(older))
@@ -89,8 +93,10 @@ class Trial:
         }
         module = "tests.processing.planted" if plan.bug else "anabranch.cli"
         environment[planted.VARIABLE] = plan.bug
+        program = f"tests.processing.{'joined' if plan.tables else 'program'}:app"
         self.workers = [
-            WorkerProcess(folder / f"w{n}", arguments, environment, module) for n in range(2)
+            WorkerProcess(folder / f"w{n}", arguments, environment, module, program)
+            for n in range(2)
         ]
         self.seen: list[Seen] = []
         self.killed: list[tuple[float, int]] = []  # Unix seconds, and the pid
@@ -108,6 +114,9 @@ class Trial:
                     controller.wait_leading()  # the topics are there
             stack.callback(self._kill_workers)
             client = stack.enter_context(writing.connect())
+            if self.plan.tables:
+                with writing.connect(ADMIN_LANE) as operator:
+                    operator.feature_level(raise_to=LEVEL)
             writing.create(client)
             for worker in self.workers:
                 self._start(worker)
@@ -119,7 +128,8 @@ class Trial:
             writing.to_each_task(client)
             self._disturb()
             writing.to_each_task(client, 3 * (WINDOW_MS + GRACE_MS))  # closes what was before
-            self._wait_for(writing.fold().outputs)
+            joined = len(writing.joined().joined) if self.plan.tables else 0
+            self._wait_for(writing.fold().outputs + joined)
             for worker in self.workers:
                 worker.check()
                 worker.end()
@@ -127,6 +137,8 @@ class Trial:
             info = client.processor(f"{writing.scope}/sums")
             found = Found(writing, self.seen, info, folders)
             found.check()
+            if self.plan.tables:
+                found.check_tables(client)
             return found
 
     def note(self, what: str) -> None:

@@ -13,7 +13,17 @@ from typing import TypeVar
 
 import anabranch
 from anabranch.errors import AskOutcomeError, BeginAgainError, RetryError
-from tests.processing.program import SCOPE_INPUTS, TASKS, WINDOW_MS, Fold, Given, task_of
+from anabranch.protocol.legal_names import OPEN_LANE
+from tests.processing.program import (
+    RATE,
+    SCOPE_INPUTS,
+    TASKS,
+    WINDOW_MS,
+    Fold,
+    Given,
+    JoinedFold,
+    task_of,
+)
 from tests.processing.workers import Failed
 
 KEYS = [b"key-%d" % number for number in range(200)]
@@ -27,12 +37,17 @@ T = TypeVar("T")
 
 @dataclass
 class Writing:
-    """Writes to the inputs of a scope. ``committed``: commit timestamp and events of each transaction."""
+    """Writes to the inputs of a scope. ``committed``: commit timestamp and events of each transaction.
+
+    ``tables``: for `tests.processing.joined`; then some transactions change the rate, too.
+    """
 
     bootstrap: str
     prefix: str
     scope: str
     seed: int
+    tables: bool = False
+    rates: list[tuple[int, int]] = field(default_factory=list)  # commit timestamp and rate
     committed: list[tuple[int, list[Given]]] = field(default_factory=list)
     written: int = 0
     allowed: int = 0  # events to be written by now
@@ -47,14 +62,17 @@ class Writing:
         self._names = 0
 
     @contextmanager
-    def connect(self) -> Iterator[anabranch.Client]:
+    def connect(self, lane: str = OPEN_LANE) -> Iterator[anabranch.Client]:
         """A client."""
-        with anabranch.connect(self.bootstrap, prefix=self.prefix, timeout=20.0) as client:
+        with anabranch.connect(
+            self.bootstrap, prefix=self.prefix, timeout=20.0, lane=lane
+        ) as client:
             yield client
 
     @property
     def outputs(self) -> list[str]:
-        return [f"{self.scope}/{name}" for name in ("out", "times", "late")]
+        names = ("out", "times", "late", "joined") if self.tables else ("out", "times", "late")
+        return [f"{self.scope}/{name}" for name in names]
 
     def create(self, client: anabranch.Client) -> None:
         """Inputs and outputs."""
@@ -62,6 +80,12 @@ class Writing:
             client.create_stream(stream, segments=segments)
         for stream in self.outputs:
             client.create_stream(stream, segments=2)
+        for table in self.table_names:
+            client.create_table(table, 2)
+
+    @property
+    def table_names(self) -> list[str]:
+        return [f"{self.scope}/{name}" for name in ("groups", "rates") if self.tables]
 
     def fold(self) -> Fold:
         """What outputs and stores have to be by now."""
@@ -69,6 +93,10 @@ class Writing:
         for _, events in sorted(self.committed):
             fold.commit(events)
         return fold
+
+    def joined(self) -> JoinedFold:
+        """What `tests.processing.joined` has to have made by now."""
+        return JoinedFold(self.committed, self.rates)
 
     def feed(self, events: int, number: int) -> None:
         """Write until there are ``events``, as fast as `allowed` grows. ``number``: of the thread."""
@@ -99,11 +127,13 @@ class Writing:
                 while self.written < events * (number + 0.5) / (scalings + 1):
                     if self.over.wait(0.02):
                         return
-                stream, segments = chance.choice(self.streams), chance.randint(1, 6)
+                all_streams = [*self.streams, *self.table_names]
+                stream, segments = chance.choice(all_streams), chance.randint(1, 6)
 
                 def scale(stream: str = stream, segments: int = segments) -> None:
                     begun = time.monotonic()
-                    self._until_done(lambda: client.scale(stream, segments=segments))
+                    with client.outside():  # a transaction is open
+                        self._until_done(lambda: client.scale(stream, segments=segments))
                     self.scaled.append((begun, time.monotonic()))
                     self.done["scalings"] += 1
 
@@ -144,7 +174,8 @@ class Writing:
         """Commit them once, whatever happens: by name. ``meanwhile``: when half of them are written."""
         with self._lock:
             self._names += 1
-            name = f"t{self._names}"
+            number = self._names
+        name, changes_rate = f"t{number}", self.tables and number % 3 == 0
         half = len(events) // 2
 
         def once() -> int:
@@ -155,6 +186,8 @@ class Writing:
                         txn.flush()
                         meanwhile()
                     _write(txn, events[half:])
+                    if changes_rate:
+                        txn.write(f"{self.scope}/rates", b"%d" % number, RATE)
                     txn.commit()
                 assert txn.result is not None
                 return txn.result.commit_timestamp
@@ -162,6 +195,8 @@ class Writing:
         timestamp = self._until_done(once)
         with self._lock:
             self.committed.append((timestamp, list(events)))
+            if changes_rate:
+                self.rates.append((timestamp, number))
 
     def _until_done(self, call: Callable[[], T]) -> T:
         begun = time.monotonic()

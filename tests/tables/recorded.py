@@ -141,10 +141,11 @@ class RecordedSnapshot:
         """Keys that it wrote, or may have."""
         return set()
 
-    def get(self, table: str, key: bytes) -> bytes | None:
-        """A row."""
-        with self._reading(table) as told:
-            row = self.view.get(table, key)
+    def get(self, table: str, key: bytes, *, lock: bool = True) -> bytes | None:
+        """A row. ``lock``: only a transaction may read without."""
+        how: dict[str, Any] = {} if lock else {"lock": False}
+        with self._reading(table, **({} if lock else {"unlocked": True})) as told:
+            row = self.view.get(table, key, **how)
             told |= {"low": text(key), "high": text(key + b"\0")}
             told |= self._told(table, [] if row is None else [(key, row)])
         return row
@@ -300,17 +301,25 @@ class RecordedTransaction(RecordedWork):
         super().__init__(recorder, txn, label, OWN, {})
         self.txn = txn
         self._op: int | None = None
+        self._elsewhere = 0  # events in a database
 
     def token(self) -> bytes:
         """As `TableTransaction.token`."""
         with telling(self._recorder, OWN, self.name):
             return self.txn.token(("write", "heartbeat", "state"))
 
-    def ask_commit(self, parts: Sequence[RecordedPart] | None = None) -> None:
-        """Note that it is about to commit. ``parts``: None: all that finished."""
-        if self.wrote or self.txn._opened is not None:
+    def note_write(
+        self, stream: str, events: Sequence[list[str | None]], *, elsewhere: bool = False
+    ) -> None:
+        """Note events that it wrote to a stream: key and id. ``elsewhere``: to a database, by a ledger."""
+        self._elsewhere += len(events) if elsewhere else 0
+        self._recorder.note("write", txn=self.name, writer=OWN, stream=stream, events=list(events))
+
+    def ask_commit(self, parts: Sequence[RecordedPart] | None = None, **more: Any) -> None:
+        """Note that it is about to commit. ``parts``: None: all that finished. ``more``: fields of the request."""
+        if more or self.wrote or self.txn._opened is not None:
             named = None if parts is None else [OWN, *(part.writer for part in parts)]
-            asked = {"writers": named, "own": [OWN], "txn": self.name}
+            asked = {"writers": named, "own": [OWN], "txn": self.name, **more}
             self._op = self._recorder.ask("commit", **asked)
 
     def failed(self, error: BaseException) -> None:
@@ -330,7 +339,9 @@ class RecordedTransaction(RecordedWork):
         if result.txn_id == NO_TXN:
             self._recorder.told(self._op, "failed", why="broken, and it read only")
         else:
-            self._recorder.told(self._op, "ok", **_told(result))
+            told = _told(result)
+            told["committed"] += self._elsewhere
+            self._recorder.told(self._op, "ok", **told)
 
     def commit(self, parts: Sequence[RecordedPart] | None = None, **how: Any) -> Result:
         """As `TableTransaction.commit`, with the receipts of these parts."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -99,6 +100,22 @@ def test_an_event_alone_is_held_back_by_a_broken_lock(bank: Bank) -> None:
     with pytest.raises(LocksBroken):
         txn.commit()
     assert events(bank) == []
+
+
+def test_a_flush_names_the_lock_that_was_broken_meanwhile(bank: Bank) -> None:
+    """Another commit comes after the locks are registered, and before the writes are stored."""
+    txn = bank.rows.begin()
+    assert txn.get(A, b"k") == b"1"
+    txn.put(A, b"other", b"2")
+    flush = Transaction.flush
+
+    def late(own: Transaction, timeout: float | None) -> None:
+        bank.put(bank.blind, k="7")
+        flush(own, timeout)
+
+    with patch.object(Transaction, "flush", late), pytest.raises(LocksBroken) as raised:
+        txn.flush()
+    assert (raised.value.table, raised.value.key) == (A, b"k")
 
 
 REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
