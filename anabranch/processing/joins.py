@@ -110,9 +110,9 @@ class Join(Spans):
         row.entries.insert(bisect_right(row.entries, time, key=lambda entry: entry[0]), mine)
         self.save(row)
         for entry in found:
-            other = self._event(entry, event.key)
-            at.timestamp = max(event.timestamp, other.timestamp)
-            pair = (other, event) if right else (event, other)
+            first = self._event(entry, event.key)
+            at.timestamp = max(event.timestamp, first.timestamp)
+            pair = (first, event) if right else (event, first)
             check_result(self._call, self._call(*pair))
         at.timestamp = own
 

@@ -86,7 +86,7 @@ class Spans(Timed):
         """Do one thing that is due at ``due``, and change the entries."""
         raise NotImplementedError
 
-    def drop_due(self, row: Row, due: int) -> None:
+    def drop_due(self, row: Row, due: int) -> Any:
         """Change the entries as `call_due`, without calling the program."""
         raise NotImplementedError
 

@@ -59,10 +59,10 @@ class Timed(Keyed):
     late: Output | None = None
     key_codec = RAW  # of the program's events, set by `Handlers`
 
-    @staticmethod
-    def is_ahead(_: Event) -> bool:
-        """Whether an event's time is too far ahead; replaced by `TimeOfTasks`."""
-        return False
+    def __init__(self, name: str, codec: Codec, *, local: bool = False, **more: Any) -> None:
+        super().__init__(name, codec, local=local, **more)
+        # Whether an event's time is too far ahead; set by `TimeOfTasks`.
+        self.is_ahead: Callable[[Event], bool] = lambda _: False
 
     def begin_batch(self, at: HandlerContext, now_ms: int) -> None:
         """Begin a batch for the context's task. ``now_ms``: of the wall clock."""
@@ -380,7 +380,7 @@ class TimeOfTasks:
         self._last_event_ms: dict[int, int] = {}  # when a task's last event came, by the wall clock
         self._timers = {one.prefix: one for one in timers}
         for one in self._timers.values():
-            one.is_ahead = self.is_ahead  # type: ignore[method-assign]
+            one.is_ahead = self.is_ahead
         self._begun = [one for one in self._timers.values() if _has(one, Timed.begin_batch)]
         self._noting = [one for one in self._timers.values() if _has(one, Timed.before_due)]
         self._failures = failures

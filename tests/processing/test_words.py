@@ -16,16 +16,20 @@ import pytest
 
 import anabranch
 from anabranch import aggregates as agg
+from anabranch.errors import InvalidArgument, SnapshotExpired
 from anabranch.processing.app import Processor
 from anabranch.processing.batch import WorkBatch
+from anabranch.processing.failures import HandlerFailed
 from anabranch.processing.handlers import Handlers
 from anabranch.protocol.partitioner import task_of
 from anabranch.reading.slices import Piece
+from anabranch.testing import Driver, InputEvent
 from anabranch.testing.driver import MemoryRows
+from tests.processing import planted
 
 TASKS = 4
 KEYS = [b"k%d" % i for i in range(7)]
-SEEDS = range(25)
+SEEDS = range(6)
 LEFT, RIGHT = "t/left", "t/right"
 FAR = 10_000_000  # a time at which everything is closed
 
@@ -156,14 +160,16 @@ class Fold:
         self.write(one.key, one.n, one.at or None, "t/late")
 
 
-def check(build: Build, fold: type[Fold], seed: int) -> list[Any]:
-    """The same, one commit for one and in any batches, and as the fold says. Returns what was written."""
+def check(build: Build, fold: type[Fold], seed: int, *, closes: bool = True) -> list[Any]:
+    """The same in batches of one commit, and in any batches, and as the fold says. Returns what was written."""
     commits, wanted = random_commits(seed), fold()
     wanted.run(commits)
     for rng in (None, random.Random(seed), random.Random(seed + 1000)):
         runner = Runner(build(), rng)
         runner.run(commits)
         assert _by_stream(runner.wrote) == _by_stream(wanted.wrote)
+        if not closes:
+            continue
         left = [row for rows in runner.rows.by_task for row in rows.scan(b"\0\2", b"\xff\xff")]
         due = [row for rows in runner.rows.by_task for row in rows.scan(b"\0\1d", b"\0\1e")]
         assert len(left) <= 2 * TASKS, "rows of what is closed stay"
@@ -388,3 +394,532 @@ def test_a_join_finds_each_pair_once(kind: str, seed: int) -> None:
     wrote = check(join(kind), join_fold(kind), seed)
     assert any(stream == "t/out" and None not in value for stream, _, value, _ in wrote)
     assert any(stream == "t/late" for stream, *_ in wrote)
+
+
+# -- the latest values, as of event times ---------------------------------------------------------------
+
+
+KEEP = 500
+
+
+def versions() -> Processor:
+    app, left, right, out, late = program()
+    rows = app.latest("rows", left, keep=KEEP / 1000, late=late)
+
+    @app.on(right)
+    def enrich(event: Any) -> None:
+        try:
+            found = rows.get(event.key, -1, at=event.timestamp)
+        except SnapshotExpired:
+            found = "too early"
+        out.write([event.value, found, rows.get(event.key, -1)], key=event.key)
+
+    return app
+
+
+class VersionFold(Fold):
+    """All changes of the left stream that were in time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes: dict[bytes, list[Given]] = defaultdict(list)
+
+    def event(self, one: Given, now: int) -> None:
+        changes = self.changes[one.key]
+        if one.stream == LEFT:
+            if one.at + KEEP < now:
+                self.late(one)
+            else:
+                changes.append(one)
+                changes.sort(key=lambda each: each.at)
+            return
+        newest = changes[-1].n if changes else -1
+        before = [each.n for each in changes if each.at <= one.at]
+        found: Any = before[-1] if before else -1
+        if one.at + KEEP < now:
+            found = "too early"
+        self.write(one.key, [one.n, found, newest], one.at or None)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_versions_are_the_values_as_of_an_event_time(seed: int) -> None:
+    wrote = check(versions, VersionFold, seed, closes=False)
+    assert any(value[1] == "too early" for stream, _, value, _ in wrote if stream == "t/out")
+
+
+def test_the_latest_value_of_each_key_is_joined_in_the_order_of_commits() -> None:
+    app, left, right, out, _ = program()
+    rows = app.latest("rows", left)
+
+    @app.on(right)
+    def enrich(event: Any) -> None:
+        out.write([event.value, rows.get(event.key)], key=event.key)
+
+    driver = Driver(app)
+    driver.transaction(
+        [(RIGHT, 1, "k"), (LEFT, "one", "k")]
+    )  # the input that is declared first comes first
+    driver.send(LEFT, "two", key="k", timestamp=5)
+    driver.send(RIGHT, 2, key="k")
+    driver.send(LEFT, None, key="k")
+    driver.send(RIGHT, 3, key="k")
+    assert [event.value for event in driver.outputs("t/out")] == [[1, "one"], [2, "two"], [3, None]]
+    assert not driver.store("rows")
+
+
+def test_a_deleted_key_keeps_no_row() -> None:
+    app, left, right, out, _ = program()
+    rows = app.latest("rows", left, keep=10)
+
+    @app.on(right)
+    def enrich(event: Any) -> None:
+        out.write(rows.get(event.key, "none", at=event.timestamp), key=event.key)
+
+    driver = Driver(app)
+    driver.send(LEFT, "one", key="k", timestamp=1_000)
+    driver.send(LEFT, None, key="k", timestamp=5_000)
+    driver.send(RIGHT, 1, key="k", timestamp=4_999)
+    driver.send(RIGHT, 2, key="k", timestamp=5_000)
+    driver.send(LEFT, "three", key="k", timestamp=3_000)  # out of order
+    driver.send(RIGHT, 3, key="k", timestamp=4_000)
+    driver.send(RIGHT, 4, key="k", timestamp=15_000)
+    assert driver.store("rows")
+    driver.send(RIGHT, 5, key="k", timestamp=15_001)
+    assert not driver.store("rows")
+    assert [e.value for e in driver.outputs("t/out")] == ["one", "none", "three", "none", "none"]
+
+
+# -- rows that expire, periodic calls, event time ---------------------------------------------------------
+
+
+TTL = 300
+
+
+def expiring() -> Processor:
+    app, left, right, out, _ = program()
+    rows = app.store("rows", value=json, ttl=TTL / 1000)
+
+    @app.on(left)
+    def change(event: Any) -> None:
+        rows[event.key] = event.value
+
+    @app.on(right)
+    def look(event: Any) -> None:
+        assert (event.key in rows) == (rows.get(event.key) is not None)
+        assert dict(rows.items()).get(event.key) == rows.get(event.key)
+        out.write([event.value, rows.get(event.key)], key=event.key)
+
+    return app
+
+
+class ExpiringFold(Fold):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[bytes, tuple[int, int]] = {}
+
+    def event(self, one: Given, now: int) -> None:
+        if one.stream == LEFT:
+            self.rows[one.key] = one.n, max(one.at, now)
+            return
+        n, since = self.rows.get(one.key, (0, -TTL))
+        self.write(one.key, [one.n, n if since + TTL > now else None], one.at or None)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_row_expires_by_event_time(seed: int) -> None:
+    wrote = check(expiring, ExpiringFold, seed, closes=False)
+    assert wrote
+
+
+def test_expired_rows_are_deleted_though_their_keys_never_come_again() -> None:
+    app = Processor("t/p", tasks=1)
+    source = app.input("t/in", value=json)
+    rows = app.store("rows", value=json, ttl=1)
+
+    @app.on(source)
+    def keep(event: Any) -> None:
+        rows[event.key] = event.value
+
+    driver, most = Driver(app), 0
+    for n in range(3000):
+        driver.send("t/in", n, key=f"key-{n}", timestamp=10 * (n + 1))
+        most = max(most, len(driver.store("rows")))
+    assert 100 <= most <= 250  # a hundred are not expired
+
+
+def periodic() -> Processor:
+    app, left, right, out, _ = program()
+    clock = app.clock()
+    seen = app.store("seen", value=json)
+
+    @app.on(left, right)
+    def note(event: Any) -> None:
+        seen[event.key] = clock.event_time
+
+    @app.every("tick", 0.1)
+    def tick(now: int) -> None:
+        for key, value in list(seen.items()):
+            out.write([now, clock.event_time, value], key=key)
+            del seen[key]
+
+    return app
+
+
+class PeriodicFold(Fold):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[bytes, int] = {}
+        self.next: dict[int, int] = {}
+
+    def event(self, one: Given, now: int) -> None:
+        self.seen[one.key] = now
+
+    def close(self, task: int, now: int) -> None:
+        due = self.next.get(task, now + 1)
+        if due <= now:
+            for key in sorted(key for key in self.seen if task_of(key, TASKS) == task):
+                self.write(key, [now // 100 * 100, now, self.seen.pop(key)], due)
+        if due <= now or task not in self.next:
+            self.next[task] = now // 100 * 100 + 100
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_periodic_call_comes_once_for_each_period_that_is_passed(seed: int) -> None:
+    wrote = check(periodic, PeriodicFold, seed, closes=False)
+    assert wrote
+
+
+def test_a_periodic_call_by_the_wall_clock() -> None:
+    app = Processor("t/p", tasks=2)
+    source, out = app.input("t/in", value=json), app.output("t/out", value=json)
+    app.on(source)(lambda event: None)
+
+    @app.every("tick", 60, wall=True)
+    def tick(now: int) -> None:
+        out.write(now)
+
+    driver = Driver(app, now=1_000_000)
+    driver.advance(0)
+    driver.advance(20)
+    assert driver.outputs("t/out")[0].value == 1_020_000
+    driver.advance(200)
+    driver.advance(19)
+    assert [e.value for e in driver.outputs("t/out")] == [1_020_000] * 2 + [1_200_000] * 2
+
+
+def test_a_periodic_call_that_fails_is_a_dead_letter_and_comes_again() -> None:
+    app = Processor("t/p", tasks=1, dead_letter="t/dead", retries=1)
+    source = app.input("t/in", value=json)
+    app.on(source)(lambda event: None)
+    calls = list[int]()
+
+    @app.every("tick", 1)
+    def tick(now: int) -> None:
+        calls.append(now)
+        raise ValueError("no")
+
+    driver = Driver(app)
+    for at in (500, 1_500, 1_600, 2_500):
+        driver.send("t/in", 1, key="k", timestamp=at)
+    assert calls == [1_000, 1_000, 2_000, 2_000]
+    assert [dict(e.headers)["from"] for e in driver.dead_letters()] == [b"tick@1000", b"tick@2000"]
+
+
+# -- other keys -------------------------------------------------------------------------------------------
+
+
+def test_an_input_is_read_under_another_key() -> None:
+    app = Processor("t/p", tasks=TASKS)
+    orders, out = app.input("t/orders", value=json), app.output("t/out", value=json)
+    by_city = app.rekey(orders, "t/by-city", lambda event: event.value["city"])
+    totals = app.windows("totals", 1, into=agg.sum(lambda event: event.value["n"]))
+    app.on(by_city)(totals.add)
+
+    @totals.on_close
+    def closed(window: Any) -> None:
+        out.write([window.start, window.value], key=window.key)
+
+    driver = Driver(app)
+    given = [("Oslo", 5, 100), ("Bonn", 1, 9_000), ("Oslo", 7, 200), (None, 9, 300)]
+    driver.transaction(
+        InputEvent("t/orders", {"city": city, "n": n}, f"o{n}", at, [("h", b"1")])
+        for city, n, at in given
+    )
+    driver.transaction(
+        InputEvent("t/orders", {"city": city, "n": 0}, "o", 20_000) for city in ("Oslo", "Bonn")
+    )
+    assert {(e.key, *e.value) for e in driver.outputs("t/out")} == {
+        (b"Oslo", 0, 12),  # not late, though an order of 9,000 was handled before its second step
+        (b"Bonn", 9_000, 1),
+    }
+    again = driver.outputs("t/by-city")[0]
+    assert (again.key, again.timestamp, again.headers) == (b"Oslo", 100, [("h", b"1")])
+
+
+class Joined(NamedTuple):
+    """The rows of both tables, and the last result of each left key."""
+
+    left: dict[str, Any]
+    right: dict[str, Any]
+    found: dict[str, Any]
+
+
+def key_join(kind: str = "inner") -> Processor:
+    app = Processor("t/p", tasks=TASKS)
+    orders, people = app.input("t/orders", value=json), app.input("t/people", value=json)
+    out = app.output("t/out", value=json)
+
+    @app.join_by_key("of", orders, people, by=lambda order: order["of"], via="t/of-via")
+    def joined(key: Any, order: Any, person: Any) -> None:
+        gone = order is None or (person is None and kind == "inner")
+        out.write(None if gone else [order["n"], person], key=key)
+
+    return app
+
+
+@pytest.mark.parametrize("kind", ["inner", "left"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_join_of_tables_by_key_ends_as_the_join_of_all_rows(kind: str, seed: int) -> None:
+    rng, driver = random.Random(seed), Driver(key_join(kind))
+    orders, people = dict[str, Any](), dict[str, Any]()
+    for n in range(150):
+        changes = list[InputEvent]()
+        for _ in range(rng.randint(1, 3)):
+            if rng.random() < 0.6:
+                key = f"o{rng.randint(0, 9)}"
+                row = {"n": n, "of": rng.choice(["ann", "bob", "ann2", None])}
+                orders[key] = value = None if rng.random() < 0.2 else row
+                changes.append(InputEvent("t/orders", value, key))
+            else:
+                key = rng.choice(["ann", "bob", "ann2"])
+                people[key] = value = None if rng.random() < 0.2 else {"name": key, "n": n}
+                changes.append(InputEvent("t/people", value, key))
+        driver.transaction(changes)
+        found = {event.key.decode(): event.value for event in driver.outputs("t/out")}
+        wanted = {
+            key: [order["n"], people.get(order["of"])]
+            for key, order in orders.items()
+            if order is not None and (kind == "left" or people.get(order["of"]) is not None)
+        }
+        assert {key: value for key, value in found.items() if value is not None} == wanted
+
+
+def test_an_answer_for_an_earlier_change_of_a_row_has_no_effect() -> None:
+    """The second change of a row comes between the first one and its answer."""
+    app = key_join()
+    driver = Driver(app)
+    driver.send("t/people", {"name": "ann"}, key="ann")
+    driver.transaction(
+        [("t/orders", {"n": 1, "of": "ann"}, "o"), ("t/orders", {"n": 2, "of": "bob"}, "o")]
+    )
+    assert [event.value for event in driver.outputs("t/out")] == [None]
+
+
+# -- aggregates -------------------------------------------------------------------------------------------
+
+
+def test_aggregates_of_a_store_and_of_windows() -> None:
+    app = Processor("t/p", tasks=1, dead_letter="t/dead", retries=0)
+    source, out = app.input("t/in", value=json), app.output("t/out", value=json)
+    back = app.input("t/back", value=json)
+    counts, sums = app.store("counts", into=agg.count()), app.store("sums", into=agg.sum())
+    most = app.store("most", into=agg.reduce(max))
+    best = app.store("best", into=agg.top(2, lambda e: [e.value, e.timestamp], by=lambda i: i[0]))
+    mean = agg.Aggregate(
+        "mean", lambda n: [n, 1], lambda s, n: [s[0] + n, s[1] + 1],
+        lambda one, two: [one[0] + two[0], one[1] + two[1]], result=lambda s: s[0] / s[1],
+    )  # fmt: skip
+    means = app.windows("means", 1, into=mean)
+
+    @app.on(source)
+    def take(event: Any) -> None:
+        means.add(event)
+        out.write([one.add(event) for one in (counts, sums, most, best)])
+
+    @app.on(back)
+    def take_back(event: Any) -> None:
+        out.write([counts.remove(event), sums.remove(event)])
+        if event.value == 4:
+            best.remove(event)
+
+    @means.on_close
+    def closed(window: Any) -> None:
+        out.write(window.value)
+
+    driver = Driver(app)
+    for n, at in ((3, 10), (5, 20), (5, 30), (4, 40)):
+        driver.send("t/in", n, key="k", timestamp=at)
+    driver.send("t/back", 5, key="k", timestamp=50)
+    driver.send("t/back", 4, key="k", timestamp=1_000)
+    assert [event.value for event in driver.outputs("t/out")] == [
+        [1, 3, 3, [[3, 10]]],
+        [2, 8, 5, [[5, 20], [3, 10]]],
+        [3, 13, 5, [[5, 20], [5, 30]]],
+        [4, 17, 5, [[5, 20], [5, 30]]],
+        [3, 12],
+        4.25,
+    ]
+    (letter,) = driver.dead_letters()
+    assert b"top 2 can't take an event back" in dict(letter.headers)["error"]
+
+
+# -- planted bugs -----------------------------------------------------------------------------------------
+
+
+WORDS: dict[str, tuple[Build, type[Fold]]] = {
+    "sessions": (sessions_by_name, SessionFold),
+    "sliding": (sliding, SlidingFold),
+    "inner": (join("inner"), join_fold("inner")),
+    "left": (join("left"), join_fold("left")),
+    "versions": (versions, VersionFold),
+    "expiring": (expiring, ExpiringFold),
+}
+
+
+@pytest.mark.parametrize("name", planted.WORDS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    word, bug = planted.WORDS[name]
+    build, fold = WORDS[word]
+    with bug(), pytest.raises((AssertionError, HandlerFailed)):
+        check_all(build, fold)
+
+
+def check_all(build: Build, fold: type[Fold]) -> None:
+    for seed in SEEDS:
+        check(build, fold, seed, closes=False)
+
+
+# -- failures, limits, refusals ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["sessions", "sliding", "join"])
+def test_a_close_that_fails_is_one_dead_letter(word: str) -> None:
+    """Others of the key close as if nothing had happened."""
+    app = Processor("t/p", tasks=1, dead_letter="t/dead", retries=1)
+    left, right = app.input(LEFT, value=json), app.input(RIGHT, value=json)
+    out = app.output("t/out", value=json)
+
+    def close(value: Any) -> None:
+        if value == 2:
+            raise ValueError("two")
+        out.write(value)
+
+    if word == "sessions":
+        found: Any = app.sessions("some", 0.01, into=agg.sum(), grace=0.1)
+        found.on_close(lambda session: close(session.value))
+    elif word == "sliding":
+        found = app.sliding("some", 0.01, into=agg.sum(), grace=0.1)
+        found.on_close(lambda window: close(window.value))
+    else:
+        app.join("some", left, right, within=0.1, kind="left")(lambda one, _: close(one.value))
+        app.on(right)(lambda event: None)
+        found = None
+    if found is not None:
+        app.on(left, right)(found.add)
+    driver = Driver(app)
+    driver.transaction([(LEFT, n, "k", 100 + 50 * n) for n in range(1, 4)])
+    driver.send(RIGHT, 9, key="k", timestamp=5_000)
+    assert [event.value for event in driver.outputs("t/out")] == [1, 3]
+    (letter,) = driver.dead_letters()
+    assert (letter.key, letter.value) == (b"k", b"2")
+    assert b"ValueError: two" in dict(letter.headers)["error"]
+
+
+def test_a_key_with_too_many_events_is_refused_by_name() -> None:
+    app = Processor("t/p", tasks=1, dead_letter="t/dead", retries=0)
+    left, right = app.input(LEFT), app.input(RIGHT)
+    app.join("pairs", left, right, within=10)(lambda one, two: None)
+    driver = Driver(app)
+    for n in range(5):
+        driver.send(LEFT, b"x" * 300_000, key="k", timestamp=1_000 + n)
+    letters = driver.dead_letters()
+    assert len(letters) == 2
+    assert b"EventTooLarge: key b'k' of pairs" in dict(letters[0].headers)["error"]
+
+
+def test_events_too_far_ahead_are_late() -> None:
+    app = Processor("t/p", tasks=1, ahead=10)
+    left, right = app.input(LEFT, value=json), app.input(RIGHT, value=json)
+    late = app.output("t/late")
+    visits = app.sessions("visits", 1, into=agg.count(), late=late)
+    last = app.sliding("last", 1, grace=1, into=agg.count(), late=late)
+    app.join("pairs", left, right, within=1, late=late)(lambda one, two: None)
+    app.latest("rows", right, keep=1, late=late)
+    app.on(left, right)(visits.add)
+    app.on(left, right)(last.add)
+    driver = Driver(app)
+    driver.send(LEFT, 1, key="k", timestamp=driver.now + 11_000)
+    driver.send(RIGHT, 1, key="k", timestamp=driver.now + 11_000)
+    assert len(driver.outputs("t/late")) == 7
+    assert all(not driver.store(name) for name in ("visits", "last", "pairs", "rows"))
+
+
+def test_stores_show_their_rows_to_a_driver() -> None:
+    app = Processor("t/p", tasks=1)
+    left, right = app.input(LEFT, key=str, value=json), app.input(RIGHT, key=str, value=json)
+    visits = app.sessions("visits", 1, into=agg.count())
+    last = app.sliding("last", 1, grace=1, into=agg.count())
+    app.join("pairs", left, right, within=1)(lambda one, two: None)
+    app.latest("rows", left, keep=1)
+    kept = app.store("kept", ttl=5, into=agg.count())
+    for add in (visits.add, last.add, kept.add):
+        app.on(left, right)(add)
+    driver = Driver(app)
+    driver.send(LEFT, 7, key="k", timestamp=1_000)
+    driver.send(LEFT, 8, key="k", timestamp=1_100)
+    assert driver.store("visits")["k"] == [(1_000, 1_100, 2)]
+    assert driver.store("last")["k"] == [(1_000, 1), (1_100, 1)]
+    assert driver.store("pairs")["k"] == [(LEFT, 1_000, 7), (LEFT, 1_100, 8)]
+    assert driver.store("rows")["k"] == [(1_000, 7), (1_100, 8)]
+    assert driver.store("kept")["k"] == 2
+
+
+def test_keys_come_decoded_where_all_inputs_have_one_codec() -> None:
+    app = Processor("t/p", tasks=1)
+    left, right = app.input(LEFT, key=str, value=json), app.input(RIGHT, key=str, value=json)
+    visits, keys = app.sessions("visits", 1, into=agg.count()), list[Any]()
+    last = app.sliding("last", 1, grace=0, into=agg.count())
+    for some in (visits, last):
+        app.on(left, right)(some.add)
+        some.on_close(lambda closed: keys.append(closed.key))
+    app.join("pairs", left, right, within=1, kind="left")(lambda one, two: keys.append(one.key))
+    driver = Driver(app)
+    driver.send(LEFT, 7, key="k", timestamp=1_000)
+    driver.send(RIGHT, 8, key="z", timestamp=10_000)
+    assert keys == ["k"] * 3
+
+
+def refusals() -> dict[str, Callable[[Processor, Any, Any], Any]]:
+    """By what the error says."""
+    return {
+        "is on both sides": lambda app, left, _: app.join("j", left, left, within=1)(print),
+        "kind='full'": lambda app, left, right: app.join("j", left, right, within=1, kind="full")(
+            print
+        ),
+        "same codec of keys": lambda app, left, _: app.join(
+            "j", left, app.input("t/third", key=str), within=1
+        )(print),
+        "within=-1": lambda app, left, right: app.join("j", left, right, within=-1)(print),
+        "gap=0": lambda app, *_: app.sessions("s", 0, into=agg.count()),
+        "give into=": lambda app, *_: app.sessions("s", 1),
+        "nothing is late": lambda app, left, _: app.latest("l", left, late=app.output("t/late")),
+        "keep=0": lambda app, left, _: app.latest("l", left, keep=0),
+        "ttl=0": lambda app, *_: app.store("s", ttl=0),
+        "every 0 seconds": lambda app, *_: app.every("e", 0)(print),
+        "top(0)": lambda *_: agg.top(0),
+        "a function of two": lambda *_: agg.reduce(3),  # type: ignore[arg-type]
+        "is a stream of this program": lambda app, left, right: app.join_by_key(
+            "j", left, right, by=str, via=LEFT
+        )(print),
+        "an async function": lambda app, left, right: app.join("j", left, right, within=1)(_async),
+    }
+
+
+async def _async(*_: Any) -> None: ...
+
+
+@pytest.mark.parametrize("text", refusals())
+def test_what_makes_no_sense_is_refused_when_it_is_declared(text: str) -> None:
+    app, left, right, *_ = program()
+    with pytest.raises(InvalidArgument, match=text.replace("(", r"\(").replace(")", r"\)")):
+        refusals()[text](app, left, right)
