@@ -193,7 +193,7 @@ def versions_by_commit() -> Any:
 def _append(self: spans.Versions, event: Any) -> None:
     row = self.row_of(event)
     if event.timestamp + self._keep >= timers.event_time(row.at.batch, row.task):
-        row.entries.append((event.timestamp, b"\x01" + row.at.value))
+        row.entries.append((event.timestamp, b"\x01" + (row.at.value or b"")))
         self.save(row)
 
 
@@ -202,7 +202,7 @@ def set_resets_no_age() -> Any:
     stored = spans.Expiring._stored
 
     def aged(self: spans.Expiring, at: HandlerContext, value: bytes) -> bytes:
-        task, row = self._place(at, at.key)
+        task, row = self._place(at, at.key or b"")
         before = at.batch.get(task, row)
         return stored(self, at, value) if before is None else before[:8] + value
 

@@ -10,13 +10,14 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import pytest
 
 import anabranch
 from anabranch import aggregates as agg
-from anabranch.errors import InvalidArgument, SnapshotExpired
+from anabranch.errors import InvalidArgument
 from anabranch.processing.app import Processor
 from anabranch.processing.batch import WorkBatch
 from anabranch.processing.failures import HandlerFailed
@@ -25,48 +26,27 @@ from anabranch.protocol.partitioner import task_of
 from anabranch.reading.slices import Piece
 from anabranch.testing import Driver, InputEvent
 from anabranch.testing.driver import MemoryRows
+from tests.pages import DOCS, run_page
 from tests.processing import planted
+from tests.processing.words import (
+    LEFT,
+    RIGHT,
+    TASKS,
+    WORDS,
+    Build,
+    Commits,
+    Fold,
+    Given,
+    Parts,
+    SessionFold,
+    join,
+    join_fold,
+    program,
+    random_commits,
+    sessions_by_hand,
+)
 
-TASKS = 4
-KEYS = [b"k%d" % i for i in range(7)]
 SEEDS = range(6)
-LEFT, RIGHT = "t/left", "t/right"
-FAR = 10_000_000  # a time at which everything is closed
-
-
-class Given(NamedTuple):
-    """An event of a test."""
-
-    stream: str
-    key: bytes
-    n: int
-    at: int
-
-
-Commits = list[list[Given]]
-Build = Callable[[], Processor]
-
-
-def random_commits(seed: int, count: int = 60) -> Commits:
-    """Input commits over both streams: mostly in time, some late, some much too late; at the end time is far."""
-    rng = random.Random(seed)
-    now, n, found = 1000, 0, list[list[Given]]()
-    for _ in range(count):
-        some = list[Given]()
-        for _ in range(rng.randint(1, 5)):
-            n += 1
-            now += rng.choice([0, 1, 30, 60, 200] if rng.random() < 0.9 else [1500])
-            at = now - rng.choice([0, 0, 0, 1, 50, 100, 150, 400, 3000])
-            some.append(Given(rng.choice([LEFT, RIGHT]), rng.choice(KEYS), n, max(0, at)))
-        found.append(sorted(some, key=lambda one: one.stream))  # events come by input
-    last = [Given(LEFT, key, 0, FAR) for key in keys_of_tasks()]
-    return [*found, last, [one._replace(at=2 * FAR) for one in last]]
-
-
-def keys_of_tasks() -> list[bytes]:
-    """A key of each task, none of `KEYS`."""
-    keys = {task_of(b"z%d" % n, TASKS): b"z%d" % n for n in range(100)}
-    return [keys[task] for task in range(TASKS)]
 
 
 class Runner:
@@ -109,7 +89,7 @@ class Runner:
         for task, rows in batch.rows.items():
             self.rows.by_task[task].change(rows)
         for stream, events in batch.outputs.items():
-            for value, key, _, at in events:  # type: ignore[misc]
+            for value, key, _, at in events:
                 self.wrote.append((stream, key, json.loads(value or b"null"), at))
         return left
 
@@ -130,42 +110,12 @@ class Runner:
                     )
 
 
-class Fold:
-    """The event times of tasks. `event` and `close` are those of a program."""
-
-    def __init__(self) -> None:
-        self.now: dict[int, int] = defaultdict(int)
-        self.wrote: list[tuple[str, bytes | None, Any, int | None]] = []
-
-    def run(self, commits: Commits) -> None:
-        for commit in commits:
-            for one in commit:
-                self.event(one, self.now[task_of(one.key, TASKS)])
-            for task in sorted({task_of(one.key, TASKS) for one in commit}):
-                latest = max(one.at for one in commit if task_of(one.key, TASKS) == task)
-                if latest > self.now[task]:
-                    self.now[task] = latest
-                    self.close(task, latest)
-
-    def event(self, one: Given, now: int) -> None:
-        raise NotImplementedError
-
-    def close(self, task: int, now: int) -> None:
-        """Write what is closed by now, in the order of due time and key."""
-
-    def write(self, key: bytes, value: Any, at: int | None, stream: str = "t/out") -> None:
-        self.wrote.append((stream, key, value, at))
-
-    def late(self, one: Given) -> None:
-        self.write(one.key, one.n, one.at or None, "t/late")
-
-
 def check(build: Build, fold: type[Fold], seed: int, *, closes: bool = True) -> list[Any]:
     """The same in batches of one commit, and in any batches, and as the fold says. Returns what was written."""
     commits, wanted = random_commits(seed), fold()
     wanted.run(commits)
     for rng in (None, random.Random(seed), random.Random(seed + 1000)):
-        runner = Runner(build(), rng)
+        runner = Runner(program(build), rng)
         runner.run(commits)
         assert _by_stream(runner.wrote) == _by_stream(wanted.wrote)
         if not closes:
@@ -184,91 +134,11 @@ def _by_stream(wrote: Iterable[Any]) -> dict[str, list[Any]]:
     return found
 
 
-def program() -> tuple[Processor, Any, Any, Any, Any]:
-    """A processor with two inputs, an output and a stream for late events."""
-    app = Processor("t/p", tasks=TASKS)
-    left, right = app.input(LEFT, value=json), app.input(RIGHT, value=json)
-    return app, left, right, app.output("t/out", value=json), app.output("t/late")
-
-
 # -- sessions -----------------------------------------------------------------------------------------
 
 
-GAP, GRACE = 150, 120
-
-
-def sessions_by_name() -> Processor:
-    app, left, right, out, late = program()
-    visits = app.sessions(
-        "visits", GAP / 1000, grace=GRACE / 1000, into=agg.top(4, lambda e: e.value), late=late
-    )
-
-    @app.on(left, right)
-    def visit(event: Any) -> None:
-        visits.add(event)
-
-    @visits.on_close
-    def closed(session: Any) -> None:
-        out.write([session.start, session.end, session.value], key=session.key)
-
-    return app
-
-
-def sessions_by_hand() -> Processor:
-    app, left, right, out, late = program()
-    visits = app.sessions(
-        "visits", GAP / 1000, grace=GRACE / 1000, late=late, value=json,
-        merge=lambda one, two: sorted(one + two, reverse=True),
-    )  # fmt: skip
-
-    @app.on(left, right)
-    def visit(event: Any) -> None:
-        for session in visits.of(event):
-            session.value = sorted([*(session.value or []), event.value], reverse=True)
-
-    @visits.on_close
-    def closed(session: Any) -> None:
-        out.write([session.start, session.end, session.value[:4]], key=session.key)
-
-    return app
-
-
-class SessionFold(Fold):
-    """All open events by key; sessions are the clusters of their times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: dict[bytes, list[Given]] = defaultdict(list)
-
-    def event(self, one: Given, now: int) -> None:
-        near = any(abs(one.at - other.at) < GAP for other in self.open[one.key])
-        if one.at + GAP + GRACE <= now and not near:
-            self.late(one)
-        else:
-            self.open[one.key].append(one)
-
-    def close(self, task: int, now: int) -> None:
-        over = []
-        for key, some in self.open.items():
-            clusters = list[list[Given]]()
-            for one in sorted(some, key=lambda one: one.at):
-                if clusters and one.at - clusters[-1][-1].at < GAP:
-                    clusters[-1].append(one)
-                else:
-                    clusters.append([one])
-            over += [
-                (cluster[-1].at + GAP + GRACE, key, cluster)
-                for cluster in clusters
-                if task_of(key, TASKS) == task and cluster[-1].at + GAP + GRACE <= now
-            ]
-        for due, key, cluster in sorted(over, key=lambda one: one[:2]):
-            best = sorted((one.n for one in cluster), reverse=True)[:4]
-            self.write(key, [cluster[0].at, cluster[-1].at, best], due)
-            self.open[key] = [one for one in self.open[key] if one not in cluster]
-
-
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("build", [sessions_by_name, sessions_by_hand])
+@pytest.mark.parametrize("build", [WORDS["sessions"][0], sessions_by_hand])
 def test_sessions_are_clusters_of_events(build: Build, seed: int) -> None:
     wrote = check(build, SessionFold, seed)
     assert any(stream == "t/late" for stream, *_ in wrote)
@@ -278,114 +148,12 @@ def test_sessions_are_clusters_of_events(build: Build, seed: int) -> None:
 # -- sliding windows ----------------------------------------------------------------------------------
 
 
-SIZE = 200
-
-
-def sliding() -> Processor:
-    app, left, right, out, late = program()
-    last = app.sliding("last", SIZE / 1000, grace=GRACE / 1000, into=agg.sum(), late=late)
-
-    @app.on(left, right)
-    def add(event: Any) -> None:
-        if (now := last.add(event)) is not None:
-            out.write(["now", now], key=event.key)
-
-    @last.on_close
-    def closed(window: Any) -> None:
-        out.write([window.start, window.end, window.value], key=window.key)
-
-    return app
-
-
-class SlidingFold(Fold):
-    """All events that were in time, by key, and the times whose windows are closed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.events: dict[bytes, list[Given]] = defaultdict(list)
-        self.closed = set[tuple[bytes, int]]()
-
-    def total(self, key: bytes, end: int) -> int:
-        return sum(one.n for one in self.events[key] if end - SIZE < one.at <= end)
-
-    def event(self, one: Given, now: int) -> None:
-        if one.at + GRACE < now:
-            self.late(one)
-            return
-        self.events[one.key].append(one)
-        self.write(one.key, ["now", self.total(one.key, one.at)], one.at or None)
-
-    def close(self, task: int, now: int) -> None:
-        ends = {(one.at + GRACE + 1, key) for key, some in self.events.items() for one in some}
-        for due, key in sorted(ends):
-            end = due - GRACE - 1
-            if task_of(key, TASKS) == task and due <= now and (key, end) not in self.closed:
-                self.closed.add((key, end))
-                self.write(key, [end - SIZE, end, self.total(key, end)], due)
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_sliding_windows_end_at_each_event(seed: int) -> None:
-    assert any(stream == "t/late" for stream, *_ in check(sliding, SlidingFold, seed))
+    assert any(stream == "t/late" for stream, *_ in check(*WORDS["sliding"], seed))
 
 
 # -- joins of streams ---------------------------------------------------------------------------------
-
-
-BEFORE, AFTER = 60, 180
-
-
-def join(kind: Any) -> Build:
-    def build() -> Processor:
-        app, left, right, out, late = program()
-        within = BEFORE / 1000, AFTER / 1000
-
-        @app.join("pairs", left, right, within=within, grace=GRACE / 1000, kind=kind, late=late)
-        def pair(one: Any, two: Any) -> None:
-            key = (one or two).key
-            out.write([one and one.value, two and two.value], key=key)
-
-        return app
-
-    return build
-
-
-def join_fold(kind: str) -> type[Fold]:
-    class JoinFold(Fold):
-        """All events that were in time, and which of them have found others."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.events: dict[bytes, list[Given]] = defaultdict(list)
-            self.found, self.gone = set[int](), set[Given]()
-
-        def over(self, one: Given) -> int:
-            return one.at + (AFTER if one.stream == LEFT else BEFORE) + GRACE + 1
-
-        def event(self, one: Given, now: int) -> None:
-            if self.over(one) <= now:
-                self.late(one)
-                return
-            for other in sorted(self.events[one.key], key=lambda each: each.at):
-                left, right = sorted((one, other), key=lambda each: each.stream)
-                is_near = -BEFORE <= right.at - left.at <= AFTER
-                if left.stream != right.stream and is_near and self.over(other) > now:
-                    self.found |= {one.n, other.n}
-                    self.write(one.key, [left.n, right.n], max(one.at, other.at) or None)
-            self.events[one.key].append(one)
-
-        def close(self, task: int, now: int) -> None:
-            alone = {"inner": (), "left": (LEFT,), "outer": (LEFT, RIGHT)}[kind]
-            some = [one for each in self.events.values() for one in each if one.stream in alone]
-            for due, key, one in sorted((self.over(one), one.key, one) for one in some):
-                if task_of(key, TASKS) != task or due > now or one in self.gone:
-                    continue
-                self.gone.add(one)
-                if one.n not in self.found or one.n == 0:
-                    value = [one.n, None] if one.stream == LEFT else [None, one.n]
-                    self.write(key, value, due)
-
-    return JoinFold
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -399,56 +167,14 @@ def test_a_join_finds_each_pair_once(kind: str, seed: int) -> None:
 # -- the latest values, as of event times ---------------------------------------------------------------
 
 
-KEEP = 500
-
-
-def versions() -> Processor:
-    app, left, right, out, late = program()
-    rows = app.latest("rows", left, keep=KEEP / 1000, late=late)
-
-    @app.on(right)
-    def enrich(event: Any) -> None:
-        try:
-            found = rows.get(event.key, -1, at=event.timestamp)
-        except SnapshotExpired:
-            found = "too early"
-        out.write([event.value, found, rows.get(event.key, -1)], key=event.key)
-
-    return app
-
-
-class VersionFold(Fold):
-    """All changes of the left stream that were in time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.changes: dict[bytes, list[Given]] = defaultdict(list)
-
-    def event(self, one: Given, now: int) -> None:
-        changes = self.changes[one.key]
-        if one.stream == LEFT:
-            if one.at + KEEP < now:
-                self.late(one)
-            else:
-                changes.append(one)
-                changes.sort(key=lambda each: each.at)
-            return
-        newest = changes[-1].n if changes else -1
-        before = [each.n for each in changes if each.at <= one.at]
-        found: Any = before[-1] if before else -1
-        if one.at + KEEP < now:
-            found = "too early"
-        self.write(one.key, [one.n, found, newest], one.at or None)
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_versions_are_the_values_as_of_an_event_time(seed: int) -> None:
-    wrote = check(versions, VersionFold, seed, closes=False)
+    wrote = check(*WORDS["versions"], seed, closes=False)
     assert any(value[1] == "too early" for stream, _, value, _ in wrote if stream == "t/out")
 
 
 def test_the_latest_value_of_each_key_is_joined_in_the_order_of_commits() -> None:
-    app, left, right, out, _ = program()
+    app, left, right, out, _ = Parts.of(program())
     rows = app.latest("rows", left)
 
     @app.on(right)
@@ -468,7 +194,7 @@ def test_the_latest_value_of_each_key_is_joined_in_the_order_of_commits() -> Non
 
 
 def test_a_deleted_key_keeps_no_row() -> None:
-    app, left, right, out, _ = program()
+    app, left, right, out, _ = Parts.of(program())
     rows = app.latest("rows", left, keep=10)
 
     @app.on(right)
@@ -492,42 +218,9 @@ def test_a_deleted_key_keeps_no_row() -> None:
 # -- rows that expire, periodic calls, event time ---------------------------------------------------------
 
 
-TTL = 300
-
-
-def expiring() -> Processor:
-    app, left, right, out, _ = program()
-    rows = app.store("rows", value=json, ttl=TTL / 1000)
-
-    @app.on(left)
-    def change(event: Any) -> None:
-        rows[event.key] = event.value
-
-    @app.on(right)
-    def look(event: Any) -> None:
-        assert (event.key in rows) == (rows.get(event.key) is not None)
-        assert dict(rows.items()).get(event.key) == rows.get(event.key)
-        out.write([event.value, rows.get(event.key)], key=event.key)
-
-    return app
-
-
-class ExpiringFold(Fold):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: dict[bytes, tuple[int, int]] = {}
-
-    def event(self, one: Given, now: int) -> None:
-        if one.stream == LEFT:
-            self.rows[one.key] = one.n, max(one.at, now)
-            return
-        n, since = self.rows.get(one.key, (0, -TTL))
-        self.write(one.key, [one.n, n if since + TTL > now else None], one.at or None)
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_row_expires_by_event_time(seed: int) -> None:
-    wrote = check(expiring, ExpiringFold, seed, closes=False)
+    wrote = check(*WORDS["expiring"], seed, closes=False)
     assert wrote
 
 
@@ -547,45 +240,9 @@ def test_expired_rows_are_deleted_though_their_keys_never_come_again() -> None:
     assert 100 <= most <= 250  # a hundred are not expired
 
 
-def periodic() -> Processor:
-    app, left, right, out, _ = program()
-    clock = app.clock()
-    seen = app.store("seen", value=json)
-
-    @app.on(left, right)
-    def note(event: Any) -> None:
-        seen[event.key] = clock.event_time
-
-    @app.every("tick", 0.1)
-    def tick(now: int) -> None:
-        for key, value in list(seen.items()):
-            out.write([now, clock.event_time, value], key=key)
-            del seen[key]
-
-    return app
-
-
-class PeriodicFold(Fold):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[bytes, int] = {}
-        self.next: dict[int, int] = {}
-
-    def event(self, one: Given, now: int) -> None:
-        self.seen[one.key] = now
-
-    def close(self, task: int, now: int) -> None:
-        due = self.next.get(task, now + 1)
-        if due <= now:
-            for key in sorted(key for key in self.seen if task_of(key, TASKS) == task):
-                self.write(key, [now // 100 * 100, now, self.seen.pop(key)], due)
-        if due <= now or task not in self.next:
-            self.next[task] = now // 100 * 100 + 100
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_periodic_call_comes_once_for_each_period_that_is_passed(seed: int) -> None:
-    wrote = check(periodic, PeriodicFold, seed, closes=False)
+    wrote = check(*WORDS["periodic"], seed, closes=False)
     assert wrote
 
 
@@ -760,20 +417,15 @@ def test_aggregates_of_a_store_and_of_windows() -> None:
         4.25,
     ]
     (letter,) = driver.dead_letters()
-    assert b"top 2 can't take an event back" in dict(letter.headers)["error"]
+    assert b"top 2 can't take an event back" in error_of(letter)
+
+
+def error_of(letter: anabranch.Event) -> bytes:
+    """The error in a dead letter."""
+    return dict(letter.headers)["error"] or b""
 
 
 # -- planted bugs -----------------------------------------------------------------------------------------
-
-
-WORDS: dict[str, tuple[Build, type[Fold]]] = {
-    "sessions": (sessions_by_name, SessionFold),
-    "sliding": (sliding, SlidingFold),
-    "inner": (join("inner"), join_fold("inner")),
-    "left": (join("left"), join_fold("left")),
-    "versions": (versions, VersionFold),
-    "expiring": (expiring, ExpiringFold),
-}
 
 
 @pytest.mark.parametrize("name", planted.WORDS)
@@ -822,7 +474,7 @@ def test_a_close_that_fails_is_one_dead_letter(word: str) -> None:
     assert [event.value for event in driver.outputs("t/out")] == [1, 3]
     (letter,) = driver.dead_letters()
     assert (letter.key, letter.value) == (b"k", b"2")
-    assert b"ValueError: two" in dict(letter.headers)["error"]
+    assert b"ValueError: two" in error_of(letter)
 
 
 def test_a_key_with_too_many_events_is_refused_by_name() -> None:
@@ -834,7 +486,7 @@ def test_a_key_with_too_many_events_is_refused_by_name() -> None:
         driver.send(LEFT, b"x" * 300_000, key="k", timestamp=1_000 + n)
     letters = driver.dead_letters()
     assert len(letters) == 2
-    assert b"EventTooLarge: key b'k' of pairs" in dict(letters[0].headers)["error"]
+    assert b"EventTooLarge: key b'k' of pairs" in error_of(letters[0])
 
 
 def test_events_too_far_ahead_are_late() -> None:
@@ -893,16 +545,18 @@ def refusals() -> dict[str, Callable[[Processor, Any, Any], Any]]:
     """By what the error says."""
     return {
         "is on both sides": lambda app, left, _: app.join("j", left, left, within=1)(print),
-        "kind='full'": lambda app, left, right: app.join("j", left, right, within=1, kind="full")(
-            print
-        ),
+        "kind='full'": lambda app, left, right: app.join(
+            "j", left, right, within=1, kind=cast("Any", "full")
+        )(print),
         "same codec of keys": lambda app, left, _: app.join(
             "j", left, app.input("t/third", key=str), within=1
         )(print),
         "within=-1": lambda app, left, right: app.join("j", left, right, within=-1)(print),
         "gap=0": lambda app, *_: app.sessions("s", 0, into=agg.count()),
         "give into=": lambda app, *_: app.sessions("s", 1),
-        "nothing is late": lambda app, left, _: app.latest("l", left, late=app.output("t/late")),
+        "nothing is late": lambda app, left, _: app.latest(
+            "l", left, keep=cast("Any", None), late=app.output("t/l")
+        ),
         "keep=0": lambda app, left, _: app.latest("l", left, keep=0),
         "ttl=0": lambda app, *_: app.store("s", ttl=0),
         "every 0 seconds": lambda app, *_: app.every("e", 0)(print),
@@ -920,6 +574,10 @@ async def _async(*_: Any) -> None: ...
 
 @pytest.mark.parametrize("text", refusals())
 def test_what_makes_no_sense_is_refused_when_it_is_declared(text: str) -> None:
-    app, left, right, *_ = program()
+    app, left, right, *_ = Parts.of(program())
     with pytest.raises(InvalidArgument, match=text.replace("(", r"\(").replace(")", r"\)")):
         refusals()[text](app, left, right)
+
+
+def test_the_page_runs(tmp_path: Path) -> None:
+    run_page(DOCS / "windows-and-joins.md", "", tmp_path, {})
