@@ -10,6 +10,7 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +106,9 @@ def read(
             return found
 
 
-def total(found: Mapping[str, Rows]) -> int:
-    """How many events there are."""
-    return sum(len(values) for rows in found.values() for values in rows.values())
+def has(count: int, found: Mapping[str, Rows]) -> bool:
+    """Whether there are this many events."""
+    return sum(len(values) for rows in found.values() for values in rows.values()) >= count
 
 
 def last_of(rows: Rows) -> dict[bytes, Any]:
@@ -142,7 +143,7 @@ def check(client: Client, names: Names, commits: words.Commits, keyed: Keyed) ->
         fold = words.WORDS[word][1]()
         fold.run(commits)
         count = len(fold.wrote)
-        found = read(client, streams, lambda found, count=count: total(found) >= count)
+        found = read(client, streams, partial(has, count))
         for stream, name in zip(streams, ("/out", "/late"), strict=True):
             assert found[stream] == by_key(fold.wrote, name), f"{word}: {name}"
         counts[word] = count
@@ -155,6 +156,12 @@ def check(client: Client, names: Names, commits: words.Commits, keyed: Keyed) ->
     assert last_of(found[named]) == keyed.joined()
     assert found[totals] == wanted
     return counts | {"named": sum(map(len, found[named].values()))}
+
+
+def kill(process: ControllerProcess | WorkerProcess) -> None:
+    """Kill it, if it runs."""
+    if process.running:
+        process.kill()
 
 
 @pytest.mark.long
@@ -183,7 +190,7 @@ def test_all_words_are_folds_of_their_input_under_kills(broker: Broker, tmp_path
     with ExitStack() as stack:
         processes: list[ControllerProcess | WorkerProcess] = [*controllers, *workers]
         for process in processes:
-            stack.callback(lambda one=process: one.running and one.kill())
+            stack.callback(kill, process)
         controllers[0].start()
         controllers[0].wait_leading()  # the topics are there
         controllers[1].start()
