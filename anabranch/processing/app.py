@@ -245,7 +245,9 @@ class Processor(Program):
         Raises: InvalidArgument.
         """
         codec = codec_of(_or_json(value, into), name)
-        windows: Windows = self._add(name, Windows(name, codec, size, every, grace, late, into))
+        windows: Windows = self._add(
+            name, Windows(name, codec, size, every, grace, late, into=into)
+        )
         return windows
 
     def sessions(
@@ -353,6 +355,7 @@ class Processor(Program):
             if via in self.inputs or via in self.outputs:
                 raise InvalidArgument(f"join {name}: {via} is a stream of this program already")
             ways = self.input(via), self.output(via)
+            self.inner.add(via)
             found: KeyJoin = self._add(name, KeyJoin(name, left, right, ways, by, call))
             self.on(left)(found.take_left)
             self.on(right)(found.take_right)

@@ -90,11 +90,10 @@ class Handlers:
         for number, name in enumerate(stores, FIRST_STORE):
             if name in app.stores:
                 app.stores[name].number(number)
+                app.stores[name].key_codec = app.key_codec
         self._time: TimeOfTasks | None = None
         if app.timers:
             timers = [one for one in app.stores.values() if isinstance(one, Timed)]
-            for one in timers:
-                one.key_codec = app.key_codec
             self._time = TimeOfTasks(timers, self._failures, app.idle, self._is_over, app.ahead)
         self.monotonic: Callable[[], float] = time.monotonic
         self.due = math.inf  # when the batch's commit is due, in monotonic seconds

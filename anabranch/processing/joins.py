@@ -251,7 +251,7 @@ class KeyJoin(Keyed):
     def _begin(self, event: Event) -> tuple[HandlerContext, bytes]:
         at = current_context()
         if at.key is None:
-            raise InvalidArgument(f"join {self.name} is of rows by key, and the event has none")
+            raise InvalidArgument(f"{self.name} is by key, and the event has none")
         return at, at.key
 
     def _left_row(self, event: Event) -> Any:

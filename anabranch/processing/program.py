@@ -155,6 +155,7 @@ class Program:
         self.handlers: dict[str, list[Registered]] = {}
         self.stores: dict[str, Keyed] = {}
         self.timers = set[str]()  # names of what follows the event time: timers, windows, a clock …
+        self.inner = set[str]()  # inputs that the program itself writes, for a join by key
         self.outputs: dict[str, Stream[Any, Any]] = {}
         self.tables: dict[str, SharedTable] = {}
         self.replicas: list[SharedReplica] = []
@@ -163,7 +164,7 @@ class Program:
     @property
     def key_codec(self) -> Codec:
         """The codec of the inputs' keys; bytes, if they have several."""
-        codecs = [one.key for one in self.inputs.values()]
+        codecs = [one.key for name, one in self.inputs.items() if name not in self.inner]
         return codecs[0] if len({repr(one.spec) for one in codecs}) == 1 else RAW
 
     def moves_time(self, stream: str) -> bool:

@@ -93,9 +93,7 @@ class Spans(Timed):
     def row_of(self, event: Event) -> Row:
         """The row of an event's key. Raises: InvalidArgument (it has no key, or belongs to another task)."""
         at = current_context()
-        if at.key is None:
-            raise InvalidArgument(f"{self.name} is by key, and the event has none")
-        return Row(at, *self._place(at, at.key))
+        return Row(at, *self._place(at, self.key_of(at, event)))
 
     def save(self, row: Row, *, firing: bool = False) -> None:
         """Store the row, and set its timer. ``firing``: after its timer. Raises: EventTooLarge."""
@@ -413,9 +411,7 @@ class Latest(Store):
     def note(self, event: Event) -> None:
         """Keep an event's value, or delete that of its key. Raises: InvalidArgument (it has no key)."""
         at = current_context()
-        if at.key is None:
-            raise InvalidArgument(f"{self.name} keeps values by key, and the event has none")
-        task, row = self._place(at, at.key)
+        task, row = super()._place(at, self.key_of(at, event))
         if at.value is None:
             at.put(task, row, None)
         else:

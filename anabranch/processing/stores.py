@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.errors import EventTooLarge, InvalidArgument
 from anabranch.processing.batch import HandlerContext, current_context
-from anabranch.values import Codec
+from anabranch.values import RAW, Codec
 
 if TYPE_CHECKING:
     from anabranch.processing.aggregates import Aggregate
@@ -35,6 +35,7 @@ class Keyed:
         self.local = local
         self._codec = codec
         self.prefix = b""  # set by `number`
+        self.key_codec = RAW  # of the program's events; set by `Handlers`
 
     @property
     def kind(self) -> str:
@@ -56,6 +57,15 @@ class Keyed:
         except EventTooLarge as error:
             key = row[len(self.prefix) :]
             raise EventTooLarge(f"key {key!r:.100} of {self.name}: {error}") from error
+
+    def key_of(self, at: HandlerContext, event: Event[Any, Any]) -> bytes:
+        """An event's key as bytes. Raises: InvalidArgument (it has none)."""
+        key = event.key
+        if key is None or at.key is None:
+            raise InvalidArgument(f"{self.name} is by key, and the event has none")
+        if key.__class__ is bytes:
+            return key
+        return at.key if self.key_codec is RAW else self.key_codec.encode(key)
 
     def _place(self, at: HandlerContext, key: bytes | str) -> tuple[int, bytes]:
         raw = key if key.__class__ is bytes else _bytes(key)
@@ -141,13 +151,9 @@ class Store(Keyed):
 
     def _changed(self, event: Event, how: str) -> Any:
         at, into = current_context(), self._into
-        if into is None or event.key is None:
-            raise InvalidArgument(
-                f"store {self.name} has no into="
-                if into is None
-                else f"store {self.name} is by key, and the event has none"
-            )
-        place = self._place(at, event.key if at.key is None else at.key)
+        if into is None:
+            raise InvalidArgument(f"store {self.name} has no into=")
+        place = self._place(at, self.key_of(at, event))
         data = self._find(at, *place)
         before = None if data is None else self._codec.decode(data)
         state = getattr(into, how)(before, event)

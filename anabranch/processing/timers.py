@@ -57,10 +57,9 @@ class Timed(Keyed):
     """A store that follows the event time of its tasks. `TimeOfTasks` calls its methods."""
 
     late: Output | None = None
-    key_codec = RAW  # of the program's events, set by `Handlers`
 
-    def __init__(self, name: str, codec: Codec, *, local: bool = False, **more: Any) -> None:
-        super().__init__(name, codec, local=local, **more)
+    def __init__(self, name: str, codec: Codec, *, local: bool = False) -> None:
+        super().__init__(name, codec, local=local)
         # Whether an event's time is too far ahead; set by `TimeOfTasks`.
         self.is_ahead: Callable[[Event], bool] = lambda _: False
 
@@ -99,7 +98,7 @@ class Timed(Keyed):
         return None
 
     def note_late(self, at: HandlerContext, event: Event) -> None:
-        """Count a late event, and write it to the stream for such, unchanged."""
+        """Count a late event, which is the one that is handled, and write it to the stream for such, unchanged."""
         at.count("processor_late_events", self.name)
         if self.late is not None:
             headers = [(copied_name(name), value) for name, value in event.headers]
@@ -249,7 +248,7 @@ class Windows(Timed):
 
     def __init__(
         self, name: str, codec: Codec, size: float, every: float | None, grace: float,
-        late: Output | None, into: Aggregate | None = None,
+        late: Output | None, *, into: Aggregate | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name, codec)
         self.into = into

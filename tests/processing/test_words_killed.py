@@ -25,7 +25,7 @@ from tests.processing import words
 from tests.processing.workers import WorkerProcess
 
 SEED = int(os.environ.get("ANABRANCH_SEED", time.time_ns() % 1_000_000))
-COMMITS = 350
+COMMITS = 250
 BEGUN_MS = 1_700_000_000_000
 PATIENCE_S = 60.0
 CHECKED = [word for word in words.WORDS if word != "inner"]
