@@ -345,8 +345,8 @@ class Processor(Program):
         """Decorate a function of (key, left row, right row), called when a row of either table has changed.
 
         The inputs are tables: events are changes of rows, and one without a value deletes a row. ``by``: the right
-        key that a left row names, or None. The right row is None if there is none; both are None after the left row
-        was deleted. ``via``: a stream for this join alone, which has to be created as other outputs.
+        key that a left row names, or None. The right row is None if it does not exist; both are None after the left
+        row was deleted. ``via``: a stream for this join alone, which has to be created as other outputs.
 
         Raises: InvalidArgument.
         """

@@ -232,7 +232,7 @@ class Sessions(Spans):
         return state if state is None or self._into is None else self._into.result(state)
 
     def replace(self, row: Row, start: int | None, entry: tuple[int, int, Any]) -> None:
-        """Store a session in place of the one that begins at ``start``; None: beside the others."""
+        """Store a session in place of the one that begins at ``start``; None: it is a new one."""
         if start is not None:
             at = next((n for n, (time, _) in enumerate(row.entries) if time == start), None)
             if at is None:
@@ -497,8 +497,8 @@ class Versions(Spans):
 class Expiring(Store, Timed):
     """A store whose rows expire some event time after they were set. A row begins with the time of its setting.
 
-    Expired rows are not found by handlers. They are deleted by sweeps: each row that is set pays for looking at two
-    rows at the beginning of the next batch, so that a sweep has seen all rows when half of them are new.
+    Expired rows are not found by handlers. They are deleted by sweeps: a batch begins with a look at two rows for each
+    row that the one before has set, so that a sweep has seen all rows when half of them are new.
     """
 
     def __init__(
@@ -506,7 +506,7 @@ class Expiring(Store, Timed):
     ) -> None:  # fmt: skip
         super().__init__(name, codec, local=local, into=into)
         self._ttl = milliseconds("ttl", ttl)
-        self._unpaid: dict[int, int] = {}  # task -> rows to look at
+        self._unswept: dict[int, int] = {}  # task -> rows to sweep in the next batch
         self._next: dict[int, bytes] = {}  # task -> where its sweep is
 
     @property
@@ -514,8 +514,8 @@ class Expiring(Store, Timed):
         return super().kind + ", expiring"
 
     def begin_batch(self, at: HandlerContext, now_ms: int) -> None:
-        """Delete expired rows among those that are paid for."""
-        most = self._unpaid.pop(at.task, 0)
+        """Sweep two rows for each row that was set since the last call."""
+        most = self._unswept.pop(at.task, 0)
         if not most:
             return
         first = self._next.get(at.task, self.prefix)
@@ -538,7 +538,7 @@ class Expiring(Store, Timed):
         return None if since + self._ttl <= event_time(at.batch, at.task) else data[_HEAD.size :]
 
     def _stored(self, at: HandlerContext, value: bytes) -> bytes:
-        self._unpaid[at.task] = self._unpaid.get(at.task, 0) + 2
+        self._unswept[at.task] = self._unswept.get(at.task, 0) + 2
         since = max(event_time(at.batch, at.task), at.timestamp or 0)
         return _HEAD.pack(since) + value
 

@@ -182,7 +182,7 @@ class Store(Keyed):
                 yield row[size:], self._codec.decode(value)
 
     def _find(self, at: HandlerContext, task: int, row: bytes) -> bytes | None:
-        """The encoded value of a row; None if there is none."""
+        """The encoded value of a row; None without a row."""
         return at.batch.get(task, row)
 
     def _value(self, at: HandlerContext, data: bytes) -> bytes | None:
