@@ -497,8 +497,8 @@ class Versions(Spans):
 class Expiring(Store, Timed):
     """A store whose rows expire some event time after they were set. A row begins with the time of its setting.
 
-    Expired rows are not found by handlers. They are deleted by sweeps: a batch begins with a look at two rows for each
-    row that the one before has set, so that a sweep has seen all rows when half of them are new.
+    Expired rows are not found by handlers. They are deleted by sweeps: a batch begins with a look at two rows for
+    each row that the one before has set, so that a sweep has seen all rows when half of them are new.
     """
 
     def __init__(
