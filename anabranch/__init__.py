@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from anabranch.client.reservation import Reservation, narrow
     from anabranch.client.transaction import Transaction
     from anabranch.client.writer import Writer
+    from anabranch.processing import aggregates
     from anabranch.processing.app import Processor
     from anabranch.reading.snapshot import Snapshot, SnapshotPlan
     from anabranch.tables.changes import Change
@@ -61,6 +62,7 @@ _HOMES = {
     "connect": "anabranch.client.connect",
     "narrow": "anabranch.client.reservation",
 }
+_MODULES = {"aggregates": "anabranch.processing.aggregates", "errors": "anabranch.errors"}
 
 __all__ = [
     "AuditEntry",
@@ -89,6 +91,7 @@ __all__ = [
     "Transaction",
     "TransactionInfo",
     "Writer",
+    "aggregates",
     "connect",
     "errors",
     "narrow",
@@ -96,8 +99,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return import_module("anabranch.errors")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in __all__:
         raise AttributeError(f"module 'anabranch' has no attribute {name!r}")
     value = getattr(import_module(_HOMES.get(name, "anabranch.types")), name)

@@ -12,6 +12,9 @@ each in one commit. The life of a batch:
 3. ``commits`` sends the batch in one transaction, and then writes its rows to the table. The docstring there
    says why the steps have this order.
 
+``spans`` (sessions, sliding windows, versions, rows that expire) and ``joins`` are ordinary uses of stores and
+timers. ``aggregates`` has what they compute by name.
+
 A user declares a program by ``app`` (`anabranch.Processor`); ``program`` has what workers see of it.
 A worker's copy of its state is in ``table`` (RocksDB), read from the log by ``state``.
 ``plain`` reads plain Kafka topics in place of streams. `worker.run_worker` is a whole process with signals, HTTP

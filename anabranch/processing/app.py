@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from anabranch.errors import InvalidArgument
+from anabranch.processing.batch import current_context
+from anabranch.processing.joins import Join, KeyJoin, Pair, Within
 from anabranch.processing.plain import Cluster
 from anabranch.processing.program import (
     Input,
@@ -18,16 +22,19 @@ from anabranch.processing.program import (
     check_plain,
     is_async,
 )
+from anabranch.processing.spans import Expiring, Latest, Sessions, Sliding, Versions
 from anabranch.processing.stores import Store
 from anabranch.processing.tables import SharedReplica, SharedTable
-from anabranch.processing.timers import Timer, Windows
+from anabranch.processing.timers import Clock, Periodic, Timed, Timer, Windows
 from anabranch.protocol import defaults
 from anabranch.protocol.legal_names import PLAIN, check_input, check_type, split_stream
+from anabranch.protocol.limits import copied_name
 from anabranch.reading.history import Start
 from anabranch.topics.names import stream_topic
-from anabranch.values import Stream, codec_of, stream_of
+from anabranch.values import Codec, Stream, codec_of, stream_of
 
 if TYPE_CHECKING:
+    from anabranch.processing.aggregates import Aggregate
     from anabranch.tables.indexes import Index
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -139,13 +146,24 @@ class Processor(Program):
         """
         return Output(self._writes(stream, key, value), text_keys=key is None)
 
-    def store(self, name: str, *, value: Any = None, local: bool = False) -> Store:
+    def store(
+        self, name: str, *, value: Any = None, local: bool = False, ttl: float | None = None,
+        into: Aggregate | None = None,
+    ) -> Store:  # fmt: skip
         """Add state by key, kept in RocksDB and in the processor's state stream.
 
         A key belongs to the task of its hash, as events do. ``local``: each task has rows of its own, and its
-        handlers may use any key. Raises: InvalidArgument.
+        handlers may use any key. ``ttl``: a row is not found any more when the event time has advanced this many
+        seconds since the row was last set. ``into``: what `Store.add` computes; values are then JSON by default.
+
+        Raises: InvalidArgument.
         """
-        store: Store = self._add(name, Store(name, codec_of(value, name), local=local))
+        codec = codec_of(_or_json(value, into), name)
+        if ttl is None:
+            store = Store(name, codec, local=local, into=into)
+        else:
+            store = Expiring(name, codec, local=local, into=into, ttl=ttl)
+        self._add(name, store)
         return store
 
     def table(self, name: str, *, key: Any = None, value: Any = None) -> SharedTable:
@@ -188,27 +206,189 @@ class Processor(Program):
         def register(call: TimerHandler) -> Timer:
             check_plain(f"timer {name}:", call)
             timer: Timer = self._add(name, Timer(name, call, wall=wall))
-            self.timers.add(name)
             return timer
 
         return register
 
+    def every(
+        self, name: str, seconds: float, *, wall: bool = False
+    ) -> Callable[[Callable[[int], Any]], Periodic]:
+        """Decorate a function of a time (Unix milliseconds) that is called in each task, once for each period.
+
+        It is called in a commit when the task's event time passes a multiple of the period; if it passes several at
+        once, for the last of them. ``wall``: by the worker's clock instead. It may use all rows of its task.
+
+        Raises: InvalidArgument.
+        """
+
+        def register(call: Callable[[int], Any]) -> Periodic:
+            check_plain(f"every {name}:", call)
+            found: Periodic = self._add(name, Periodic(name, call, seconds, wall=wall))
+            return found
+
+        return register
+
+    def clock(self) -> Clock:
+        """Let handlers ask for the event time of their task: ``clock.event_time``, Unix milliseconds."""
+        self.timers.add("")  # no store has this name
+        return Clock()
+
     def windows(
         self, name: str, size: float, *, every: float | None = None, grace: float = 0.0,
-        value: Any = None, late: Output | None = None,
+        value: Any = None, late: Output | None = None, into: Aggregate | None = None,
     ) -> Windows:  # fmt: skip
         """Add state by key and window of event time. Windows are ``size`` seconds long.
 
         A window begins each ``every`` seconds (default: ``size``), and closes ``grace`` seconds after its end.
-        Events that come later are counted, and written to ``late`` with their key and value unchanged.
+        Events that come later are counted, and written to ``late`` with their key and value unchanged. ``into``:
+        what `Windows.add` computes; values are then JSON by default.
 
         Raises: InvalidArgument.
         """
+        codec = codec_of(_or_json(value, into), name)
         windows: Windows = self._add(
-            name, Windows(name, codec_of(value, name), size, every, grace, late)
+            name, Windows(name, codec, size, every, grace, late, into=into)
         )
-        self.timers.add(name)
         return windows
+
+    def sessions(
+        self, name: str, gap: float, *, grace: float = 0.0, value: Any = None,
+        merge: Callable[[Any, Any], Any] | None = None, into: Aggregate | None = None,
+        late: Output | None = None,
+    ) -> Sessions:  # fmt: skip
+        """Add state by key and session. Events of a key less than ``gap`` seconds apart are in one session.
+
+        A session closes ``gap`` and ``grace`` seconds after its last event. A late event may join two sessions:
+        ``merge`` gives the value of both, the earlier one first; with ``into`` it is known. An event that is late
+        for all open sessions, and too late for one of its own, goes to ``late``.
+
+        Raises: InvalidArgument.
+        """
+        codec = codec_of(_or_json(value, into), name)
+        found: Sessions = self._add(
+            name, Sessions(name, codec, gap, grace=grace, late=late, merge=merge, into=into)
+        )
+        return found
+
+    def sliding(
+        self, name: str, size: float, *, grace: float, into: Aggregate, value: Any = None,
+        late: Output | None = None,
+    ) -> Sliding:  # fmt: skip
+        """Add windows by key that end at each event's time, and have the events of ``size`` seconds up to then.
+
+        A window closes when the event time is later than its end by more than ``grace`` seconds. An event whose own
+        window is closed goes to ``late``. ``into``: what the windows compute.
+
+        Raises: InvalidArgument.
+        """
+        codec = codec_of(_or_json(value, into), name)
+        found: Sliding = self._add(
+            name, Sliding(name, codec, size, grace=grace, late=late, into=into)
+        )
+        return found
+
+    @overload
+    def latest(self, name: str, source: Input) -> Latest: ...
+
+    @overload
+    def latest(
+        self, name: str, source: Input, *, keep: float, late: Output | None = None
+    ) -> Versions: ...
+
+    def latest(
+        self, name: str, source: Input, *, keep: float | None = None, late: Output | None = None
+    ) -> Latest | Versions:
+        """Keep the last value of each key of an input, for joins: ``customers.get(event.key)``.
+
+        An event without a value deletes its key. The last value is the one that was committed last. ``keep``: keep
+        the values of this many seconds of event time, and order them by event time:
+        ``get(key, at=event.timestamp)`` is the value as of then. Later changes than ``keep`` go to ``late``.
+
+        Handlers of the same input that are declared earlier see the value before. Raises: InvalidArgument.
+        """
+        if keep is None:
+            if late is not None:
+                raise InvalidArgument(f"latest {name}: without keep= nothing is late")
+            found: Latest | Versions = Latest(name, source)
+        else:
+            found = Versions(name, source, keep, late)
+        self._add(name, found)
+        self.on(source)(found.note)
+        return found
+
+    def join(
+        self, name: str, left: Input, right: Input, *, within: float | tuple[float, float],
+        kind: Literal["inner", "left", "outer"] = "inner", grace: float = 0.0,
+        late: Output | None = None,
+    ) -> Callable[[Pair], Join]:  # fmt: skip
+        """Decorate a function of a left and a right event with the same key, called for each pair near in time.
+
+        ``within``: most seconds between both event times; a pair of numbers: how much earlier, and how much later,
+        the right event may be. Each pair is found once, when the second one comes. ``kind`` 'left', 'outer': an
+        event that has found no other is given with None, when it can find none any more, ``grace`` seconds after
+        the time. Events that come later than that go to ``late``.
+
+        Raises: InvalidArgument.
+        """
+
+        def register(call: Pair) -> Join:
+            within_ms = Within.of(within, grace, kind)
+            found: Join = self._add(name, Join(name, left, right, within_ms, late, call))
+            for number, source in enumerate((left, right)):
+                self.on(source)(partial(found.take, number))
+            return found
+
+        return register
+
+    def join_by_key(
+        self, name: str, left: Input, right: Input, *, by: Callable[[Any], Any], via: str
+    ) -> Callable[[Callable[[Any, Any, Any], Any]], KeyJoin]:
+        """Decorate a function of (key, left row, right row), called when a row of either table has changed.
+
+        The inputs are tables: events are changes of rows, and one without a value deletes a row. ``by``: the right
+        key that a left row names, or None. The right row is None if it does not exist; both are None after the left
+        row was deleted. ``via``: a stream for this join alone, which has to be created as other outputs.
+
+        Raises: InvalidArgument.
+        """
+
+        def register(call: Callable[[Any, Any, Any], Any]) -> KeyJoin:
+            if via in self.inputs or via in self.outputs:
+                raise InvalidArgument(f"join {name}: {via} is a stream of this program already")
+            ways = self.input(via), self.output(via)
+            self.inner.add(via)
+            found: KeyJoin = self._add(name, KeyJoin(name, left, right, ways, by, call))
+            self.on(left)(found.take_left)
+            self.on(right)(found.take_right)
+            self.on(ways[0])(found.take_sent)
+            return found
+
+        return register
+
+    def rekey(
+        self, source: Input, stream: str, key: Callable[[Any], Any], *, codec: Any = None
+    ) -> Input:
+        """Write the events of an input to a stream under another key, and read them there: an input for handlers.
+
+        ``key``: the new key of an event; None leaves the event out. ``stream``: has to be created as other outputs.
+        ``codec``: of the new keys, as ``key=`` of `output`; without one they are bytes, or text. Value, headers and
+        timestamp stay. If the input has no other handler, its events do not advance the event time, since they come
+        again.
+
+        Raises: InvalidArgument.
+        """
+        target = self.output(stream, key=codec)
+
+        def pass_on(event: Any) -> None:
+            new = key(event)
+            if new is not None:
+                at = current_context()
+                headers = [(copied_name(name), value) for name, value in event.headers]
+                target.write(at.value, key=new, headers=headers)
+
+        again = self._input(stream, codec, None, stream_topic(stream), source.codec)
+        self._register(source, pass_on, passes_on=True)
+        return again
 
     def on(self, *inputs: Input, batch: bool = False) -> Callable[[F], F]:
         """Decorate a handler of these inputs' events: a function, plain or ``async``, of an `anabranch.Event`.
@@ -227,10 +407,7 @@ class Processor(Program):
                 check_plain("the handler of batches", call)
             check_function("the handler", call)
             for one in inputs:
-                some = self.handlers.setdefault(one.stream, [])
-                some.append(Registered(call, is_async(call), batch))
-                if len({each.batch for each in some}) > 1:
-                    raise InvalidArgument(f"handlers of {one.stream} take events, or all batches")
+                self._register(one, call, batch=batch)
             return call
 
         return register
@@ -256,8 +433,24 @@ class Processor(Program):
         with connect(bootstrap, **options) as client:
             run_worker(self, client, folder=folder, standby=standby, http=http)
 
-    def _input(self, name: str, key: Any, value: Any, topic: str) -> Input:
-        made = Input(name, codec_of(key, topic, of_keys=True), codec_of(value, topic))
+    def _register(
+        self,
+        source: Input,
+        call: Callable[..., Any],
+        *,
+        batch: bool = False,
+        passes_on: bool = False,
+    ) -> None:
+        some = self.handlers.setdefault(source.stream, [])
+        some.append(Registered(call, is_async(call), batch, passes_on))
+        if len({each.batch for each in some}) > 1:
+            raise InvalidArgument(f"handlers of {source.stream} take events, or all batches")
+
+    def _input(
+        self, name: str, key: Any, value: Any, topic: str, codec: Codec | None = None
+    ) -> Input:
+        """An input. ``codec``: of its values, in place of ``value``."""
+        made = Input(name, codec_of(key, topic, of_keys=True), codec or codec_of(value, topic))
         found = self.inputs.setdefault(name, made)
         if (found.key.spec, found.codec.spec) != (made.key.spec, made.codec.spec):
             raise InvalidArgument(
@@ -274,4 +467,10 @@ class Processor(Program):
         if not name or name in self.stores:
             raise InvalidArgument(f"{name!r}: each store, timer and windows has a name of its own")
         self.stores[name] = store
+        if isinstance(store, Timed):
+            self.timers.add(name)
         return store
+
+
+def _or_json(value: Any, into: Aggregate | None) -> Any:
+    return json if value is None and into is not None else value

@@ -34,7 +34,7 @@ from anabranch.processing.failures import (
 )
 from anabranch.processing.metrics import TABLE
 from anabranch.processing.program import Awaited, Program, Registered, check_result
-from anabranch.processing.timers import TimeOfTasks, Timer, Windows
+from anabranch.processing.timers import Timed, TimeOfTasks
 from anabranch.protocol.legal_names import is_plain
 from anabranch.reading.slices import Piece, split_pieces
 from anabranch.reading.store_lookup import FIRST_STORE
@@ -90,9 +90,10 @@ class Handlers:
         for number, name in enumerate(stores, FIRST_STORE):
             if name in app.stores:
                 app.stores[name].number(number)
+                app.stores[name].key_codec = app.key_codec
         self._time: TimeOfTasks | None = None
         if app.timers:
-            timers = [one for one in app.stores.values() if isinstance(one, Timer | Windows)]
+            timers = [one for one in app.stores.values() if isinstance(one, Timed)]
             self._time = TimeOfTasks(timers, self._failures, app.idle, self._is_over, app.ahead)
         self.monotonic: Callable[[], float] = time.monotonic
         self.due = math.inf  # when the batch's commit is due, in monotonic seconds
@@ -178,7 +179,8 @@ class Handlers:
                 handled, rest = split_pieces(some, self._handle_together(at, some))
                 left = rest + left[len(some) :]
                 if self._time is not None:
-                    _move_time(at, self._time, handled, whole=not rest and handled[-1].whole)
+                    whole = not rest and handled[-1].whole
+                    _move_time(at, self._time, handled, app=self._app, whole=whole)
                 if rest:
                     break
                 batch.commits += handled[-1].whole
@@ -504,10 +506,12 @@ def _without(pieces: Sequence[Piece], left: Sequence[Piece]) -> list[Piece]:
 
 
 def _move_time(
-    at: HandlerContext, time: TimeOfTasks, commit: Sequence[Piece], *, whole: bool
+    at: HandlerContext, time: TimeOfTasks, commit: Sequence[Piece], *, app: Program, whole: bool
 ) -> None:
     latest: dict[int, int] = {}
     for piece in commit:
+        if not app.moves_time(piece.stream):
+            continue
         for task, event in zip(piece.tasks, piece.events, strict=True):
             if event.timestamp > latest.setdefault(task, 0) and not time.is_ahead(event):
                 latest[task] = event.timestamp

@@ -16,7 +16,7 @@ from anabranch.protocol.legal_names import is_plain, split_stream
 from anabranch.protocol.limits import copied_time
 from anabranch.reading.history import Start
 from anabranch.types import Event, Headers
-from anabranch.values import Codec, Stream, event_decoder
+from anabranch.values import RAW, Codec, Stream, event_decoder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,11 +75,15 @@ class Output:
 
 @dataclass(slots=True)
 class Registered:
-    """A handler. ``is_async``: whether its result is awaited. ``batch``: whether it takes Arrow batches."""
+    """A handler. ``is_async``: whether its result is awaited. ``batch``: whether it takes Arrow batches.
+
+    ``passes_on``: whether it only writes the events under another key.
+    """
 
     call: Handler
     is_async: bool
     batch: bool
+    passes_on: bool = False
 
 
 class NotAHandler(InvalidArgument):
@@ -150,11 +154,22 @@ class Program:
         self.inputs: dict[str, Input] = {}
         self.handlers: dict[str, list[Registered]] = {}
         self.stores: dict[str, Keyed] = {}
-        self.timers = set[str]()  # names of those stores that are timers or windows
+        self.timers = set[str]()  # names of what follows the event time: timers, windows, a clock …
+        self.inner = set[str]()  # inputs that the program itself writes, for a join by key
         self.outputs: dict[str, Stream[Any, Any]] = {}
         self.tables: dict[str, SharedTable] = {}
         self.replicas: list[SharedReplica] = []
         self.cluster: Cluster | None = None  # of plain topics
+
+    @property
+    def key_codec(self) -> Codec:
+        """The codec of the inputs' keys; bytes, if they have several."""
+        codecs = [one.key for name, one in self.inputs.items() if name not in self.inner]
+        return codecs[0] if len({repr(one.spec) for one in codecs}) == 1 else RAW
+
+    def moves_time(self, stream: str) -> bool:
+        """Whether events of an input move the event time: not if they all come again, under another key."""
+        return not all(one.passes_on for one in self.handlers[stream])
 
     def check(self) -> Sequence[str]:
         """Check that the program can run, and return the names of its inputs. Raises: InvalidArgument."""

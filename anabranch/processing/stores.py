@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anabranch.errors import EventTooLarge, InvalidArgument
 from anabranch.processing.batch import HandlerContext, current_context
-from anabranch.values import Codec
+from anabranch.values import RAW, Codec
+
+if TYPE_CHECKING:
+    from anabranch.processing.aggregates import Aggregate
+    from anabranch.types import Event
 
 TIME = 1  # the hidden store of timers and of event time
 
@@ -31,6 +35,7 @@ class Keyed:
         self.local = local
         self._codec = codec
         self.prefix = b""  # set by `number`
+        self.key_codec = RAW  # of the program's events; set by `Handlers`
 
     @property
     def kind(self) -> str:
@@ -52,6 +57,15 @@ class Keyed:
         except EventTooLarge as error:
             key = row[len(self.prefix) :]
             raise EventTooLarge(f"key {key!r:.100} of {self.name}: {error}") from error
+
+    def key_of(self, at: HandlerContext, event: Event[Any, Any]) -> bytes:
+        """An event's key as bytes. Raises: InvalidArgument (it has none)."""
+        key = event.key
+        if key is None or at.key is None:
+            raise InvalidArgument(f"{self.name} is by key, and the event has none")
+        if key.__class__ is bytes:
+            return key
+        return at.key if self.key_codec is RAW else self.key_codec.encode(key)
 
     def _place(self, at: HandlerContext, key: bytes | str) -> tuple[int, bytes]:
         raw = key if key.__class__ is bytes else _bytes(key)
@@ -81,36 +95,70 @@ class Keyed:
 class Store(Keyed):
     """A processor's state: a table of keys (bytes, or text as UTF-8) and values. Only handlers may use it."""
 
+    def __init__(
+        self, name: str, codec: Codec, *, local: bool = False, into: Aggregate | None = None
+    ) -> None:
+        super().__init__(name, codec, local=local)
+        self._into = into
+
     @property
     def kind(self) -> str:
-        return f"a {'local ' if self.local else ''}store of {self._codec.name or 'values'}"
+        what = self._codec.name or "values"
+        return f"a {'local ' if self.local else ''}store of {what}" + (
+            f", {self._into.name}" if self._into else ""
+        )
 
     def get(self, key: bytes | str, default: Any = None) -> Any:
         """The value of a key, or ``default``. Raises: InvalidArgument (another task's key), IllegalState."""
         at = current_context()
-        data = at.batch.get(*self._place(at, key))
+        data = self._find(at, *self._place(at, key))
         return default if data is None else self._codec.decode(data)
 
     def __getitem__(self, key: bytes | str) -> Any:
         at = current_context()
-        data = at.batch.get(*self._place(at, key))
+        data = self._find(at, *self._place(at, key))
         if data is None:
             raise KeyError(key)
         return self._codec.decode(data)
 
     def __contains__(self, key: bytes | str) -> bool:
         at = current_context()
-        return at.batch.get(*self._place(at, key)) is not None
+        return self._find(at, *self._place(at, key)) is not None
 
     def __setitem__(self, key: bytes | str, value: Any) -> None:
         """Set a key's value. After a change of the value in place, set it again."""
         at = current_context()
-        self._set(at, *self._place(at, key), self._codec.encode(value))
+        self._set(at, *self._place(at, key), self._stored(at, self._codec.encode(value)))
 
     def __delitem__(self, key: bytes | str) -> None:
         """Delete a key, if it is there."""
         at = current_context()
         at.put(*self._place(at, key), None)
+
+    def add(self, event: Event) -> Any:
+        """Add an event to the value of its key by ``into``. Returns the new value.
+
+        Raises: InvalidArgument (no ``into``, or the event has no key).
+        """
+        return self._changed(event, "after")
+
+    def remove(self, event: Event) -> Any:
+        """Take back an event that was added, such as a row before its change. Returns the new value.
+
+        Raises: as `add`; InvalidArgument (``reduce`` and ``top`` can't).
+        """
+        return self._changed(event, "without")
+
+    def _changed(self, event: Event, how: str) -> Any:
+        at, into = current_context(), self._into
+        if into is None:
+            raise InvalidArgument(f"store {self.name} has no into=")
+        place = self._place(at, self.key_of(at, event))
+        data = self._find(at, *place)
+        before = None if data is None else self._codec.decode(data)
+        state = getattr(into, how)(before, event)
+        self._set(at, *place, self._stored(at, self._codec.encode(state)))
+        return into.result(state)
 
     def items(
         self, low: bytes | str = b"", high: bytes | str | None = None, *, prefix: bytes | str = b""
@@ -129,7 +177,21 @@ class Store(Keyed):
             end = min(end, self.prefix + _bytes(high))
         size = len(self.prefix)
         for row, data in at.batch.scan(at.task, first, end):
-            yield row[size:], self._codec.decode(data)
+            value = self._value(at, data)
+            if value is not None:
+                yield row[size:], self._codec.decode(value)
+
+    def _find(self, at: HandlerContext, task: int, row: bytes) -> bytes | None:
+        """The encoded value of a row; None without a row."""
+        return at.batch.get(task, row)
+
+    def _value(self, at: HandlerContext, data: bytes) -> bytes | None:
+        """The encoded value in a row; None if it has expired."""
+        return data
+
+    def _stored(self, at: HandlerContext, value: bytes) -> bytes:
+        """A row with an encoded value."""
+        return value
 
 
 def _bytes(key: bytes | str) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
 from functools import partial
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from anabranch.errors import IllegalState, InvalidArgument
@@ -22,6 +23,7 @@ from anabranch.protocol.limits import copied_name, copied_time
 from anabranch.values import RAW, Codec
 
 if TYPE_CHECKING:
+    from anabranch.processing.aggregates import Aggregate
     from anabranch.types import Event
 
 _NOW = prefix_of(TIME) + b"e"
@@ -51,7 +53,60 @@ def _put_due(at: HandlerContext, task: int, kind: bytes, due: int, row: bytes) -
     at.put_due(task, kind, due, row, _time(now) if due <= now else b"")
 
 
-class Timer(Keyed):
+class Timed(Keyed):
+    """A store that follows the event time of its tasks. `TimeOfTasks` calls its methods."""
+
+    late: Output | None = None
+
+    def __init__(self, name: str, codec: Codec, *, local: bool = False) -> None:
+        super().__init__(name, codec, local=local)
+        # Whether an event's time is too far ahead; set by `TimeOfTasks`.
+        self.is_ahead: Callable[[Event], bool] = lambda _: False
+
+    def begin_batch(self, at: HandlerContext, now_ms: int) -> None:
+        """Begin a batch for the context's task. ``now_ms``: of the wall clock."""
+
+    def before_due(self, at: HandlerContext, now: int) -> None:
+        """Note the new event time of the context's task, before what is due fires."""
+
+    def fire(self, key: bytes, due: int) -> None:
+        """Do what is due at a time for the rest of a row's key."""
+
+    def case(self, place: str, row: bytes, due: int, data: bytes | None) -> Case:
+        """The arguments of a failed call, for a dead letter. ``data``: the value of the row as stored."""
+        return Case(place, data, row, (), due)
+
+    def drop(self, at: HandlerContext, place: bytes, due: int) -> None:
+        """Delete what is due at this place, because it failed."""
+        at.put(at.task, place, None)
+
+    def set_due(
+        self, at: HandlerContext, task: int, place: bytes, due: int, *, firing: bool = False
+    ) -> None:
+        """Let a place fire at an event time. ``firing``: it fires now, and may do so again at once."""
+        if firing:
+            at.put_due(task, _DUE, due, place, b"")
+        else:
+            _put_due(at, task, _DUE, due, place)
+
+    def cancel_due(self, at: HandlerContext, task: int, place: bytes, due: int) -> None:
+        """Take back `set_due`."""
+        at.put(task, _DUE + _time(due) + place, None)
+
+    def next_due(self, at: HandlerContext, place: bytes) -> int | None:
+        """The next time of a place that has fired, if it is for the same call of `TimeOfTasks`."""
+        return None
+
+    def note_late(self, at: HandlerContext, event: Event) -> None:
+        """Count a late event, which is the one that is handled, and write it to the stream for such, unchanged."""
+        at.count("processor_late_events", self.name)
+        if self.late is not None:
+            headers = [(copied_name(name), value) for name, value in event.headers]
+            when = copied_time(event.timestamp)
+            at.write(self.late.stream, (at.value, at.key, headers, when))
+
+
+class Timer(Timed):
     """Calls a function at times that handlers set, one for each key."""
 
     def __init__(self, name: str, call: TimerHandler, *, wall: bool) -> None:
@@ -98,6 +153,75 @@ class Timer(Keyed):
         return Case(place, None, row, (), due)
 
 
+class Periodic(Timed):
+    """Calls a function in each task when a time passes a multiple of a period; once, if it passes several."""
+
+    def __init__(
+        self, name: str, call: Callable[[int], Any], seconds: float, *, wall: bool
+    ) -> None:
+        super().__init__(name, RAW, local=True)
+        check_type("a period", seconds, int, float)
+        if not 0.001 <= seconds < 1e9:
+            raise InvalidArgument(f"{name}: every {seconds} seconds")
+        self._call = call
+        self._period = round(seconds * 1000)
+        self._kind = _WALL if wall else _DUE
+        self._wall_ms = 0
+
+    @property
+    def kind(self) -> str:
+        """As of `Keyed`. The period may change."""
+        return f"a periodic call by {'the wall clock' if self._kind == _WALL else 'event time'}"
+
+    def begin_batch(self, at: HandlerContext, now_ms: int) -> None:
+        self._wall_ms = now_ms
+        if self._kind == _WALL and at.batch.get(at.task, self.prefix) is None:
+            self._set_next(at, now_ms)
+
+    def before_due(self, at: HandlerContext, now: int) -> None:
+        if self._kind == _DUE and at.batch.get(at.task, self.prefix) is None:
+            self._set_next(at, now)
+
+    def fire(self, key: bytes, due: int) -> None:
+        at = current_context()
+        now = self._now(at, due)
+        self._set_next(at, now)
+        check_result(self._call, self._call(now - now % self._period))
+
+    def drop(self, at: HandlerContext, place: bytes, due: int) -> None:
+        self._set_next(at, self._now(at, due))
+
+    def entry(self, row: bytes, data: bytes) -> tuple[bytes, int]:
+        """As of `Keyed`: an empty key, and the next time in Unix milliseconds."""
+        return row, int.from_bytes(data, "big")
+
+    def _now(self, at: HandlerContext, due: int) -> int:
+        now = self._wall_ms if self._kind == _WALL else event_time(at.batch, at.task)
+        return max(now, due)
+
+    def _set_next(self, at: HandlerContext, now: int) -> None:
+        due = now - now % self._period + self._period
+        at.put(at.task, self.prefix, _time(due))
+        at.put_due(at.task, self._kind, due, self.prefix, b"")
+
+
+class Clock:
+    """The event time of tasks, for handlers."""
+
+    @property
+    def event_time(self) -> int:
+        """The event time of the task that is at work, in Unix milliseconds; 0 before its first input transaction.
+
+        Raises: IllegalState (no handler runs), InvalidArgument (an Arrow batch is of several tasks).
+        """
+        at = current_context()
+        if at.task < 0:
+            raise InvalidArgument(
+                "a batch of a stream has events of several tasks: handle single events"
+            )
+        return event_time(at.batch, at.task)
+
+
 class Window:
     """The value of a key in a window, from ``start`` up to ``end`` (Unix milliseconds). For handlers only."""
 
@@ -109,7 +233,8 @@ class Window:
     @property
     def value(self) -> Any:
         """The value; None if it is not set yet. Setting it raises `IllegalState` once the window is closed."""
-        return self._windows.value(self.key, self.start)
+        value, into = self._windows.value(self.key, self.start), self._windows.into
+        return value if value is None or into is None else into.result(value)
 
     @value.setter
     def value(self, value: Any) -> None:
@@ -118,14 +243,15 @@ class Window:
         self._windows.put(self.key, self.start, value)
 
 
-class Windows(Keyed):
+class Windows(Timed):
     """State by key and window of event time, deleted when the window closes."""
 
     def __init__(
         self, name: str, codec: Codec, size: float, every: float | None, grace: float,
-        late: Output | None,
+        late: Output | None, *, into: Aggregate | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name, codec)
+        self.into = into
         for what, value in (("size", size), ("every", every or size), ("grace", grace)):
             check_type(what, value, int, float)
             if not 0 <= value < 1e9 or (value < 0.001 and what != "grace"):
@@ -137,15 +263,15 @@ class Windows(Keyed):
         self.size = round(size * 1000)
         self._every = round((every or size) * 1000)
         self._grace = round(grace * 1000)
-        self._late = late
-        self.is_ahead: Callable[[Event], bool] = lambda _: False  # set by `TimeOfTasks`
+        self.late = late
         self._closed: Callable[[Window], Any] | None = None
 
     @property
     def kind(self) -> str:
         """As of `Keyed`. The grace is left out, because it may change."""
-        return (
-            f"windows of {self.size} ms every {self._every} ms, of {self._codec.name or 'values'}"
+        what = self._codec.name or "values"
+        return f"windows of {self.size} ms every {self._every} ms, of {what}" + (
+            f", {self.into.name}" if self.into else ""
         )
 
     def on_close(self, call: Callable[[Window], Any]) -> Callable[[Window], Any]:
@@ -175,11 +301,15 @@ class Windows(Keyed):
             else:
                 yield Window(self, event.key, start)
         if is_late:
-            at.count("processor_late_events", self.name)
-            if self._late is not None:
-                headers = [(copied_name(name), value) for name, value in event.headers]
-                when = copied_time(event.timestamp)
-                at.write(self._late.stream, (at.value, event.key, headers, when))
+            self.note_late(at, event)
+
+    def add(self, event: Event) -> None:
+        """Add an event to all of its open windows by ``into``. Raises: InvalidArgument, EventTooLarge."""
+        if self.into is None:
+            raise InvalidArgument(f"windows {self.name} have no into=")
+        for window in self.of(event):
+            before = self.value(window.key, window.start)
+            self.put(window.key, window.start, self.into.after(before, event))
 
     def entry(self, row: bytes, data: bytes) -> tuple[tuple[bytes, int], Any]:
         """As of `Keyed`: a key with the window's start, and the window's value."""
@@ -235,7 +365,7 @@ class TimeOfTasks:
 
     def __init__(
         self,
-        timers: Iterable[Timer | Windows],
+        timers: Iterable[Timed],
         failures: Failures,
         idle: float | None,
         is_over: Callable[[WorkBatch], bool],
@@ -249,8 +379,9 @@ class TimeOfTasks:
         self._last_event_ms: dict[int, int] = {}  # when a task's last event came, by the wall clock
         self._timers = {one.prefix: one for one in timers}
         for one in self._timers.values():
-            if isinstance(one, Windows):
-                one.is_ahead = self.is_ahead
+            one.is_ahead = self.is_ahead
+        self._begun = [one for one in self._timers.values() if _has(one, Timed.begin_batch)]
+        self._noting = [one for one in self._timers.values() if _has(one, Timed.before_due)]
         self._failures = failures
         # Tasks and scopes that may have a row of `_PART`; the batch has the row or not.
         self._parted = set[tuple[int, bytes]]()
@@ -328,6 +459,8 @@ class TimeOfTasks:
         if timestamp > event_time(at.batch, task):
             at.task = task
             at.put(task, _NOW, _time(timestamp))
+            for one in self._noting:
+                one.before_due(at, timestamp)
             self._fire(at, task, _DUE, timestamp)
 
     def fire_wall(self, at: HandlerContext, task: int, now_ms: int) -> None:
@@ -336,6 +469,9 @@ class TimeOfTasks:
         In between, an idle task advances to the worker's latest event time.
         """
         self._wall_ms = now_ms
+        at.task = task
+        for one in self._begun:
+            one.begin_batch(at, now_ms)
         self._fire(at, task, _DUE, event_time(at.batch, task))
         if (
             self._idle_ms is not None
@@ -350,10 +486,10 @@ class TimeOfTasks:
         if (soonest := batch.soonest(task, kind, self._timers)) > until:
             return
         # Timers that a handler sets meanwhile wait for the next call, so that this one ends.
-        size, now = len(kind), _time(until)
+        size, now, moved = len(kind), _time(until), list[bytes]()
         # An iterator left open by a handler's error would keep the folder from being opened again.
         with closing(batch.scan(task, kind + _time(soonest), kind + _time(until + 1))) as rows:
-            for row, _ in rows:
+            for row in _in_order((row for row, _ in rows), moved):
                 place = row[size + _SIZE :]
                 timer = self._timers.get(place[:_NUMBER])
                 if timer is None or batch.get(task, row) in (None, now):
@@ -363,9 +499,12 @@ class TimeOfTasks:
                     return  # the next batch begins with the timers that are left
                 at.task = task
                 self._call(at, timer, row, size)
+                again = timer.next_due(at, place)
+                if again is not None and again <= until:
+                    heappush(moved, kind + _time(again) + place)
         batch.look_soonest(task, kind, self._timers)
 
-    def _call(self, at: HandlerContext, timer: Timer | Windows, row: bytes, size: int) -> None:
+    def _call(self, at: HandlerContext, timer: Timed, row: bytes, size: int) -> None:
         """Fire one timer, or write a dead letter instead. ``size``: bytes before the time in a row."""
         due, place = int.from_bytes(row[size : size + _SIZE], "big"), row[size + _SIZE :]
 
@@ -380,5 +519,20 @@ class TimeOfTasks:
             return timer.case(f"{timer.name}@{due}", place[_NUMBER:], due, data)
 
         if not self._failures.try_or_bury(at, case, partial(failure_of, fire)):
-            for gone in (row, place):
-                at.put(at.task, gone, None)
+            at.put(at.task, row, None)
+            timer.drop(at, place, due)
+
+
+def _has(one: Timed, method: Any) -> bool:
+    """Whether a store has a method of its own in place of this one of `Timed`."""
+    return getattr(type(one), method.__name__) is not method
+
+
+def _in_order(rows: Iterator[bytes], moved: list[bytes]) -> Iterator[bytes]:
+    """Rows in order, with those of a heap to which the caller adds rows that are not before the last one."""
+    for row in rows:
+        while moved and moved[0] < row:
+            yield heappop(moved)
+        yield row
+    while moved:
+        yield heappop(moved)

@@ -9,15 +9,23 @@ import java.util.Properties;
 import java.util.Random;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.serialization.Serdes;
+import org.apache.kafka.common.utils.Bytes;
 import org.apache.kafka.streams.KafkaStreams;
 import org.apache.kafka.streams.StreamsBuilder;
 import org.apache.kafka.streams.kstream.Consumed;
+import org.apache.kafka.streams.kstream.Grouped;
+import org.apache.kafka.streams.kstream.JoinWindows;
+import org.apache.kafka.streams.kstream.Joined;
 import org.apache.kafka.streams.kstream.KStream;
+import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.Produced;
+import org.apache.kafka.streams.kstream.SessionWindows;
+import org.apache.kafka.streams.kstream.StreamJoined;
 import org.apache.kafka.streams.processor.StateRestoreListener;
 import org.apache.kafka.streams.processor.api.ContextualProcessor;
 import org.apache.kafka.streams.processor.api.Record;
 import org.apache.kafka.streams.state.KeyValueStore;
+import org.apache.kafka.streams.state.SessionStore;
 import org.apache.kafka.streams.state.Stores;
 import org.apache.kafka.streams.state.VersionedKeyValueStore;
 
@@ -30,6 +38,17 @@ public class KafkaStreamsPeer {
         try {
             ObjectNode node = (ObjectNode) JSON.readTree(value);
             node.put("n", count < 0 ? node.get("n").asLong() + 1 : count);
+            return JSON.writeValueAsBytes(node);
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
+        }
+    }
+
+    /** Two objects as one; fields of the first count. */
+    static byte[] merged(byte[] one, byte[] two) {
+        try {
+            ObjectNode node = (ObjectNode) JSON.readTree(two);
+            node.setAll((ObjectNode) JSON.readTree(one));
             return JSON.writeValueAsBytes(node);
         } catch (IOException error) {
             throw new UncheckedIOException(error);
@@ -86,6 +105,22 @@ public class KafkaStreamsPeer {
         KStream<byte[], byte[]> outputs;
         if (arguments[2].equals("map")) {
             outputs = events.mapValues(value -> changed(value, -1));
+        } else if (arguments[2].equals("session")) {
+            var counts = events.groupByKey(Grouped.with(bytes, bytes))
+                    .windowedBy(SessionWindows.ofInactivityGapWithNoGrace(Duration.ofHours(1)))
+                    .count(Materialized.<byte[], Long, SessionStore<Bytes, byte[]>>with(bytes, Serdes.Long())
+                            .withCachingDisabled());
+            // A session that grows is a deletion and a new one.
+            outputs = counts.toStream((window, count) -> window.key()).filter((key, count) -> count != null)
+                    .mapValues(count -> ("{\"n\":" + count + "}").getBytes());
+        } else if (arguments[2].equals("table")) {
+            var rows = builder.table(settings.getProperty("bench.other"), Consumed.with(bytes, bytes));
+            outputs = events.join(rows, KafkaStreamsPeer::merged, Joined.with(bytes, bytes, bytes));
+        } else if (arguments[2].equals("join")) {
+            var others = builder.stream(settings.getProperty("bench.other"), Consumed.with(bytes, bytes));
+            outputs = events.join(others, KafkaStreamsPeer::merged,
+                    JoinWindows.ofTimeDifferenceWithNoGrace(Duration.ofHours(1)),
+                    StreamJoined.with(bytes, bytes, bytes));
         } else if (arguments[2].equals("rows")) {
             builder.addStateStore(Stores.versionedKeyValueStoreBuilder(
                     Stores.persistentVersionedKeyValueStore("rows", Duration.ofHours(1)), bytes, bytes)

@@ -6,6 +6,10 @@ filled before. Outputs/s from the first quarter to the last commit but one, read
 the worker's CPU for each. A JVM gets quicker for a million events: ``quick`` shows a cold one, and
 of each peer one setting.
 
+*session*: the count of a key's session, for each event; none closes. *table*: each event with the row of its key
+in a second input, merged. *join*: pairs of two inputs within an hour, one for each key, of which one side is read
+before: two inputs for each output. Not faust-streaming, which has none of them.
+
 *latency*: map, 200 inputs/s, from an input's answer to its output readable. *restore*: rows of a key and a count,
 from the changelog into an empty folder. *killed*: SIGKILL of one of two workers, to the first output of its task.
 
@@ -20,7 +24,7 @@ sessions have six seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.processing import measures, peers
@@ -29,7 +33,8 @@ from bench.setting import Place
 
 QUIX_DEFAULT_MS, FAUST_DEFAULT_MS = 5_000, 2_800
 # Peer, threads, milliseconds between commits, and the share of the events: slow ones get fewer.
-RATES: tuple[tuple[peers.Peer, int, int, float], ...] = (
+_Setting = tuple[peers.Peer, int, int, float]
+RATES: tuple[_Setting, ...] = (
     (OURS, 1, 100, 1.0),
     (KAFKA_STREAMS, 1, 100, 1.0),
     (KAFKA_STREAMS, 2, 100, 1.0),
@@ -50,8 +55,8 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
         | measures.rate(
             peer, place, work, int(share * events), threads=threads, commit_ms=commit_ms
         )
-        for work in ("map", "count", "batch")
-        for peer, threads, commit_ms, share in (settings if work != "batch" else settings[:1])
+        for work in ("map", "count", "session", "table", "join", "batch")
+        for peer, threads, commit_ms, share in _able(settings, work)
     ]
     keepers = (OURS, KAFKA_STREAMS)
     return {
@@ -74,6 +79,14 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
         "many": [measures.many(OURS, place, count, 5.0 if quick else 20.0) for count in (1, 64)],
         "scaling": measures.scaling(OURS, place),
     }
+
+
+def _able(settings: Sequence[_Setting], work: str) -> Sequence[_Setting]:
+    """The settings of the peers that have such a work."""
+    if work == "batch":
+        return settings[:1]
+    words = work in ("session", "table", "join")
+    return [one for one in settings if not words or one[0] is not FAUST_STREAMING]
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -113,7 +126,7 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 def ratios(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Ours to one thread of Kafka Streams with the same commits; map for batches, which it has not."""
     of = {(one["work"], one["peer"]): one for one in reversed(result["rates"])}
-    for work in ("map", "count", "batch"):
+    for work in ("map", "count", "session", "table", "join", "batch"):
         ours = of[work, OURS.name]
         theirs = next(
             one

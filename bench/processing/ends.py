@@ -32,16 +32,18 @@ Acked = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Ends:
-    """``source``, ``target``: names for the worker. ``output``: the topic that has the outputs."""
+    """``source``, ``other``, ``target``: names for the worker. ``output``: the topic that has the outputs."""
 
     place: Place
     source: str
     target: str
     output: str
     streams: bool
+    other: str  # a second source, for joins
 
-    def fill(self, count: int, keys: int) -> None:
-        """Write so many inputs, n from 0, keys in turn."""
+    def fill(self, count: int, keys: int, source: str | None = None) -> None:
+        """Write so many inputs, n from 0, keys in turn. ``source``: `source` by default."""
+        source = source or self.source
         events = ((_value(n), b"key-%07d" % (n % keys)) for n in range(count))
         if self.streams:
             with (
@@ -49,10 +51,10 @@ class Ends:
             ):
                 for some in iter(lambda: list(islice(events, COMMIT)), []):
                     with client.begin("bench") as txn:
-                        txn.write_many(self.source, some)
+                        txn.write_many(source, some)
                         txn.commit()
         else:
-            produce(self.place, self.source, events)
+            produce(self.place, source, events)
 
     @contextmanager
     def sending(self, acked: Acked) -> Iterator[Callable[[int], None]]:
@@ -99,10 +101,10 @@ class Ends:
 def ends(place: Place, *, streams: bool) -> Ends:
     """Fresh ones, of two partitions or segments each."""
     if streams:
-        source, target = (place.new_stream(PARTITIONS) for _ in range(2))
-        return Ends(place, source, target, stream_topic(target), streams)
-    source, target = (place.new_topic(PARTITIONS) for _ in range(2))
-    return Ends(place, source, target, target, streams)
+        source, other, target = (place.new_stream(PARTITIONS) for _ in range(3))
+        return Ends(place, source, target, stream_topic(target), streams, other)
+    source, other, target = (place.new_topic(PARTITIONS) for _ in range(3))
+    return Ends(place, source, target, target, streams, other)
 
 
 def produce(place: Place, topic: str, events: Iterator[tuple[bytes, bytes]]) -> None:

@@ -35,6 +35,7 @@ def _job(peer: Peer, place: Place, work: str, **more: Any) -> Iterator[tuple[End
     where = ends(place, streams=peer.streams)
     name = f"bench-{uuid.uuid4().hex[:8]}"
     with TemporaryDirectory(prefix="anabranch-bench-state-") as folder:
+        more.setdefault("other", where.other)
         yield where, Job(place.bootstrap, name, where.source, where.target, work, folder, **more)
 
 
@@ -47,7 +48,14 @@ def rate(
     worker's, for each event of the middle.
     """
     with _job(peer, place, work, threads=threads, commit_ms=commit_ms) as (where, job):
-        where.fill(count, KEYS)
+        if work in (
+            "table",
+            "join",
+        ):  # each input has its row, or the event that it is a pair with, before
+            where.fill(
+                KEYS if work == "table" else count, KEYS if work == "table" else count, job.other
+            )
+        where.fill(count, count if work == "join" else KEYS)
         readable = Readable(place.bootstrap, where.output)
         steps = [(time.monotonic(), 0, 0.0)]
         with working(peer, job) as worker:

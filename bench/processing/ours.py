@@ -20,10 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import anabranch
+from anabranch import aggregates
 from anabranch.processing.app import Processor
 from anabranch.processing.worker import AllTasks, Worker
 
 _SAY_S = 0.2
+_HOUR_S = 3600.0
 _COUNTS = b"\x00\x02", b"\x00\x03"  # where the rows of the first store are
 
 
@@ -58,6 +60,17 @@ def program(job: dict[str, Any], name: str) -> Processor:
             value["n"] += 1
             target.write(value, key=event.key)
 
+    elif job["work"] in ("table", "join"):
+        other = app.input(job["other"], value=json)
+        with_two_inputs(app, job["work"], source, other, target)
+
+    elif job["work"] == "session":
+        visits = app.sessions("visits", _HOUR_S, into=aggregates.count())
+
+        @app.on(source)
+        def visit(event: anabranch.Event) -> None:
+            target.write({"n": visits.add(event)}, key=event.key)
+
     else:
         counts = app.store("counts", value=json)
 
@@ -68,6 +81,22 @@ def program(job: dict[str, Any], name: str) -> Processor:
             target.write(value, key=key)
 
     return app
+
+
+def with_two_inputs(app: Processor, work: str, source: Any, other: Any, target: Any) -> None:
+    """Join each event with the row of its key, or with the other events of its key."""
+    if work == "table":
+        rows = app.latest("rows", other)
+
+        @app.on(source)
+        def enrich(event: Any) -> None:
+            target.write({**rows.get(event.key), **event.value}, key=event.key)
+
+        return
+
+    @app.join("pairs", source, other, within=_HOUR_S)
+    def pair(one: Any, two: Any) -> None:
+        target.write({**two.value, **one.value}, key=one.key)
 
 
 class Telling(Worker):

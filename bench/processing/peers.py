@@ -44,9 +44,10 @@ _STOP_S = 30
 
 @dataclass(frozen=True)
 class Job:
-    """One worker's job. ``work``: map or count. ``source``, ``target``: topics, or streams with `peer.streams`.
+    """One worker's job. ``source``, ``other``, ``target``: topics, or streams with `peer.streams`.
 
-    ``folder``: of the worker alone, for state. ``settings``: the peer's own, by its own names.
+    ``work``: map, count, session, table or join; the last two read ``other``, too. ``folder``: of the worker alone,
+    for state. ``settings``: the peer's own, by its own names.
     """
 
     bootstrap: str
@@ -58,6 +59,7 @@ class Job:
     commit_ms: int = 100
     partitions: int = 2
     threads: int = 1
+    other: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -129,6 +131,7 @@ class KafkaStreams:
         }
         command = [str(java.path), "-Xmx2g", "-cp", os.pathsep.join(map(str, jars))]
         command += [str(HERE / "KafkaStreamsPeer.java"), job.source, job.target, job.work]
+        settings["bench.other"] = job.other
         return command + [f"{key}={value}" for key, value in settings.items()]
 
     def about(self) -> dict[str, str]:

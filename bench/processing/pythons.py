@@ -34,7 +34,18 @@ def quix(job: dict[str, Any]) -> None:
         return value
 
     frame = app.dataframe(app.topic(job["source"], value_deserializer="json"))
-    frame = frame.apply(add) if job["work"] == "map" else frame.apply(count, stateful=True)
+    work, hour_ms = job["work"], 3_600_000
+    if work in ("table", "join"):
+        other = app.dataframe(app.topic(job["other"], value_deserializer="json"))
+        how: Any = {"how": "inner", "on_merge": "keep-left", "grace_ms": hour_ms}
+        if work == "table":
+            frame = frame.join_asof(other, **how)
+        else:
+            frame = frame.join_interval(other, backward_ms=hour_ms, forward_ms=hour_ms, **how)
+    elif work == "session":
+        frame = frame.session_window(hour_ms).count().current()
+    else:
+        frame = frame.apply(add) if work == "map" else frame.apply(count, stateful=True)
     frame.to_topic(app.topic(job["target"], value_serializer="json"))
     app.run()
 

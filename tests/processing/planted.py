@@ -1,5 +1,7 @@
 """Planted bugs of a worker: `trial --bug NAME` and `test_failpoints.py` find them (each says how).
 
+Those of sessions, joins and other words (`WORDS`) are found by the folds of `test_words.py`.
+
 ``python -m tests.processing.planted`` is ``anabranch`` with the bug that ``ANABRANCH_PLANTED`` names.
 """
 
@@ -12,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.processing import timers
+from anabranch.processing import joins, spans, timers
 from anabranch.processing.batch import HandlerContext, WorkBatch
 from anabranch.processing.commits import Commits
 from anabranch.processing.handlers import Handlers
@@ -112,6 +114,115 @@ BUGS: dict[str, Callable[[], Any]] = {
         table_early, state_early, two_in_flight, fired_twice, positions_ahead, torn_transactions,
     )
 }  # fmt: skip
+
+
+def session_timer_stays() -> Any:
+    """A key's timer is not set earlier for a session that ends earlier."""
+
+    def save(self: spans.Spans, row: spans.Row, *, firing: bool = False) -> None:
+        due = self.first_due(row.entries) if row.entries and not firing else None
+        if due is None or not isinstance(self, spans.Sessions):
+            spans_save(self, row, firing=firing)
+            return
+        with patch.object(self, "first_due", lambda _: max(due, row.armed)):
+            spans_save(self, row)
+
+    spans_save = spans.Spans.save
+    return patch.object(spans.Spans, "save", save)
+
+
+def session_grown_backwards() -> Any:
+    """A session that a late event extends to the past keeps its start."""
+    joined = spans.Sessions._joined
+
+    def kept(self: spans.Sessions, event: Any) -> Any:
+        before = [start for start, _ in self.row_of(event).entries]
+        row, entry = joined(self, event)
+        gone = set(before) - {start for start, _ in row.entries}
+        if entry is not None and gone:
+            entry = min(gone), *entry[1:]
+        return row, entry
+
+    return patch.object(spans.Sessions, "_joined", kept)
+
+
+def moved_timers_wait() -> Any:
+    """What is due again fires when the event time advances next."""
+    return patch.object(spans.Spans, "next_due", lambda *_: None)
+
+
+def window_forgets_early() -> Any:
+    """A sliding window deletes the events that a later window has."""
+
+    def drop(self: spans.Sliding, row: spans.Row, due: int) -> None:
+        end = due - self.grace - 1
+        row.entries = [entry for entry in row.entries if entry[0] > end]
+
+    return patch.object(spans.Sliding, "drop_due", drop)
+
+
+def join_forgets_early() -> Any:
+    """A join does not wait for the grace."""
+
+    def due_of(self: joins.Join, entry: spans.Entry) -> int:
+        return entry[0] + self._within.reach(entry[1][0] & 1) - self._within.grace + 1
+
+    return patch.object(joins.Join, "_due_of", due_of)
+
+
+def join_swaps_within() -> Any:
+    """How much earlier and how much later a right event may be are exchanged."""
+    of = joins.Within.of
+
+    def swapped(within: Any, grace: float, kind: str) -> joins.Within:
+        return of(within[::-1], grace, kind)
+
+    return patch.object(joins.Within, "of", swapped)
+
+
+def match_not_noted() -> Any:
+    """An event that waited is not marked as matched."""
+    return patch.object(joins, "_MATCHED", 0)
+
+
+def versions_by_commit() -> Any:
+    """Versions are in the order of commits."""
+    return patch.object(spans.Versions, "note", _append)
+
+
+def _append(self: spans.Versions, event: Any) -> None:
+    row = self.row_of(event)
+    if event.timestamp + self._keep >= timers.event_time(row.at.batch, row.task):
+        row.entries.append((event.timestamp, b"\x01" + (row.at.value or b"")))
+        self.save(row)
+
+
+def set_resets_no_age() -> Any:
+    """A row expires by the time at which it was set first."""
+    stored = spans.Expiring._stored
+
+    def aged(self: spans.Expiring, at: HandlerContext, value: bytes) -> bytes:
+        task, row = self._place(at, at.key or b"")
+        before = at.batch.get(task, row)
+        return stored(self, at, value) if before is None else before[:8] + value
+
+    return patch.object(spans.Expiring, "_stored", aged)
+
+
+WORDS: dict[str, tuple[str, Callable[[], Any]]] = {
+    bug.__name__: (word, bug)
+    for word, bug in (
+        ("sessions", session_timer_stays),
+        ("sessions", session_grown_backwards),
+        ("sliding", moved_timers_wait),
+        ("sliding", window_forgets_early),
+        ("inner", join_forgets_early),
+        ("inner", join_swaps_within),
+        ("left", match_not_noted),
+        ("versions", versions_by_commit),
+        ("expiring", set_resets_no_age),
+    )
+}
 
 
 def main() -> None:

@@ -1,0 +1,294 @@
+"""Joins: of two streams within a time, and of two tables by a foreign key.
+
+Both are stores with handlers of their inputs. A `Join` keeps the events of a key that wait for others in one row
+(`spans.Spans`). A `KeyJoin` sends events to itself by a stream, since a foreign key's rows belong to another task.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any
+
+from anabranch.errors import InvalidArgument
+from anabranch.processing.batch import HandlerContext, current_context
+from anabranch.processing.failures import Case
+from anabranch.processing.program import Input, Output, check_plain, check_result
+from anabranch.processing.spans import Entry, Row, Spans, milliseconds
+from anabranch.processing.stores import Keyed, after
+from anabranch.processing.timers import event_time
+from anabranch.types import Event
+from anabranch.values import RAW
+
+# A waiting event: flags; commit timestamp, segment, partition, offset. Its value follows.
+_WAITING = Struct(">BQIIQ")
+_RIGHT, _MATCHED, _HAS_VALUE = 1, 2, 4
+_PLACE = Struct(">QIQ")  # of a row's change: commit timestamp, partition, offset
+_SIZE = Struct(">H")  # bytes of a key
+_KINDS = ("inner", "left", "outer")
+Pair = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """When two events of a key are a pair: the right one's time is in ``-before`` to ``after`` of the left one's.
+
+    All in milliseconds. ``kind``: whose events are given alone if they found no other: 'inner', 'left' or 'outer'.
+    """
+
+    before: int
+    after: int
+    grace: int
+    kind: str
+
+    @classmethod
+    def of(cls, within: Any, grace: float, kind: str) -> Within:
+        """Raises: InvalidArgument."""
+        before, after = (
+            within if isinstance(within, tuple) and len(within) == 2 else (within, within)
+        )
+        if kind not in _KINDS:
+            raise InvalidArgument(f"kind={kind!r} of a join is {', '.join(_KINDS)}")
+        return cls(
+            milliseconds("within", before, zero=True),
+            milliseconds("within", after, zero=True),
+            milliseconds("grace", grace, zero=True),
+            kind,
+        )
+
+    def reach(self, right: int) -> int:
+        """How long after its own time an event finds others."""
+        return (self.before if right else self.after) + self.grace
+
+    def is_alone(self, right: int) -> bool:
+        """Whether an event of a side that has found no other is given alone."""
+        return self.kind == "outer" or (self.kind == "left" and not right)
+
+
+class Join(Spans):
+    """Pairs of events of two inputs, which have the same key and are near in event time."""
+
+    def __init__(
+        self, name: str, left: Input, right: Input, within: Within, late: Output | None, call: Pair
+    ) -> None:  # fmt: skip
+        """Raises: InvalidArgument."""
+        super().__init__(name, RAW)
+        if left.stream == right.stream:
+            raise InvalidArgument(
+                f"join {name}: {left.stream} is on both sides: give it a store, or write it twice"
+            )
+        if left.key.spec != right.key.spec:
+            raise InvalidArgument(f"join {name}: both inputs need the same codec of keys")
+        check_plain(f"join {name}:", call)
+        self._sides, self._within, self.late, self._call = (left, right), within, late, call
+
+    @property
+    def kind(self) -> str:
+        """As of `Keyed`. Times and kind of the join may change."""
+        return "events that wait in a join"
+
+    def take(self, right: int, event: Event) -> None:
+        """Handle an event of one side. Raises: InvalidArgument (no key), EventTooLarge (too many events wait)."""
+        row = self.row_of(event)
+        at, within = row.at, self._within
+        now, time = event_time(at.batch, row.task), max(event.timestamp, 0)
+        if time + within.reach(right) < now or self.is_ahead(event):
+            self.note_late(at, event)
+            return
+        low, high = (within.after, within.before) if right else (within.before, within.after)
+        flags, own = right | (_HAS_VALUE if at.value is not None else 0), at.timestamp
+        found = list[Entry]()
+        for n, (other, data) in enumerate(row.entries):
+            if data[0] & _RIGHT != right and time - low <= other <= time + high:
+                found.append((other, data))
+                flags |= _MATCHED
+                row.entries[n] = other, bytes([data[0] | _MATCHED]) + data[1:]
+        place = event.commit_timestamp, event.segment_id, event.partition, event.offset
+        mine = time, _WAITING.pack(flags, *place) + (at.value or b"")
+        row.entries.insert(bisect_right(row.entries, time, key=lambda entry: entry[0]), mine)
+        self.save(row)
+        for entry in found:
+            first = self._event(entry, event.key)
+            at.timestamp = max(event.timestamp, first.timestamp)
+            pair = (first, event) if right else (event, first)
+            check_result(self._call, self._call(*pair))
+        at.timestamp = own
+
+    def _event(self, entry: Entry, key: Any) -> Event[Any, Any]:
+        """An event that waited, decoded; without headers and transaction."""
+        time, data = entry
+        flags, commit, segment, partition, offset = _WAITING.unpack_from(data)
+        side = self._sides[flags & _RIGHT]
+        value = side.codec.decode(data[_WAITING.size :]) if flags & _HAS_VALUE else None
+        return Event(side.stream, key, value, [], time, None, commit, segment, partition, offset)
+
+    def _due_of(self, entry: Entry) -> int:
+        return entry[0] + self._within.reach(entry[1][0] & _RIGHT) + 1
+
+    def first_due(self, entries: list[Entry]) -> int | None:
+        # Entries are in order of time, so that of each side the first one is due first.
+        seen, found = set[int](), list[int]()
+        for entry in entries:
+            right = entry[1][0] & _RIGHT
+            if right not in seen:
+                seen.add(right)
+                found.append(self._due_of(entry))
+                if len(seen) == len(self._sides):
+                    break
+        return min(found)
+
+    def call_due(self, row: Row, key: bytes, due: int) -> None:
+        if (
+            self._within.kind == "inner"
+        ):  # nothing is to be seen, so all that is over may go at once
+            now = event_time(row.at.batch, row.task)
+            row.entries = [entry for entry in row.entries if self._due_of(entry) > now]
+            return
+        entry = self._take_due(row, due)
+        right = entry[1][0] & _RIGHT
+        if not entry[1][0] & _MATCHED and self._within.is_alone(right):
+            event = self._event(entry, self._sides[right].key.decode(key))
+            check_result(self._call, self._call(*((None, event) if right else (event, None))))
+
+    def drop_due(self, row: Row, due: int) -> None:
+        self._take_due(row, due)
+
+    def _take_due(self, row: Row, due: int) -> Entry:
+        at = next(n for n, entry in enumerate(row.entries) if self._due_of(entry) == due)
+        return row.entries.pop(at)
+
+    def case(self, place: str, row: bytes, due: int, data: bytes | None) -> Case:
+        """As of `Timed`: the event that found no other."""
+        some = (
+            rest for time, rest in self.stored(data or b"") if self._due_of((time, rest)) == due
+        )
+        return Case(place, next(some, b"")[_WAITING.size :], row, (), due)
+
+    def entry(self, row: bytes, data: bytes) -> tuple[bytes, list[tuple[str, int, Any]]]:
+        """As of `Keyed`: a key, and stream, time and value of the events that wait."""
+        events = (self._event(entry, row) for entry in self.stored(data))
+        return row, [(event.stream, event.timestamp, event.value) for event in events]
+
+
+class KeyJoin(Keyed):
+    """Rows of a left table with those rows of a right table whose keys they name. Both are inputs.
+
+    A change of a left row goes to its foreign key's task, by the stream ``via``, and subscribes there. That task
+    answers it, and each later change of the right row, by the same stream. An answer names the change of the left
+    row that it is for, so that one for an earlier change has no effect.
+    """
+
+    def __init__(
+        self, name: str, left: Input, right: Input, via: tuple[Input, Output],
+        by: Callable[[Any], Any], call: Callable[[Any, Any, Any], Any],
+    ) -> None:  # fmt: skip
+        """``call``: with a left key, its row or None, and the right row or None."""
+        super().__init__(name, RAW)
+        check_plain(f"join {name}:", call)
+        self._left, self._right, self._by, self._call = left, right, by, call
+        self.source, self._via = via
+
+    @property
+    def kind(self) -> str:
+        return "rows of a join by key"
+
+    def take_left(self, event: Event) -> None:
+        """Handle a change of a left row. Raises: InvalidArgument (no key, or ``by`` gives no key)."""
+        at, key = self._begin(event)
+        place = self._row(at, b"l", key)
+        row, before = self._left_row(event), at.batch.get(*place)
+        old = None if before is None else _foreign(before)
+        change = _PLACE.pack(event.commit_timestamp, event.partition, event.offset)
+        new = None if row is None else self._foreign_key(row)
+        if old is not None and old != new:
+            self._send(at, old, b"u" + key)
+        if row is None:
+            at.put(*place, None)
+            if before is not None:
+                check_result(self._call, self._call(event.key, None, None))
+            return
+        at.put(*place, change + _SIZE.pack(len(new or b"")) + (new or b"") + (at.value or b""))
+        if new:
+            self._send(at, new, b"s" + change + key)
+        else:
+            check_result(self._call, self._call(event.key, row, None))
+
+    def take_right(self, event: Event) -> None:
+        """Handle a change of a right row: answer to all left rows that name it."""
+        at, key = self._begin(event)
+        place = self._row(at, b"r", key)
+        at.put(*place, at.value)
+        prefix = self._subscribed(at, key, b"")[1]
+        for row, change in list(at.batch.scan(at.task, prefix, after(prefix))):
+            self._answer(at, row[len(prefix) :], change, at.value)
+
+    def take_sent(self, event: Event) -> None:
+        """Handle what was sent to this task by `take_left`, or is the answer to it."""
+        at, key = self._begin(event)
+        what, rest = (at.value or b"")[:1], (at.value or b"")[1:]
+        change, rest = rest[: _PLACE.size], rest[_PLACE.size :]
+        if what == b"u":
+            at.put(*self._subscribed(at, key, change + rest), None)
+        elif what == b"s":
+            at.put(*self._subscribed(at, key, rest), change)
+            self._answer(at, rest, change, at.batch.get(*self._row(at, b"r", key)))
+        else:
+            data = at.batch.get(*self._row(at, b"l", key))
+            if data is not None and data.startswith(change):
+                left = self._left.codec.decode(
+                    data[_PLACE.size + _SIZE.size + len(_foreign(data)) :]
+                )
+                right = self._right.codec.decode(rest[1:]) if rest[:1] == b"r" else None
+                name = self._left.key.decode(key)
+                check_result(self._call, self._call(name, left, right))
+
+    def entry(self, row: bytes, data: bytes) -> tuple[tuple[str, bytes], bytes]:
+        """As of `Keyed`: 'l', 'r' or 's' for rows of the left, of the right, and for subscriptions."""
+        return (row[:1].decode(), row[1:]), data
+
+    def _begin(self, event: Event) -> tuple[HandlerContext, bytes]:
+        at = current_context()
+        if at.key is None:
+            raise InvalidArgument(f"{self.name} is by key, and the event has none")
+        return at, at.key
+
+    def _left_row(self, event: Event) -> Any:
+        return event.value
+
+    def _foreign_key(self, row: Any) -> bytes:
+        found = self._by(row)
+        if found is None:
+            return b""
+        if self._right.key is not RAW:
+            found = self._right.key.encode(found)
+        elif isinstance(found, str):
+            found = found.encode()
+        if not isinstance(found, bytes) or not 1 <= len(found) < 1 << 16:
+            raise InvalidArgument(
+                f"join {self.name}: by= gave {found!r:.100}: a key of {self._right.stream}, or None"
+            )
+        return found
+
+    def _row(self, at: HandlerContext, part: bytes, key: bytes) -> tuple[int, bytes]:
+        task, _ = self._place(at, key)
+        return task, self.prefix + part + key
+
+    def _subscribed(self, at: HandlerContext, foreign: bytes, key: bytes) -> tuple[int, bytes]:
+        task, _ = self._place(at, foreign)
+        return task, self.prefix + b"s" + _SIZE.pack(len(foreign)) + foreign + key
+
+    def _answer(self, at: HandlerContext, key: bytes, change: bytes, right: bytes | None) -> None:
+        rest = b"n" if right is None else b"r" + right
+        self._send(at, key, b"a" + change + rest)
+
+    def _send(self, at: HandlerContext, key: bytes, what: bytes) -> None:
+        self._via.write(what, key=key)
+
+
+def _foreign(data: bytes) -> bytes:
+    """The foreign key of a stored left row."""
+    (size,) = _SIZE.unpack_from(data, _PLACE.size)
+    begin = _PLACE.size + _SIZE.size
+    return data[begin : begin + size]
