@@ -16,8 +16,9 @@ A commit passes through these files, from the user to the bus:
 A transaction on tables (docs/inside/tables.md) passes through these first:
 
 - `replica`: a `tables.replica.ReadReplica` with `begin`, `join` and `transact`.
-- `table_transaction`: the handle of the process that begins it, the handle of a process that joins it, and their
-  base class: reads of one snapshot, own writes, locks.
+- `table_transaction`: the handle of the process that begins it, and that of a process that joins it.
+- `table_access`: their base class: reads of one snapshot, own writes, locks.
+- `table_one_shot`: the command by which a short transaction commits: made, sent, sent again, resolved.
 - `table_locks`: what was read, and whether it has newer versions. Long transactions register it with the
   controller.
 - `own_writes`: the rows that the transaction wrote, from memory or read back from journals.

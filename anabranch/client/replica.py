@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 
 from anabranch.client.own_writes import Writers
 from anabranch.client.shared import Shared
+from anabranch.client.table_access import Isolation
 from anabranch.client.table_locks import explained
-from anabranch.client.table_transaction import Isolation, JoinedTransaction, TableTransaction
+from anabranch.client.table_transaction import JoinedTransaction, TableTransaction
 from anabranch.client.transact import HotRows, RowTurn, Turns, ownership_of, transact
 from anabranch.client.writer import join
 from anabranch.core.transaction_states import locks_broken

@@ -1,648 +1,89 @@
-"""Transactions that read and write tables (docs/inside/tables.md).
+"""The handles of transactions that read and write tables (docs/inside/tables.md).
 
 `TableTransaction` is the handle of the process that begins one, `JoinedTransaction` that of a process that joins
-it. The file is long because both share the state of `TableWork`: one snapshot, own writes, and locks.
+it. Their reads, writes and locks are those of `anabranch.client.table_access`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from functools import wraps
-from itertools import starmap
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    NamedTuple,
-    NoReturn,
-    Self,
-    TypeVar,
-    cast,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from anabranch.backoff import Backoff
-from anabranch.client.own_writes import Local, OwnRows, ReadBack, Writers, Written, merged
-from anabranch.client.receipts import EventFields, StateRow, check_shape, with_trace
+from anabranch.client.own_writes import Local, ReadBack, Writers
+from anabranch.client.receipts import EventFields, StateRow, check_shape
 from anabranch.client.reservation import keepalive_ms_of
-from anabranch.client.session import unknown
-from anabranch.client.shared import Shared, entered
-from anabranch.client.table_locks import Locks, RegisteredLocks, SentLocks, broken
+from anabranch.client.shared import Shared
+from anabranch.client.table_access import (
+    BROKEN,
+    IN_DOUBT,
+    ONE_COMMAND,
+    PREPARED,
+    UNDECIDED,
+    Isolation,
+    TableAccess,
+    alone,
+)
+from anabranch.client.table_locks import RegisteredLocks, SentLocks
+from anabranch.client.table_one_shot import InMemory, TableOneShot
 from anabranch.client.transact import Turns
 from anabranch.client.transaction import (
+    EVENT_OVERHEAD,
+    GRACE_S,
     Transaction,
     check_consumed,
-    check_id,
     check_task,
     checked_rows,
     fields_of,
     pairs_of,
-    place_null_keys,
     state_size,
 )
 from anabranch.client.writer import AllOrNothing, Writer
-from anabranch.core.locks.numbers import changed
 from anabranch.core.transaction_states import USABLE
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
-    DeadlineExceeded,
     EventTooLarge,
     FixCallError,
     IllegalState,
     InvalidArgument,
     LocksBroken,
-    MalformedRecord,
-    NotANumber,
-    NumberOverflow,
     OutcomeUnknown,
     OwnershipLost,
     RetryError,
-    RowExists,
-    RowMissing,
     SnapshotExpired,
     TransactionAborted,
     UnsupportedSetting,
-    UnsupportedVersion,
 )
 from anabranch.protocol import defaults, limits
 from anabranch.protocol.hybrid_time import to_text
-from anabranch.protocol.ids import NO_TXN, is_marked, txn_text
+from anabranch.protocol.ids import NO_TXN, txn_text
 from anabranch.protocol.legal_names import check_number, is_state, split_stream
-from anabranch.protocol.limits import (
-    EVENTS,
-    LEAST_NUMBER,
-    MOST_NUMBER,
-    check_event,
-    check_headers,
-    check_row_key,
-    headers_size,
-)
+from anabranch.protocol.limits import EVENTS, headers_size
 from anabranch.protocol.schemas import records as r
 from anabranch.tables.replica import ReadReplica
-from anabranch.tables.snapshot import TableSnapshot, bounds, check_limit
-from anabranch.tracing import traced
+from anabranch.tables.snapshot import TableSnapshot
 from anabranch.types import (
     Counts,
-    Headers,
-    K,
     Receipt,
     Result,
     TaskOwnership,
     TransactionInfo,
-    V,
     result_of,
 )
-from anabranch.values import Stream, encoded
-from anabranch.waits import here
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 log = logging.getLogger("anabranch.client")
-_GRACE_S = 5.0  # extra time to resolve an outcome
+
 _BEGINS = 3  # tries, each with a fresh snapshot
-_EVENT_BYTES = 48  # size of an event in a command, without key, value, headers and stream
-Isolation = Literal["serializable", "snapshot"]
-_BROKEN = "its locks are broken"
-_IN_DOUBT = "its outcome is not known here"
-_PREPARED = "it is prepared"
-_UNDECIDED = ("", _IN_DOUBT, _PREPARED)
+# Why a transaction is over.
 _ABORTED = "it is aborted"
 _COMMITTED = "it is committed"
 _LOST = "another worker has its tasks"
-
-
-_ONE_COMMAND = "`add`, `min` and `max` are for a transaction of one command"
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def alone(call: F) -> F:
-    """Let one thread at a time into a transaction. Locks of its `Transaction` and the replica are taken later."""
-
-    @wraps(call)
-    def method(self: TableWork, /, *args: Any, **named: Any) -> Any:
-        # In a forked child the thread that has the lock does not exist.
-        with nullcontext() if self._view.is_forked else self._lock:
-            return call(self, *args, **named)
-
-    return cast(F, method)
-
-
-class TableWork:
-    """The reads and writes of one process in a transaction. Thread-safe."""
-
-    def __init__(
-        self, shared: Shared, replica: ReadReplica, view: TableSnapshot, isolation: Isolation
-    ) -> None:
-        self._shared, self._session = shared, shared.session
-        self._lock = here().lock()
-        self._replica = replica
-        self._view = view
-        self._reads_lock = isolation == "serializable"  # otherwise written keys are locked
-        self._own: OwnRows = Local()
-        self._wrote = False
-        self._was_read = False  # read or locked something, so the snapshot must not change
-        self._locks = Locks()
-        self._changes: dict[tuple[str, bytes], tuple[r.ChangeKind, int]] = {}  # by table and key
-        self._read_from: dict[int, int] = {}  # writer that was read from -> sequence of its receipt
-        self._broken: LocksBroken | None = None
-        self._over = ""
-        self._turns: Turns | None = None  # at hot rows
-
-    def __enter__(self) -> Self:
-        entered(self._shared, self)
-        return self
-
-    @property
-    def txn_id(self) -> bytes | None:
-        raise NotImplementedError
-
-    @property
-    def timestamp(self) -> int:
-        """The hybrid time of all reads."""
-        return self._view.timestamp
-
-    @property
-    def is_over(self) -> bool:
-        """Whether this process committed, dropped, finished or left the transaction, or its locks are broken."""
-        return bool(self._over)
-
-    # -- reading --------------------------------------------------------------------------------------
-
-    @overload
-    def get(self, table: str, key: bytes, *, lock: bool = True) -> bytes | None: ...
-
-    @overload
-    def get(self, table: Stream[K, V], key: K, *, lock: bool = True) -> V | None: ...
-
-    @alone
-    def get(self, table: Any, key: Any, *, lock: bool = True) -> Any:
-        """The row of a key, or None: as of the snapshot, with this transaction's own writes.
-
-        The commit fails if another transaction writes the key meanwhile, unless ``lock`` is False.
-
-        Raises: InvalidArgument, TooManyLocks, LocksBroken (the key was written since, and this transaction has
-        written), IllegalState (the transaction is over), SnapshotExpired; UndecodableValue.
-        """
-        if type(table) is not str and isinstance(table, Stream):
-            key = table.encode_key(key)
-            return table.decode_value(key, self.get(table.name, key, lock=lock))
-        self._check()
-        self._check_unchanged(table, key)
-        own = self._own.get(table, check_row_key(key))
-        if own is not None:
-            self._note(own.by)
-            return own.value
-        if self._turns is not None:
-            self._turns.check_cold(table, key)
-        self._was_read = True
-        if not (lock and self._reads_lock):
-            return self._view.get(table, key)
-        seen = self._view.get_version(table, key)
-        self._locks.point(table, key)
-        if seen.timestamp > self.timestamp:
-            self._break(broken(table, seen, self.timestamp))
-        return seen.value
-
-    @overload
-    def scan(
-        self,
-        table: str,
-        low: bytes | None = None,
-        high: bytes | None = None,
-        *,
-        prefix: bytes | None = None,
-        reverse: bool = False,
-        limit: int | None = None,
-        lock: bool = True,
-    ) -> Iterator[tuple[bytes, bytes]]: ...
-
-    @overload
-    def scan(
-        self,
-        table: Stream[K, V],
-        low: bytes | None = None,
-        high: bytes | None = None,
-        *,
-        prefix: bytes | None = None,
-        reverse: bool = False,
-        limit: int | None = None,
-        lock: bool = True,
-    ) -> Iterator[tuple[K, V]]: ...
-
-    @alone
-    def scan(
-        self,
-        table: Any,
-        low: bytes | None = None,
-        high: bytes | None = None,
-        *,
-        prefix: bytes | None = None,
-        reverse: bool = False,
-        limit: int | None = None,
-        lock: bool = True,
-    ) -> Iterator[tuple[Any, Any]]:
-        """Rows from ``low`` up to ``high`` (not included), or with a prefix, in byte order of their keys.
-
-        The part that was iterated over is locked, including keys without a row. Own writes during the iteration
-        are not seen. Bounds and prefixes are bytes, also with the handle of a table. Raises: as `get`.
-        """
-        if type(table) is not str and isinstance(table, Stream):
-            rows = self.scan(
-                table.name, low, high, prefix=prefix, reverse=reverse, limit=limit, lock=lock
-            )
-            return starmap(table.decode_row, rows)
-        self._check()
-        check_limit(limit)
-        self._was_read = True
-        begin, end = bounds(low, high, prefix)
-        self._check_range_unchanged(table, begin, end)
-        mine = self._own.scan(table, begin, end, reverse=reverse)
-        seen = self._seen(table, begin, end, reverse, lock and self._reads_lock)
-        return self._rows(merged(seen, mine, reverse), limit)
-
-    def _rows(
-        self, found: Iterator[tuple[bytes, Written]], limit: int | None
-    ) -> Iterator[tuple[bytes, bytes]]:
-        left = -1 if limit is None else limit
-        while left != 0:
-            row = self._step(found)
-            if row is None:
-                return
-            if row[1].value is not None:
-                left -= 1
-                yield row[0], row[1].value
-
-    @alone
-    def _step(self, found: Iterator[tuple[bytes, Written]]) -> tuple[bytes, Written] | None:
-        self._check()
-        row = next(found, None)
-        if row is not None:
-            self._note(row[1].by)
-        return row
-
-    def _note(self, by: r.WriterAt | None) -> None:
-        if by is not None:
-            self._read_from[by.writer] = max(by.sequence, self._read_from.get(by.writer, 0))
-
-    def _seen(
-        self, table: str, low: bytes, high: bytes | None, reverse: bool, lock: bool
-    ) -> Iterator[tuple[bytes, Written]]:
-        """Rows of the snapshot. Each returned row, and the range before it, is locked."""
-        span = None
-        for seen in self._view.walk(table, low, high, reverse=reverse):
-            if lock:
-                first, end = (seen.key, high) if reverse else (low, seen.key + b"\0")
-                span = span or self._locks.span(table, low, high)
-                span.low, span.high = first, end
-                if seen.timestamp > self.timestamp:
-                    self._break(broken(table, seen, self.timestamp))
-            yield seen.key, Written(seen.value)
-        if lock:
-            span = span or self._locks.span(table, low, high)
-            span.low, span.high = low, high
-
-    @alone
-    def lock(
-        self,
-        table: Any,
-        key: Any = None,
-        *,
-        low: bytes | None = None,
-        high: bytes | None = None,
-        prefix: bytes | None = None,
-    ) -> None:
-        """Lock a key or a range without reading it; without arguments the whole table. Raises: as `get`."""
-        if type(table) is not str:
-            table, _, key = encoded(table, None, key)
-        self._check()
-        self._check_table(table)
-        self._was_read = True
-        if key is not None and not low is high is prefix is None:
-            raise InvalidArgument("give a key, a prefix, or low and high")
-        if key is not None:
-            self._locks.point(table, check_row_key(key))
-        else:
-            self._locks.span(table, *bounds(low, high, prefix))
-
-    @alone
-    def refresh(self) -> None:
-        """Let later reads see the writes of this transaction's processes that have finished since the first read.
-
-        This has an effect only with ``writers`` "all". Raises: IllegalState.
-        """
-        self._check()
-        self._own.refresh()
-
-    # -- writing --------------------------------------------------------------------------------------
-
-    @overload
-    def put(self, table: str, key: bytes, value: bytes) -> None: ...
-
-    @overload
-    def put(self, table: Stream[K, V], key: K, value: V) -> None: ...
-
-    def put(self, table: Any, key: Any, value: Any) -> None:
-        """Write a row, whether the key has one or not.
-
-        Raises: InvalidArgument, IllegalState; LocksBroken (what this transaction read was written since); as
-        `Transaction.write` in a long transaction.
-        """
-        if type(table) is not str:
-            table, value, key = encoded(table, value, key)
-        if not isinstance(value, bytes):
-            raise InvalidArgument(
-                f"a row is bytes, not {type(value).__name__}; `delete` takes it away"
-            )
-        self._put(table, key, value)
-
-    @overload
-    def delete(self, table: str, key: bytes) -> None: ...
-
-    @overload
-    def delete(self, table: Stream[K, Any], key: K) -> None: ...
-
-    def delete(self, table: Any, key: Any) -> None:
-        """Delete a row if it exists. Raises: as `put`."""
-        if type(table) is not str:
-            table, _, key = encoded(table, None, key)
-        self._put(table, key, None)
-
-    @overload
-    def insert(self, table: str, key: bytes, value: bytes) -> None: ...
-
-    @overload
-    def insert(self, table: Stream[K, V], key: K, value: V) -> None: ...
-
-    @alone
-    def insert(self, table: Any, key: Any, value: Any) -> None:
-        """Write a row that does not exist. Raises: RowExists; as `get` and `put`."""
-        if type(table) is not str:
-            table, value, key = encoded(table, value, key)
-        if self.get(table, key) is not None:
-            raise RowExists(f"{table} has a row {key!r:.100}: `put` or `replace` it")
-        self.put(table, key, value)
-
-    @overload
-    def replace(self, table: str, key: bytes, value: bytes) -> None: ...
-
-    @overload
-    def replace(self, table: Stream[K, V], key: K, value: V) -> None: ...
-
-    @alone
-    def replace(self, table: Any, key: Any, value: Any) -> None:
-        """Write a row that exists. Raises: RowMissing; as `get` and `put`."""
-        if type(table) is not str:
-            table, value, key = encoded(table, value, key)
-        if self.get(table, key) is None:
-            raise RowMissing(f"{table} has no row {key!r:.100}: `put` or `insert` it")
-        self.put(table, key, value)
-
-    @alone
-    def _put(self, table: str, key: bytes, value: bytes | None) -> None:
-        self._check_table(table)
-        self._check_writable()
-        self._check_unchanged(table, check_row_key(key))
-        if not self._reads_lock:
-            self._locks.point(table, key)
-        self._write_row(table, key, value)
-
-    def _write_row(self, table: str, key: bytes, value: bytes | None) -> None:
-        self._wrote = True
-        self._write(r.Event(table, -1, key, value, (), -1))
-        self._own.put(table, key, value)
-
-    def delete_range(
-        self,
-        table: str | Stream[Any, Any],
-        low: bytes | None = None,
-        high: bytes | None = None,
-        *,
-        prefix: bytes | None = None,
-    ) -> int:
-        """Delete the rows from ``low`` up to ``high`` (not included), or with a prefix; returns how many.
-
-        Each row there, of the snapshot and of own writes, is deleted as by `delete`. The range is locked, with
-        either isolation: the commit fails if another transaction writes a key of it meanwhile, also one without a
-        row. Bounds and prefixes are bytes, also with the handle of a table.
-
-        All or nothing: if the call fails after its first row, the transaction is over. Raises: as `get` and `put`;
-        InvalidArgument (no bound).
-        """
-        begin, end = bounds(low, high, prefix)
-        if not begin and end is None:
-            raise InvalidArgument("give low, high or prefix; `truncate` deletes all rows")
-        return self._delete_rows("delete_range", table, begin, end)
-
-    def truncate(self, table: str | Stream[Any, Any]) -> int:
-        """Delete all rows of a table, as by `delete_range`; returns how many."""
-        return self._delete_rows("truncate", table, b"", None)
-
-    @alone
-    def _delete_rows(
-        self, call: str, table: str | Stream[Any, Any], low: bytes, high: bytes | None
-    ) -> int:
-        name = table if isinstance(table, str) else table.name
-        self._check_table(name)
-        self._check_writable()
-        self._check_range_unchanged(name, low, high)
-        self._was_read = True
-        rows = merged(
-            self._seen(name, low, high, False, True), self._own.scan(name, low, high), False
-        )
-        count = 0
-        with AllOrNothing(call, self._end_in_between) as whole:
-            for key, row in rows:
-                self._note(row.by)
-                if row.value is not None:
-                    whole.begun = True
-                    self._write_row(name, key, None)
-                    count += 1
-        return count
-
-    @overload
-    def add(self, table: str, key: bytes, number: int) -> None: ...
-
-    @overload
-    def add(self, table: Stream[K, Any], key: K, number: int) -> None: ...
-
-    def add(self, table: Any, key: Any, number: int) -> None:
-        """Add to the number in a row when the transaction commits. A missing row counts as 0.
-
-        This takes no lock, so any number of transactions may add to a row at once. The row is a decimal integer of
-        64 bits. The same transaction can't read or write it afterwards, and is a short one: one command. The commit
-        raises `NotANumber` and `NumberOverflow`.
-
-        Raises: InvalidArgument (also in a long transaction), IllegalState; LocksBroken, as `put`.
-        """
-        self._change(table, key, "ADD", number)
-
-    @overload
-    def min(self, table: str, key: bytes, number: int) -> None: ...
-
-    @overload
-    def min(self, table: Stream[K, Any], key: K, number: int) -> None: ...
-
-    def min(self, table: Any, key: Any, number: int) -> None:
-        """Make a row the lower of its number and this one, or this one if there is no row; otherwise as `add`."""
-        self._change(table, key, "MIN", number)
-
-    @overload
-    def max(self, table: str, key: bytes, number: int) -> None: ...
-
-    @overload
-    def max(self, table: Stream[K, Any], key: K, number: int) -> None: ...
-
-    def max(self, table: Any, key: Any, number: int) -> None:
-        """Make a row the higher of its number and this one, or this one if there is no row; otherwise as `add`."""
-        self._change(table, key, "MAX", number)
-
-    @alone
-    def _change(self, table: Any, key: Any, kind: r.ChangeKind, number: int) -> None:
-        if type(table) is not str:
-            table, _, key = encoded(table, None, key)
-        self._check_table(table)
-        self._check_writable()
-        row = table, check_row_key(key)
-        if type(number) is not int or not LEAST_NUMBER <= number <= MOST_NUMBER:
-            raise InvalidArgument(f"{number!r:.100} is no integer of 64 bits")
-        if self._own.get(table, key) is not None:
-            raise InvalidArgument(f"{_shown(row)} is written by this transaction: `put` the number")
-        known = self._changes.get(row)
-        if known is None:
-            limits.ROW_CHANGES.check(len(self._changes) + 1, "a transaction")
-            self._check_changes(len(table) + len(key))
-        elif known[0] != kind:
-            raise InvalidArgument(f"{_shown(row)} is changed otherwise by this transaction already")
-        else:
-            number = changed(kind, known[1], number)
-        self._wrote = True
-        self._changes[row] = kind, number
-
-    def _check_changes(self, size: int) -> None:
-        """`InvalidArgument` if rows can't be changed here. ``size``: of a row's table and key."""
-        raise NotImplementedError
-
-    def _check_unchanged(self, table: str, key: bytes) -> None:
-        if (table, key) in self._changes:
-            raise InvalidArgument(
-                f"{_shown((table, key))} is changed by this transaction, which can't read or write it, too"
-            )
-
-    def _check_range_unchanged(self, table: str, low: bytes, high: bytes | None) -> None:
-        for its, key in self._changes:
-            if its == table and low <= key and (high is None or key < high):
-                self._check_unchanged(table, key)
-
-    @overload
-    def write(
-        self,
-        stream: str,
-        value: bytes | None = None,
-        key: bytes | None = None,
-        headers: Headers | None = None,
-        timestamp: int | None = None,
-    ) -> None: ...
-
-    @overload
-    def write(
-        self,
-        stream: Stream[K, V],
-        value: V | None = None,
-        key: K | None = None,
-        headers: Headers | None = None,
-        timestamp: int | None = None,
-    ) -> None: ...
-
-    @alone
-    def write(
-        self,
-        stream: Any,
-        value: Any = None,
-        key: Any = None,
-        headers: Headers | None = None,
-        timestamp: int | None = None,
-    ) -> None:
-        """Write an event to a stream, in the same commit as the rows. Arguments: as of `Transaction.write`.
-
-        ``stream``: also a table that the replica does not have; its rows are not locked. Raises: as
-        `Transaction.write`; InvalidArgument (a table of the replica: `put` or `delete` its rows), LocksBroken.
-        """
-        if type(stream) is not str:
-            stream, value, key = encoded(stream, value, key)
-        if stream in self._replica.tables:
-            raise InvalidArgument(
-                f"{stream} is a table of this replica: `put` or `delete` its rows"
-            )
-        pairs = check_headers(headers) or ()
-        if timestamp is not None:
-            self._shared.check_time(stream, timestamp)
-        check_event(key, value, timestamp)
-        self._check_writable()
-        self._shared.check_stream(split_stream(self._replica.tables[0])[0], stream)
-        self._wrote = True
-        kept = tuple([r.EventHeader(*pair) for pair in pairs])
-        self._write(r.Event(stream, -1, key, value, kept, timestamp or -1))
-
-    def _check_writable(self) -> None:
-        self._check()
-        self._view.check_open()
-        if self._broken is not None:
-            self._fail(self._broken)
-
-    def _write(self, event: r.Event) -> None:
-        raise NotImplementedError
-
-    # -- its end --------------------------------------------------------------------------------------
-
-    def _end(self, why: str) -> None:
-        if not self._over:
-            self._view.close()
-            self._own.close()
-        if self._over in _UNDECIDED:
-            self._over = why
-
-    def _end_in_between(self, error: BaseException, call: str) -> None:
-        """End the transaction after a call that wrote only a part of its rows."""
-        if not self._over:
-            with suppress(AnabranchError):
-                self._give_up()
-            self._end(f"because {call} was left by {type(error).__name__}")
-
-    def _break(self, error: LocksBroken) -> None:
-        """Note that a lock is broken. A transaction that wrote ends; without writes it may continue to read."""
-        self._broken = self._broken or error
-        if self._wrote:
-            self._fail(self._broken)
-
-    def _fail(self, error: LocksBroken) -> NoReturn:
-        """End the transaction with this error; with the controller's answer if the controller has ended it."""
-        self._broken = error
-        self._replica.broken_at = max(self._replica.broken_at, error.commit_timestamp)
-        self._give_up()
-        self._end(_BROKEN)
-        raise error
-
-    def _give_up(self) -> None:
-        """Leave an open transaction. Raises the controller's answer if the transaction has ended."""
-
-    def _check(self) -> None:
-        self._view.check_fork()
-        if self._over:
-            if self._over == _BROKEN and self._broken is not None:
-                raise self._broken
-            raise IllegalState(f"the transaction is over, {self._over}: begin another one")
-
-    def _check_table(self, table: str) -> None:
-        if table not in self._replica.tables:
-            raise InvalidArgument(
-                f"{table!r} is not in this replica of {', '.join(self._replica.tables)}: open it with that one, too"
-            )
 
 
 class _Claim(NamedTuple):
@@ -659,7 +100,7 @@ class _Claim(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
-class TableTransaction(TableWork):
+class TableTransaction(TableAccess):
     """A transaction on tables that this process begins, by `Replica.begin`. Thread-safe.
 
         with replica.begin() as txn:
@@ -686,17 +127,14 @@ class TableTransaction(TableWork):
         """``keepalive``: seconds; None for a short transaction. ``turns``: of the call that makes this try."""
         super().__init__(shared, replica, view, isolation)
         self._turns = turns
+        self._one_shot = TableOneShot(shared, replica, turns)
         self._ownership = ownership
         self._wrote = ownership is not None  # its commit at least moves positions
-        self.trace = shared.new_trace()
         self._keepalive = defaults.KEEPALIVE_S if keepalive is None else keepalive
         self._reads_others = writers == "all"
         # Events that were not passed to the handle of a long one yet.
         self._events: deque[r.Event] = deque()
         self._bytes = 0
-        self._txn_id: bytes | None = None
-        self._sent = False  # a commit was sent, and may have taken effect
-        self._shot: r.OneShot | None = None  # the command of that commit
         self._result: Result | None = None
         self._opened: Transaction | None = None
         self._prepares = False  # the handle in `_opened` prepares by one command
@@ -713,13 +151,15 @@ class TableTransaction(TableWork):
         if self._view.is_forked:
             return
         opened = self._opened
-        if opened is not None and not self._sent:
+        if opened is not None and not self._one_shot.is_sent:
             opened.left_by(error)
-        if self._sent or (opened is not None and opened.state in ("doubted", "decided")):
-            self._end(_IN_DOUBT)
+        if self._one_shot.is_sent or (
+            opened is not None and opened.state in ("doubted", "decided")
+        ):
+            self._end(IN_DOUBT)
             return  # other processes may rely on it
         if opened is not None and opened.state == "prepared":
-            self._end(_PREPARED)
+            self._end(PREPARED)
             return  # its coordinator decides
         if not self._over and self._wrote and error is None:
             log.warning("%r is left without commit: its writes are dropped", self)
@@ -740,7 +180,7 @@ class TableTransaction(TableWork):
     @property
     def txn_id(self) -> bytes | None:
         """The id, 16 bytes; None before anything was sent."""
-        return self._txn_id
+        return self._one_shot.txn_id
 
     @property
     def result(self) -> Result | None:
@@ -761,14 +201,16 @@ class TableTransaction(TableWork):
     def assign_id(self) -> bytes:
         """The id, 16 bytes, made now if it has none. This does not begin the transaction. Raises: as `token`."""
         self._check()
-        if self._txn_id is None:
-            self._txn_id = self._session.new_txn_id(self._scope(), self._shared.deadline(None))
-        return self._txn_id
+        if self._one_shot.txn_id is None:
+            self._one_shot.txn_id = self._session.new_txn_id(
+                self._scope(), self._shared.deadline(None)
+            )
+        return self._one_shot.txn_id
 
     # -- writing --------------------------------------------------------------------------------------
 
     def _write(self, event: r.Event) -> None:
-        size = len(event.key or b"") + len(event.value or b"") + len(event.stream) + _EVENT_BYTES
+        size = len(event.key or b"") + len(event.value or b"") + len(event.stream) + EVENT_OVERHEAD
         size += headers_size(pairs_of(event) or ())
         fits = self._fits(1, size)
         self._bytes += size
@@ -784,10 +226,10 @@ class TableTransaction(TableWork):
 
     def _check_changes(self, size: int) -> None:
         if self._opened is not None or self._reads is not None:
-            raise InvalidArgument(f"{_ONE_COMMAND}, and this one is open at the controller")
-        size += _EVENT_BYTES + limits.NUMBER_BYTES
+            raise InvalidArgument(f"{ONE_COMMAND}, and this one is open at the controller")
+        size += EVENT_OVERHEAD + limits.NUMBER_BYTES
         if self._bytes + size > self._shared.one_shot_bytes:
-            raise InvalidArgument(f"{_ONE_COMMAND}, and this one is too big already")
+            raise InvalidArgument(f"{ONE_COMMAND}, and this one is too big already")
         self._bytes += size
 
     def _fits(self, count: int, size: int) -> bool:
@@ -828,7 +270,7 @@ class TableTransaction(TableWork):
         count = sum(piece.rows for piece in pieces)
         size = sum(int(piece.sizes().sum()) for piece in pieces)
         if stream in self._replica.tables or self._fits(
-            count, size + count * (len(stream) + _EVENT_BYTES)
+            count, size + count * (len(stream) + EVENT_OVERHEAD)
         ):
             return self.write_many(stream, (e for piece in pieces for e in piece.events()))
         self._check_writable()
@@ -842,7 +284,7 @@ class TableTransaction(TableWork):
     def _open(self, timeout: float | None) -> tuple[Transaction, RegisteredLocks]:
         """Begin the transaction at the controller unless it is open, and pass on what was written so far."""
         if self._changes:
-            raise InvalidArgument(f"{_ONE_COMMAND}: commit it, without a number, or `put` instead")
+            raise InvalidArgument(f"{ONE_COMMAND}: commit it, without a number, or `put` instead")
         opened = self._opened
         if opened is None or self._reads is None:
             opened = self._begun(timeout)
@@ -893,11 +335,11 @@ class TableTransaction(TableWork):
             tries += 1
             try:
                 opened.open_named(timeout)
-                self._txn_id = opened.txn_id
+                self._one_shot.txn_id = opened.txn_id
                 self._name_tables(opened, timeout)
                 return opened
             except TransactionAborted:
-                self._txn_id = opened.txn_id
+                self._one_shot.txn_id = opened.txn_id
                 # This asks the controller. Without new commits only a question moves the newest moment of the
                 # replica, and the next transaction would begin at the same one.
                 view = self._replica.snapshot()
@@ -906,7 +348,7 @@ class TableTransaction(TableWork):
                 if self._was_read or tries == _BEGINS:
                     self._end(_ABORTED)
                     raise
-            self._opened = self._txn_id = None
+            self._opened = self._one_shot.txn_id = None
 
     def _handle(self, scope: str) -> Transaction:
         """A handle of this transaction, which the controller does not know yet."""
@@ -917,7 +359,7 @@ class TableTransaction(TableWork):
             keepalive_ms_of(self._keepalive),
             self._ownership,
             snapshot=self.timestamp,
-            txn_id=self._txn_id,
+            txn_id=self._one_shot.txn_id,
         )
 
     def _name_tables(self, opened: Transaction, timeout: float | None) -> None:
@@ -1004,9 +446,9 @@ class TableTransaction(TableWork):
             return self._result
         check_consumed(self._ownership, consumed)
         check_number(name, number)
-        if number is not None and self._sent:
+        if number is not None and self._one_shot.is_sent:
             raise IllegalState("its commit was sent without a number: repeat that one")
-        late = self._over == _IN_DOUBT
+        late = self._over == IN_DOUBT
         if not late:
             super()._check()
             self._check_outside("commit", writes=bool(receipts or name))
@@ -1018,7 +460,9 @@ class TableTransaction(TableWork):
                     raise
                 self._result = self._opened.commit(receipts, **claim.given, timeout=timeout)
         elif late:
-            self._result = result_of(self._found_out(self._shared.deadline(timeout)))
+            with self._ends():
+                outcome = self._one_shot.resolved(self._scope(), self._shared.deadline(timeout))
+            self._result = result_of(outcome)
         elif receipts:
             raise InvalidArgument(
                 "no other process can have written, as the token was never asked for: give no receipts"
@@ -1027,29 +471,36 @@ class TableTransaction(TableWork):
             self._result = Result(NO_TXN, self.timestamp, Counts(0, 0, 0))
         else:
             deadline = self._shared.deadline(timeout)
-            self._result = result_of(self._commit(name, consumed, deadline))
+            with self._ends():
+                outcome = self._one_shot.commit(self._in_memory(), name, consumed, deadline)
+            self._result = result_of(outcome)
         self._end(_COMMITTED)
         return self._result
 
     def _check_outside(self, call: str, *, writes: bool = False) -> None:
         """As `Shared.check_outside`, unless a commit was sent, or there is nothing to commit."""
-        usable = not self._sent if self._opened is None else self._opened.state in USABLE
+        usable = (
+            not self._one_shot.is_sent if self._opened is None else self._opened.state in USABLE
+        )
         if usable and (writes or self._wrote or self._opened is not None):
             self._shared.check_outside(call, self)
 
-    def _found_out(self, deadline: float) -> r.Outcome:
-        """Resolve the outcome of a short transaction whose commit was not answered."""
-        if self._txn_id is not None and is_marked(self._txn_id):
-            return self._repeated(unknown("is not known", self._txn_id, None), deadline)
-        outcome = self._session.resolve(self._txn_id or NO_TXN, self._scope(), None, deadline)
-        if outcome.state != "COMMITTED" and self._shot is not None:
-            # If its name was committed before, only an answer to the command itself has that outcome.
-            answer = self._session.locked_shot(self._shot, deadline)
-            outcome = answer if isinstance(answer, r.Outcome) else outcome
-        if outcome.state != "COMMITTED":
-            why = outcome.reason or outcome.state
-            raise TransactionAborted(f"the transaction is aborted ({why}): begin a new one")
-        return outcome
+    @contextmanager
+    def _ends(self) -> Iterator[None]:
+        """End the transaction if an error of its one-shot does."""
+        try:
+            yield
+        except LocksBroken as error:
+            self._fail(error)
+        except AnabranchError as error:
+            if self._one_shot.is_over:
+                self._end(_LOST if isinstance(error, OwnershipLost) else _ABORTED)
+            raise
+
+    def _in_memory(self) -> InMemory:
+        return InMemory(
+            self._scope(), self._view, self._locks, self._events, self._changes, self._broken
+        )
 
     def _scope(self) -> str:
         """The scope of its tasks, the first row, or the replica's first table, whatever else is written."""
@@ -1060,161 +511,12 @@ class TableTransaction(TableWork):
         changed_first = next((table for table, _ in self._changes), tables[0])
         return split_stream(next(rows, changed_first))[0]
 
-    @traced("commit", "PRODUCER")
-    def _commit(self, name: str | None, consumed: r.Consumed | None, deadline: float) -> r.Outcome:
-        self._shared.check()
-        scope, marked = self._scope(), consumed is not None and name is None
-        txn_id = self._txn_id
-        check_id(txn_id, marked=marked and not self._sent)
-        if txn_id is None or (is_marked(txn_id) != marked and not self._sent):
-            txn_id = self._txn_id = self._new_id(scope, deadline, marked=marked)
-        place_null_keys(self._shared, self._events, deadline)
-        pauses, unsure = self._pauses(), False
-        while True:
-            # Take the marks before validating, so that the validation includes everything up to them.
-            marks = self._replica.marks()
-            changes: tuple[r.RowChange, ...] = ()
-            found: AnabranchError | None
-            try:
-                found = self._broken or self._locks.validate(self._view, marks)
-                changes = self._changes_of(marks)
-            except SnapshotExpired as error:
-                found = error
-            if found is not None and self._sent:
-                # The lock may have been broken by this commit itself, or after it.
-                if unsure and isinstance(found, LocksBroken):
-                    # RESOLVE would abort the id, and end its turn.
-                    return self._repeated(found, self._shared.deadline(_GRACE_S))
-                return self._given_up(txn_id, scope, found)
-            if isinstance(found, LocksBroken):
-                self._fail(found)
-            if found is not None:
-                raise found
-            locks = self._locks.records(self._replica.tables, marks)
-            events = with_trace(self._events, self.trace)
-            command = r.OneShot(txn_id, scope, name, events, consumed, locks, changes)
-            try:
-                with self._replica.report_due():
-                    answer = self._send(command, deadline)
-            except (NotANumber, NumberOverflow) as error:
-                if not self._sent:
-                    raise
-                return self._given_up(txn_id, scope, error)
-            last = {each.table: each.last for each in answer.tables}
-            if isinstance(answer, r.Outcome):
-                self._replica.observe(answer.commit_timestamp, last)
-                return answer
-            # A copy may be carried out yet: of a one-shot that was advised to take a turn, or of one with changes,
-            # when another commit leaves the numbers of these rows with the controller.
-            self._sent = unsure = bool(answer.writers or changes)
-            timestamp = answer.timestamp
-            if answer.writers and self._turns is not None:
-                row = self._locks.key_of(answer.writers[0])
-                held = self._turns.take_for(txn_id, *row, deadline)
-                timestamp, last = (timestamp, last) if held is None else (held.timestamp, held.last)
-            try:
-                self._replica.wait(timestamp, last, deadline)
-                if changes and not answer.writers and not pauses.sleep(deadline):
-                    raise DeadlineExceeded(
-                        "other writers keep writing the rows that this one changes"
-                    )
-            except AnabranchError as error:
-                return self._given_up(txn_id, scope, error)
-
-    def _new_id(self, scope: str, deadline: float, *, marked: bool) -> bytes:
-        held = None if self._turns is None else self._turns.held
-        if held is not None and is_marked(held.txn_id) == marked:
-            return held.txn_id
-        return self._session.new_txn_id(scope, deadline, marked=marked)
-
-    def _pauses(self) -> Backoff:
-        """The pauses after answers that ask to revalidate: clients that change one row must not send together.
-
-        The first one of them that commits leaves its number with the controller, which is enough for all others.
-        """
-        return Backoff(
-            defaults.FIRST_CHANGE_PAUSE_S,
-            defaults.LONGEST_CHANGE_PAUSE_S,
-            self._shared.ports.clock,
-            jitter=lambda: self._session.random64() % 1024 / 1024,
-        )
-
-    def _changes_of(self, marks: Mapping[str, tuple[int, int]]) -> tuple[r.RowChange, ...]:
-        """The changes, each with its row as of its table's mark. `SnapshotExpired`."""
-        found = []
-        for (table, key), (kind, number) in self._changes.items():
-            base = self._view.row_at(table, key, marks[table][0])
-            cut = None if base is None else base[: limits.NUMBER_BYTES + 1]  # longer: no number
-            found.append(r.RowChange(table, key, kind, number, cut))
-        return tuple(found)
-
-    def _send(self, command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
-        before, self._sent, self._shot = self._sent, True, command
-        try:
-            return self._session.locked_shot(command, deadline)
-        except (OutcomeUnknown, MalformedRecord, UnsupportedVersion):
-            raise  # no answer, or an unreadable one
-        except (TransactionAborted, OwnershipLost, AlreadyCommitted) as error:
-            self._end(_LOST if isinstance(error, OwnershipLost) else _ABORTED)
-            raise
-        except AnabranchError:
-            self._sent = before  # this copy was refused, so it had no effect
-            if not before:
-                self._txn_id = None  # resolving it may have aborted the id
-            raise
-
-    def _given_up(self, txn_id: bytes, scope: str, error: AnabranchError) -> r.Outcome:
-        """Give up a commit, for ``error``: RESOLVE aborts it, unless a copy of the command was carried out already.
-
-        Returns the outcome if it is COMMITTED. Otherwise ends the transaction and raises: OutcomeUnknown (no
-        answer), ``error``, or DeadlineExceeded instead of a `RetryError`.
-        """
-        if is_marked(txn_id):
-            return self._repeated(error, self._shared.deadline(_GRACE_S))
-        try:
-            outcome = self._session.resolve(txn_id, scope, None, self._shared.deadline(_GRACE_S))
-        except AnabranchError as trouble:
-            raise OutcomeUnknown(
-                f"the outcome of transaction {txn_text(txn_id)} is not known: {trouble}",
-                txn_id=txn_id,
-            ) from error
-        if outcome.state == "COMMITTED":
-            return outcome
-        if isinstance(error, LocksBroken):
-            self._fail(error)
-        self._end(_ABORTED)
-        if not isinstance(error, RetryError):
-            raise error
-        raise DeadlineExceeded(
-            f"the replica did not show in time whether the locks hold: {error}; nothing was written, begin again"
-        ) from error
-
-    def _repeated(self, error: AnabranchError, deadline: float) -> r.Outcome:
-        """Send the last command again, if a copy of it is not answered; RESOLVE takes no marked id.
-
-        Returns the outcome if a copy was carried out. Otherwise raises ``error``, and `commit` may be repeated
-        unless locks are broken: no copy can be carried out after this one, as what broke its locks stays. Raises
-        OutcomeUnknown if only others' turns, or their writes to rows that this one changes, were in the way.
-        """
-        if self._sent and self._shot is not None:
-            answer = self._send(self._shot, deadline)
-            if isinstance(answer, r.Outcome):
-                return answer
-            # Its locks stay broken, but another commit may make changes of rows possible.
-            possible = self._shot.changes and not isinstance(error, LocksBroken)
-            self._sent = bool(answer.writers or possible)
-            if self._sent:
-                raise unknown("is not known", self._shot.txn_id, None) from error
-        if isinstance(error, LocksBroken):
-            self._fail(error)
-        raise error
-
     def _check(self) -> None:
         state = None if self._opened is None else self._opened.state
-        sent = self._sent or state in ("sent", "doubted")
-        if self._over == _IN_DOUBT or (sent and not self._over):
+        sent = self._one_shot.is_sent or state in ("sent", "doubted")
+        if self._over == IN_DOUBT or (sent and not self._over):
             raise IllegalState("its commit was sent, and the outcome is not known: commit again")
-        if state == "prepared" and self._over in _UNDECIDED:
+        if state == "prepared" and self._over in UNDECIDED:
             raise IllegalState("the transaction is prepared: commit or abort it")
         super()._check()
         if state == "decided":
@@ -1244,9 +546,7 @@ class TableTransaction(TableWork):
         if opened is None or opened.state in USABLE:
             self._check()
             if self._changes:
-                raise InvalidArgument(
-                    f"{_ONE_COMMAND}, which commits at once: `prepare` takes none"
-                )
+                raise InvalidArgument(f"{ONE_COMMAND}, which commits at once: `prepare` takes none")
             check_consumed(self._ownership, consumed)
             self._check_outside("prepare", writes=True)
             if self._broken is not None:
@@ -1264,7 +564,7 @@ class TableTransaction(TableWork):
             self._end(_LOST if isinstance(error, OwnershipLost) else _ABORTED)
             raise
         if self._opened is not None:
-            self._txn_id, self._result = self._opened.txn_id, self._opened.result
+            self._one_shot.txn_id, self._result = self._opened.txn_id, self._opened.result
         if self._result is not None:
             self._end(_COMMITTED)
         return info
@@ -1286,7 +586,7 @@ class TableTransaction(TableWork):
             if (
                 opened.state in ("buffered", "over") and opened.result is None
             ):  # nothing is prepared
-                self._opened, self._prepares, self._txn_id = None, False, opened.txn_id
+                self._opened, self._prepares, self._one_shot.txn_id = None, False, opened.txn_id
 
     def _prepare_open(
         self, receipts: Sequence[Receipt | bytes] | None, claim: _Claim, how: Mapping[str, Any]
@@ -1328,10 +628,10 @@ class TableTransaction(TableWork):
         state = self._session.state(opened.txn_id or b"", token, self._shared.deadline(None))
         return bool(state.streams)
 
-    def _drop(self, opened: Transaction, reason: str = _BROKEN) -> None:
+    def _drop(self, opened: Transaction, reason: str = BROKEN) -> None:
         """Abort it. Raises: AlreadyCommitted, OutcomeUnknown (a commit came first: broken locks don't matter)."""
         try:
-            opened.abort(reason, timeout=_GRACE_S)
+            opened.abort(reason, timeout=GRACE_S)
         except (AlreadyCommitted, OutcomeUnknown):
             raise  # only the controller knows the outcome
         except AnabranchError as trouble:
@@ -1350,16 +650,16 @@ class TableTransaction(TableWork):
         A long or prepared one is aborted as by `Transaction.abort`. If a commit was sent, this does not change the
         outcome: commit again to learn it.
         """
-        if self._opened is not None and self._over in _UNDECIDED:
+        if self._opened is not None and self._over in UNDECIDED:
             self._opened.abort(reason, secret=secret, timeout=timeout)
-        self._end(_IN_DOUBT if self._sent else _ABORTED)
+        self._end(IN_DOUBT if self._one_shot.is_sent else _ABORTED)
 
     def _give_up(self) -> None:
-        if self._opened is not None and self._over in _UNDECIDED:
+        if self._opened is not None and self._over in UNDECIDED:
             self._drop(self._opened)
 
 
-class JoinedTransaction(TableWork):
+class JoinedTransaction(TableAccess):
     """Reads and writes in a transaction that another process began, at its snapshot. Made by `Replica.join`.
 
     Leaving its ``with`` block without an exception finishes it. Thread-safe.
@@ -1391,10 +691,10 @@ class JoinedTransaction(TableWork):
             if error is None and not self._over:
                 self.finish()
         except RetryError:
-            self._end(_IN_DOUBT)
+            self._end(IN_DOUBT)
             raise
         finally:
-            if self._over != _IN_DOUBT:
+            if self._over != IN_DOUBT:
                 self.discard()
 
     def __repr__(self) -> str:
@@ -1435,7 +735,7 @@ class JoinedTransaction(TableWork):
         After a `RetryError` it may be repeated, even after the ``with`` block.
         """
         if self._finished is None:
-            if self._over != _IN_DOUBT:
+            if self._over != IN_DOUBT:
                 self._check()
             with self._broken_fails():
                 self._reads.flush(self._shared.deadline(timeout))
@@ -1451,7 +751,7 @@ class JoinedTransaction(TableWork):
         self._end("this part of it is discarded")
 
     def _check(self) -> None:
-        if self._over == _IN_DOUBT:
+        if self._over == IN_DOUBT:
             raise IllegalState(
                 "it was left, and is not finished: call `finish` again, or `discard`"
             )
@@ -1459,15 +759,11 @@ class JoinedTransaction(TableWork):
 
     def _check_changes(self, size: int) -> None:
         del size
-        raise InvalidArgument(f"{_ONE_COMMAND}, not for one that other processes join")
+        raise InvalidArgument(f"{ONE_COMMAND}, not for one that other processes join")
 
     def _give_up(self) -> None:
         self._reads.check_open(self._shared.deadline(None))
         self._writer.discard()
-
-
-def _shown(row: tuple[str, bytes]) -> str:
-    return f"{row[0]} {row[1]!r:.100}"
 
 
 def read_back(shared: Shared, handle: Transaction | Writer) -> ReadBack:

@@ -75,8 +75,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("anabranch.client")
 
 QUIET_S = 5.0  # limit of an abort while an exception leaves the with block
-_GRACE_S = 5.0  # extra time to resolve an outcome
-_EVENT_OVERHEAD = 48  # upper bound of what an event adds to a command besides its bytes
+GRACE_S = 5.0  # extra time to resolve an outcome
+EVENT_OVERHEAD = 48  # upper bound of what an event adds to a command besides its bytes
 # Refusals of one copy of a command only: when an earlier copy arrived, the lane may have had the right, and the id
 # may not have been too old or too new.
 _OF_ONE_COPY = (NotAuthorized, Expired, ClockSkew)
@@ -504,7 +504,7 @@ class Transaction:
         if self._result is not None or self.state not in USABLE:
             self._check_usable()
         if self._token is None or self._buffer:
-            size = len(key or b"") + len(value or b"") + len(stream) + _EVENT_OVERHEAD
+            size = len(key or b"") + len(value or b"") + len(stream) + EVENT_OVERHEAD
             if self.trace is not None:
                 size += TRACED_BYTES
             kept: tuple[r.EventHeader, ...] = ()
@@ -530,7 +530,7 @@ class Transaction:
         """The `StreamLane` of a stream; None if the events fit into memory. Raises: as `write`."""
         self._check_usable()
         if self._token is None:
-            overhead = len(stream) + _EVENT_OVERHEAD
+            overhead = len(stream) + EVENT_OVERHEAD
             size = sum(int(piece.sizes().sum()) + piece.rows * overhead for piece in pieces)
             if self._fits(sum(piece.rows for piece in pieces), size):
                 return None
@@ -763,7 +763,7 @@ class Transaction:
                 # A copy may still be on its way, and no process would end what it prepares: RESOLVE aborts it.
                 try:
                     found = self._session.resolve(
-                        shot.txn_id, shot.scope, None, self._shared.deadline(_GRACE_S)
+                        shot.txn_id, shot.scope, None, self._shared.deadline(GRACE_S)
                     )
                 except AnabranchError as trouble:
                     raise unknown(f"is not known: {trouble}", shot.txn_id, None) from error
@@ -1055,7 +1055,7 @@ def checked_rows(rows: Iterable[StateRow]) -> list[StateRow]:
 def state_size(stream: str, rows: Sequence[StateRow]) -> int:
     """The bytes of rows of a state in a command, about."""
     sizes = (len(key) + len(value or b"") for key, value in rows)
-    return sum(sizes) + len(rows) * (len(stream) + _EVENT_OVERHEAD)
+    return sum(sizes) + len(rows) * (len(stream) + EVENT_OVERHEAD)
 
 
 def place_null_keys(shared: Shared, events: MutableSequence[r.Event], deadline: float) -> None:

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from anabranch.client import client, connect, replica, table_transaction, transaction, writer
+from anabranch.client import (
+    client,
+    connect,
+    replica,
+    table_access,
+    table_transaction,
+    transaction,
+    writer,
+)
 from anabranch.reading import ordered_reader, snapshot, task_reader, transaction_reader
 from anabranch.tables import changes
 from anabranch.tables import replica as read_replica
@@ -130,7 +138,7 @@ KINDS = (
     ),
     Kind(
         "TableTransaction",
-        ((table_transaction, "TableTransaction"), (table_transaction, "TableWork")),
+        ((table_transaction, "TableTransaction"), (table_access, "TableAccess")),
         "get lock refresh put delete delete_range truncate insert replace add min max write write_many write_batch "
         "token flush assign_id commit prepare abort",
         {},
@@ -140,7 +148,7 @@ KINDS = (
     ),
     Kind(
         "JoinedTransaction",
-        ((table_transaction, "JoinedTransaction"), (table_transaction, "TableWork")),
+        ((table_transaction, "JoinedTransaction"), (table_access, "TableAccess")),
         "get lock refresh put delete delete_range truncate insert replace add min max write flush finish discard",
         {},
         "timestamp is_over txn_id",

@@ -13,7 +13,7 @@ from rocksdict import WriteBatch
 
 from anabranch.client.own_writes import ReadBack
 from anabranch.client.table_locks import Locks
-from anabranch.client.table_transaction import TableTransaction
+from anabranch.client.table_one_shot import TableOneShot
 from anabranch.controller import history_tail
 from anabranch.controller import stream_topics as topics
 from anabranch.core.decisions import bases, decide, quotas, scopes
@@ -192,14 +192,14 @@ def unsure_is_broken(
         raise LocksBroken("", table=table, key=b"k", by=bytes(16), commit_timestamp=newest)
 
 
-@wrapping(TableTransaction, "_given_up")
+@wrapping(TableOneShot, "_given_up")
 def broken_in_doubt(
-    real: Any, txn: TableTransaction, txn_id: bytes, scope: str, error: AnabranchError
+    real: Any, shot: TableOneShot, txn_id: bytes, scope: str, error: AnabranchError
 ) -> Any:
     """A commit in doubt that is asked for again is broken by its own write."""
     if isinstance(error, LocksBroken):
-        txn._fail(error)
-    return real(txn, txn_id, scope, error)
+        raise error
+    return real(shot, txn_id, scope, error)
 
 
 def judged_again() -> Planted:

@@ -111,17 +111,15 @@ class CounterMachine(TableMachine):
     def _commit_changes(
         self, txn: TableTransaction, changes: Mapping[bytes, tuple[r.ChangeKind, int]]
     ) -> None:
-        session = txn._session
         with contextlib.suppress(*FINE):
-            txn._txn_id = session.new_txn_id(SCOPE, self.world.now + 5.0)
-            attempt = self._counted.attempts[txn._txn_id] = Attempt(changes)
+            attempt = self._counted.attempts[txn.assign_id()] = Attempt(changes)
             for _ in range(2):  # a repeated call settles what is not known
                 try:
                     result = txn.commit(timeout=5.0)
                 except FINE as error:
                     self.world.note(self.name, f"{type(error).__name__}: {error}"[:300])
                     attempt.is_over = isinstance(error, _OVER)
-                    if attempt.is_over or txn._txn_id is None:
+                    if attempt.is_over or txn.txn_id is None:
                         return
                     continue
                 attempt.told = result.commit_timestamp

@@ -1,0 +1,231 @@
+"""The one-shot of a transaction on tables: how its one command is made, sent, sent again, and resolved.
+
+The controller carries it out, or answers `Revalidate`, which has no effect: the replica then receives the newer
+commits, the locks are validated again, and the command is sent again with its new marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableSequence
+from dataclasses import dataclass
+
+from anabranch.backoff import Backoff
+from anabranch.client.receipts import with_trace
+from anabranch.client.session import unknown
+from anabranch.client.shared import Shared
+from anabranch.client.table_locks import Locks
+from anabranch.client.transact import Turns
+from anabranch.client.transaction import GRACE_S, check_id, place_null_keys
+from anabranch.errors import (
+    AlreadyCommitted,
+    AnabranchError,
+    DeadlineExceeded,
+    LocksBroken,
+    MalformedRecord,
+    NotANumber,
+    NumberOverflow,
+    OutcomeUnknown,
+    OwnershipLost,
+    RetryError,
+    SnapshotExpired,
+    TransactionAborted,
+    UnsupportedVersion,
+)
+from anabranch.protocol import defaults, limits
+from anabranch.protocol.ids import NO_TXN, is_marked, txn_text
+from anabranch.protocol.schemas import records as r
+from anabranch.tables.replica import ReadReplica
+from anabranch.tables.snapshot import TableSnapshot
+from anabranch.tracing import traced
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """What a short transaction has read and written when it commits.
+
+    ``changes``: by table and key. ``broken``: the first lock that was found broken.
+    """
+
+    scope: str
+    view: TableSnapshot
+    locks: Locks
+    events: MutableSequence[r.Event]
+    changes: Mapping[tuple[str, bytes], tuple[r.ChangeKind, int]]
+    broken: LocksBroken | None
+
+    def changes_since(self, marks: Mapping[str, tuple[int, int]]) -> tuple[r.RowChange, ...]:
+        """The changes, each with its row as of its table's mark. `SnapshotExpired`."""
+        found = []
+        for (table, key), (kind, number) in self.changes.items():
+            base = self.view.row_at(table, key, marks[table][0])
+            cut = None if base is None else base[: limits.NUMBER_BYTES + 1]  # longer: no number
+            found.append(r.RowChange(table, key, kind, number, cut))
+        return tuple(found)
+
+
+class TableOneShot:
+    """The one-shot of one transaction. The transaction lets one thread at a time call it.
+
+    An error ends the transaction if it is `LocksBroken`, or if ``is_over`` is set with it.
+    """
+
+    def __init__(self, shared: Shared, replica: ReadReplica, turns: Turns | None) -> None:
+        self._shared, self._session = shared, shared.session
+        self._replica = replica
+        self._turns = turns
+        self.trace = shared.new_trace()
+        self.txn_id: bytes | None = None  # of the transaction, also of one that becomes long
+        self.is_sent = False  # a copy of the command was sent, and may have taken effect
+        self.is_over = False
+        self._command: r.OneShot | None = None  # the copy that was sent last
+
+    @traced("commit", "PRODUCER")
+    def commit(
+        self, held: InMemory, name: str | None, consumed: r.Consumed | None, deadline: float
+    ) -> r.Outcome:
+        """Send the command until it has an outcome. Raises: as `TableTransaction.commit`."""
+        self._shared.check()
+        scope, marked = held.scope, consumed is not None and name is None
+        txn_id = self.txn_id
+        check_id(txn_id, marked=marked and not self.is_sent)
+        if txn_id is None or (is_marked(txn_id) != marked and not self.is_sent):
+            txn_id = self.txn_id = self._new_id(scope, deadline, marked=marked)
+        place_null_keys(self._shared, held.events, deadline)
+        pauses, unsure = self._pauses(), False
+        while True:
+            # Take the marks before validating, so that the validation includes everything up to them.
+            marks = self._replica.marks()
+            changes: tuple[r.RowChange, ...] = ()
+            found: AnabranchError | None
+            try:
+                found = held.broken or held.locks.validate(held.view, marks)
+                changes = held.changes_since(marks)
+            except SnapshotExpired as error:
+                found = error
+            if found is not None and self.is_sent:
+                # The lock may have been broken by this commit itself, or after it.
+                if unsure and isinstance(found, LocksBroken):
+                    # RESOLVE would abort the id, and end its turn.
+                    return self._repeated(found, self._shared.deadline(GRACE_S))
+                return self._given_up(txn_id, scope, found)
+            if found is not None:
+                raise found
+            locks = held.locks.records(self._replica.tables, marks)
+            events = with_trace(held.events, self.trace)
+            command = r.OneShot(txn_id, scope, name, events, consumed, locks, changes)
+            try:
+                with self._replica.report_due():
+                    answer = self._send(command, deadline)
+            except (NotANumber, NumberOverflow) as error:
+                if not self.is_sent:
+                    raise
+                return self._given_up(txn_id, scope, error)
+            last = {each.table: each.last for each in answer.tables}
+            if isinstance(answer, r.Outcome):
+                self._replica.observe(answer.commit_timestamp, last)
+                return answer
+            # A copy may be carried out yet: of a one-shot that was advised to take a turn, or of one with changes,
+            # when another commit leaves the numbers of these rows with the controller.
+            self.is_sent = unsure = bool(answer.writers or changes)
+            timestamp = answer.timestamp
+            if answer.writers and self._turns is not None:
+                row = held.locks.key_of(answer.writers[0])
+                turn = self._turns.take_for(txn_id, *row, deadline)
+                timestamp, last = (timestamp, last) if turn is None else (turn.timestamp, turn.last)
+            try:
+                self._replica.wait(timestamp, last, deadline)
+                if changes and not answer.writers and not pauses.sleep(deadline):
+                    raise DeadlineExceeded(
+                        "other writers keep writing the rows that this one changes"
+                    )
+            except AnabranchError as error:
+                return self._given_up(txn_id, scope, error)
+
+    def _new_id(self, scope: str, deadline: float, *, marked: bool) -> bytes:
+        turn = None if self._turns is None else self._turns.held
+        if turn is not None and is_marked(turn.txn_id) == marked:
+            return turn.txn_id
+        return self._session.new_txn_id(scope, deadline, marked=marked)
+
+    def _pauses(self) -> Backoff:
+        """The pauses after answers that ask to revalidate: clients that change one row must not send together.
+
+        The first one of them that commits leaves its number with the controller, which is enough for all others.
+        """
+        return Backoff(
+            defaults.FIRST_CHANGE_PAUSE_S,
+            defaults.LONGEST_CHANGE_PAUSE_S,
+            self._shared.ports.clock,
+            jitter=lambda: self._session.random64() % 1024 / 1024,
+        )
+
+    def _send(self, command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
+        before, self.is_sent, self._command = self.is_sent, True, command
+        try:
+            return self._session.locked_shot(command, deadline)
+        except (OutcomeUnknown, MalformedRecord, UnsupportedVersion):
+            raise  # no answer, or an unreadable one
+        except (TransactionAborted, OwnershipLost, AlreadyCommitted):
+            self.is_over = True
+            raise
+        except AnabranchError:
+            self.is_sent = before  # this copy was refused, so it had no effect
+            if not before:
+                self.txn_id = None  # resolving it may have aborted the id
+            raise
+
+    def _given_up(self, txn_id: bytes, scope: str, error: AnabranchError) -> r.Outcome:
+        """Give up a commit, for ``error``: RESOLVE aborts it, unless a copy of the command was carried out already.
+
+        Returns the outcome if it is COMMITTED. Otherwise raises: OutcomeUnknown (no answer), ``error``, or
+        DeadlineExceeded instead of a `RetryError`. The last two end the transaction.
+        """
+        if is_marked(txn_id):
+            return self._repeated(error, self._shared.deadline(GRACE_S))
+        try:
+            outcome = self._session.resolve(txn_id, scope, None, self._shared.deadline(GRACE_S))
+        except AnabranchError as trouble:
+            raise OutcomeUnknown(
+                f"the outcome of transaction {txn_text(txn_id)} is not known: {trouble}",
+                txn_id=txn_id,
+            ) from error
+        if outcome.state == "COMMITTED":
+            return outcome
+        self.is_over = True
+        if not isinstance(error, RetryError):
+            raise error
+        raise DeadlineExceeded(
+            f"the replica did not show in time whether the locks hold: {error}; nothing was written, begin again"
+        ) from error
+
+    def _repeated(self, error: AnabranchError, deadline: float) -> r.Outcome:
+        """Send the last command again, if a copy of it is not answered; RESOLVE takes no marked id.
+
+        Returns the outcome if a copy was carried out. Otherwise raises ``error``, and `commit` may be repeated
+        unless locks are broken: no copy can be carried out after this one, as what broke its locks stays. Raises
+        OutcomeUnknown if only others' turns, or their writes to rows that this one changes, were in the way.
+        """
+        if self.is_sent and self._command is not None:
+            answer = self._send(self._command, deadline)
+            if isinstance(answer, r.Outcome):
+                return answer
+            # Its locks stay broken, but another commit may make changes of rows possible.
+            possible = self._command.changes and not isinstance(error, LocksBroken)
+            self.is_sent = bool(answer.writers or possible)
+            if self.is_sent:
+                raise unknown("is not known", self._command.txn_id, None) from error
+        raise error
+
+    def resolved(self, scope: str, deadline: float) -> r.Outcome:
+        """The outcome of a commit that was not answered. Raises: TransactionAborted, OutcomeUnknown."""
+        if self.txn_id is not None and is_marked(self.txn_id):
+            return self._repeated(unknown("is not known", self.txn_id, None), deadline)
+        outcome = self._session.resolve(self.txn_id or NO_TXN, scope, None, deadline)
+        if outcome.state != "COMMITTED" and self._command is not None:
+            # If its name was committed before, only an answer to the command itself has that outcome.
+            answer = self._session.locked_shot(self._command, deadline)
+            outcome = answer if isinstance(answer, r.Outcome) else outcome
+        if outcome.state != "COMMITTED":
+            why = outcome.reason or outcome.state
+            raise TransactionAborted(f"the transaction is aborted ({why}): begin a new one")
+        return outcome
