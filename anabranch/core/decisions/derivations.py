@@ -47,7 +47,7 @@ def check_changes(state: State, changes: Iterable[r.RowChange]) -> None:
     for change in changes:
         if change.table in state.derivations:
             raise errors.DerivationMissing(
-                f"{change.table} is the source of a derivation, or derived: `put` the row in place of `add`, `min`, `max`"
+                f"{change.table} is the source of a derivation, or derived: `put` the row, not `add`, `min` or `max`"
             )
 
 
@@ -63,8 +63,8 @@ def check_in_force(turn: Turn, row: r.StreamRow, settings: dict[str, str]) -> No
         added, gone = set(after) - set(before), set(before) - set(after)
         if len(added) + len(gone) > 1 or (added and before and max(added) < max(before)):
             raise errors.IllegalState(
-                f"{row.stream} has versions {list(before)} of derivation {name!r} in force, so {list(after)} can't come "
-                "next: add one higher version, or take one away"
+                f"{row.stream} has versions {list(before)} of derivation {name!r} in force, so next can't be "
+                f"{list(after)}: add one higher version, or take one away"
             )
         for version in added:
             turn.state.check_enabled(LEVEL, "a derivation")

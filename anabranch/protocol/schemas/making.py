@@ -68,7 +68,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         """
         CreateProcessor.kinds CreateProcessor.stores PreparedRow.events ProcessorInfo.stores
         ProcessorRow.kinds ProcessorRow.stores OneShot.changes OneShot.derivations OneShot.locks
-        PrepareEvents.derivations PrepareEvents.locks SafeTime.tables SafeTimeReply.tables Outcome.tables Touch.derivations
+        PrepareEvents.derivations PrepareEvents.locks SafeTime.tables SafeTimeReply.tables Outcome.tables
+        Touch.derivations
         Commit.validated LockReads.locks LockReads.read_from LockReads.tables LockReads.validated Revalidate.writers
         ReadLockRow.read_from ReadsLocked.locks StreamInfo.blockers DeleteStream.despite
         """,
