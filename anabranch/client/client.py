@@ -658,14 +658,20 @@ class Client:
         self._deriving.drop(source, name, version, timeout)
 
     def check_derivation(
-        self, source: str, name: str, *, timeout: float | None = None
+        self,
+        source: str,
+        name: str,
+        function: IndexFunction | None = None,
+        *,
+        timeout: float | None = None,
     ) -> list[str]:
         """Compare a derived table with its source, as of one moment. Returns up to 1,000 differences, in words.
 
-        Raises: DerivationMissing (this client has no function of the version that is ready); as `replica`.
+        ``function``: of the version that is ready; None: the one of `derive`. Raises: DerivationMissing (no version
+        is ready, or this client has no function of it); as `replica`.
         """
         self._shared.checked_deadline(timeout)
-        return self._deriving.check(source, name, timeout)
+        return self._deriving.check(source, name, function, timeout)
 
     def streams(
         self, scope: str | None = None, *, timeout: float | None = None

@@ -97,6 +97,9 @@ class Needs(NamedTuple):
     derived: Derived | None
 
 
+_NONE = Needs((), None)
+
+
 class Derivations:
     """The functions of a client, and the needs of tables as far as it knows them. Thread-safe."""
 
@@ -127,6 +130,10 @@ class Derivations:
         """Ask again: a write was refused."""
         self._needs.clear()
 
+    def learned(self, table: str) -> Needs:
+        """The needs of a table as they were learned last; none if they never were."""
+        return self._needs.get(table, _NONE)
+
     def needs(self, table: str, deadline: float) -> Needs:
         """The needs of a table. Raises: as `Session.describe`."""
         found = self._needs.get(table)
@@ -137,7 +144,7 @@ class Derivations:
         found = {
             derived_table(of)
             for table in tables
-            for of in (*self._needs[table].in_force, *(f.of for f in self.named(table)))
+            for of in (*self.learned(table).in_force, *(f.of for f in self.named(table)))
         }
         return sorted(found.difference(tables))
 
@@ -148,16 +155,18 @@ class Derivations:
             raise InvalidArgument(
                 f"{table} is derived from {needs.derived.of.source}: write to that, and its rows follow"
             )
-        if not needs.in_force:
-            return ()
-        missing = [of for of in needs.in_force if of not in self._functions]
-        if missing:
-            source, name, version = missing[0]
+        return [self.function(of) for of in needs.in_force]
+
+    def function(self, of: r.Derivation) -> Function:
+        """The function of a version. `DerivationMissing`: this client does not have it."""
+        found = self._functions.get(of)
+        if found is None:
+            source, name, version = of
             raise DerivationMissing(
-                f"{source} is the source of derivation {name!r}, version {version}, whose function this client does "
-                f"not have: call `client.derive({source!r}, {name!r}, function, version={version})`"
+                f"{source} is the source of derivation {name!r}, version {version}, and this client has no "
+                f"function for it: call `client.derive({source!r}, {name!r}, function, version={version})`"
             )
-        return [self._functions[of] for of in needs.in_force]
+        return found
 
 
 class Deriving:
@@ -183,15 +192,8 @@ class Deriving:
     ) -> str:
         check_type("a version", version, int)
         split_stream(source)
-        if not callable(function):
-            raise InvalidArgument(
-                f"derivation {name!r}: {function!r:.100} is no function of key and row"
-            )
         of = r.Derivation(source, check_derivation(name), version)
-        need("rocksdict", extra="tables")
-        from anabranch.tables.indexes import Indexed
-
-        made = Function(of, bool(unique), Indexed(source, name, function).of)
+        made = _function(of, function, unique=bool(unique))
         settings = self._settings(source, timeout)
         self._create(made, timeout)
         self._shared.derivations.add(made)
@@ -291,19 +293,38 @@ class Deriving:
             there = tuple([one for one in there if one != each])
             self._put_in_force(of, there, timeout)
 
-    def check(self, source: str, name: str, timeout: float | None) -> list[str]:
-        functions = self._shared.derivations.named(source, check_derivation(name))
-        if not functions:
-            raise DerivationMissing(
-                f"this client has no function of derivation {name!r} of {source}: `client.derive` first"
-            )
+    def check(
+        self, source: str, name: str, function: IndexFunction | None, timeout: float | None
+    ) -> list[str]:
+        check_derivation(name)
+        known = self._shared.derivations
         with self._replica(source, timeout=timeout) as replica, replica.snapshot() as view:
-            made = next((f for f in functions if view.get(f.table, STATE_KEY) == READY), None)
-            if made is None:
-                raise DerivationMissing(
-                    f"no version of {name!r} is built whose function this client has"
-                )
+            derived = [known.learned(table).derived for table in replica.tables]
+            ready = [
+                each
+                for each in derived
+                if each is not None
+                and (each.of.source, each.of.name) == (source, name)
+                and view.get(derived_table(each.of), STATE_KEY) == READY
+            ]
+            if not ready:
+                raise DerivationMissing(f"{source} has no derivation {name!r} that is built")
+            if function is None:
+                made = known.function(ready[0].of)
+            else:
+                made = _function(ready[0].of, function, unique=ready[0].unique)
             return list(islice(compared(view, made), _MOST_SHOWN))
+
+
+def _function(of: r.Derivation, function: IndexFunction, *, unique: bool) -> Function:
+    need("rocksdict", extra="tables")
+    from anabranch.tables.indexes import Indexed
+
+    if not callable(function):
+        raise InvalidArgument(
+            f"derivation {of.name!r}: {function!r:.100} is no function of key and row"
+        )
+    return Function(of, unique, Indexed(of.source, of.name, function).of)
 
 
 def compared(view: TableSnapshot, made: Function) -> Iterator[str]:

@@ -356,6 +356,7 @@ class TableAccess:
             return
         before = self._locked(table, key)
         entries = [self._entries(f, key, before, value) for f in functions]
+        self._ran.update(f.of for f in functions)
         with AllOrNothing("a write", self._end_in_between) as whole:
             whole.begun = self._write_row(table, key, value)
             self._write_all(functions, entries)
@@ -528,6 +529,7 @@ class TableAccess:
         self._check_writable()
         self._check_range_unchanged(name, low, high)
         functions = self._functions(name)
+        self._ran.update(f.of for f in functions)
         self._was_read = True
         rows = merged(
             self._seen(name, low, high, False, True), self._own.scan(name, low, high), False

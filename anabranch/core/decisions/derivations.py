@@ -47,7 +47,8 @@ def check_changes(state: State, changes: Iterable[r.RowChange]) -> None:
     for change in changes:
         if change.table in state.derivations:
             raise errors.DerivationMissing(
-                f"{change.table} is the source of a derivation, or derived: `put` the row, not `add`, `min` or `max`"
+                f"{change.table} is the source of a derivation, or derived: `put` the row; `add`, `min` and `max` "
+                "don't know it"
             )
 
 
