@@ -232,35 +232,39 @@ class Deriving:
     def _build(self, made: Function, timeout: float | None) -> None:
         """Bring a version into force, build its table, switch, and take the former version out of force."""
         of = made.of
-        before = versions_of(self._settings(of.source, timeout), of.name)
-        if of.version not in before:
-            if before and max(before) > of.version:
-                raise IllegalState(
-                    f"version {max(before)} of derivation {of.name!r} of {of.source} is in force: "
-                    f"version {of.version} is older"
-                )
-            self._check_unused(made, timeout)
-            self._put_in_force(of, (*before, of.version), timeout)
-        former = [version for version in before if version != of.version]
         with self._replica(of.source, made.table, timeout=timeout) as replica:
-            nonce = replica.transact(lambda txn: _begin(txn, made), timeout=timeout).value
-            if nonce is not None:
+            before = self._versions(of, timeout)
+            if of.version not in before:
+                self._check_unused(made, before, replica, timeout)
+                self._put_in_force(of, (*before, of.version), timeout)
+            former = [of._replace(version=each) for each in before if each != of.version]
+            state = replica.transact(lambda txn: _begin(txn, made), timeout=timeout).value
+            if state is not None:
                 with replica.snapshot() as view:
                     keys = (key for key, _ in view.scan(of.source))
                     while piece := list(islice(keys, _PIECE)):
                         replica.transact(lambda txn, piece=piece: _build_piece(txn, made, piece))
-                retired = [of._replace(version=version) for version in former]
-                replica.transact(lambda txn: _switch(txn, made, retired, nonce), timeout=timeout)
+                replica.transact(lambda txn: _switch(txn, made, former, state), timeout=timeout)
         if former:
             self._put_in_force(of, (of.version,), timeout)
 
-    def _check_unused(self, made: Function, timeout: float | None) -> None:
-        """`IllegalState` if the table has rows of an earlier time in which this version was in force."""
-        source, name, version = made.of
-        with self._replica(made.table, timeout=timeout) as replica, replica.snapshot() as view:
+    def _versions(self, of: r.Derivation, timeout: float | None) -> tuple[int, ...]:
+        return versions_of(self._settings(of.source, timeout), of.name)
+
+    def _check_unused(
+        self, made: Function, before: Sequence[int], replica: Replica, timeout: float | None
+    ) -> None:
+        """`IllegalState` if a later version is in force, or the table has rows of a time in which this one was."""
+        of = made.of
+        if before and max(before) > of.version:
+            raise IllegalState(
+                f"version {max(before)} of derivation {of.name!r} of {of.source} is in force: version {of.version} "
+                "is older"
+            )
+        with replica.snapshot() as view:
             used = next(view.scan(made.table, limit=1), None) is not None
         # Another process may have brought it into force meanwhile.
-        if used and version not in versions_of(self._settings(source, timeout), name):
+        if used and of.version not in self._versions(of, timeout):
             raise IllegalState(
                 f"{made.table} has rows of an earlier time: take a higher version, or delete that table first"
             )

@@ -810,7 +810,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(0, 8))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_derived_rows_are_a_fold_of_the_source_at_every_timestamp(
     steps: list[Any], rebuilt_at: int
 ) -> None:
