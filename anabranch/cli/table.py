@@ -168,30 +168,6 @@ def _derivation(of: Derivation) -> dict[str, Any]:
     return {"name": of.name, "version": of.version, "table": derived_table(of)}
 
 
-@app.command("check")
-def check(
-    options: ClusterOptions,
-    table: Table,
-    derivation: Annotated[str, argument("DERIVATION", "The name of a derivation of the table.")],
-    function: Annotated[
-        str, argument("MODULE:FUNCTION", "Its function, installed or in the current folder.")
-    ],
-) -> None:
-    """Compare a derived table with its source. If they differ, the exit code is 1."""
-    made = imported(function, "a function in it, such as shop:city")
-    with options.client() as client:
-        found = client.check_derivation(table, derivation, made)
-    document = {"table": table, "derivation": derivation, "differences": found}
-    print_result(
-        document, "\n".join(found) or f"{derivation} of {table} is right", as_json=options.json
-    )
-    if found:
-        raise CheckFailed(
-            f"{derivation} of {table} has {count_of(len(found), 'difference')}",
-            "build a higher version (`client.rebuild`)",
-        )
-
-
 @app.command("get")
 def get(
     options: ClusterOptions,
@@ -404,6 +380,30 @@ def changes(
             }
             former = {"before": each.before} if before else {}
             print_json(document | bytes_fields(key=each.key, **former, after=each.after))
+
+
+@app.command("check")
+def check(
+    options: ClusterOptions,
+    table: Table,
+    derivation: Annotated[str, argument("DERIVATION", "The name of a derivation of the table.")],
+    function: Annotated[
+        str, argument("MODULE:FUNCTION", "Its function, installed or in the current folder.")
+    ],
+) -> None:
+    """Compare a derived table with its source. If they differ, the exit code is 1."""
+    made = imported(function, "a function in it, such as shop:city")
+    with options.client() as client:
+        found = client.check_derivation(table, derivation, made)
+    document = {"table": table, "derivation": derivation, "differences": found}
+    print_result(
+        document, "\n".join(found) or f"{derivation} of {table} is right", as_json=options.json
+    )
+    if found:
+        raise CheckFailed(
+            f"{derivation} of {table} has {count_of(len(found), 'difference')}",
+            "build a higher version (`client.rebuild`)",
+        )
 
 
 @app.command("compact")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -243,7 +244,7 @@ class Deriving:
                 with replica.snapshot() as view:
                     keys = (key for key, _ in view.scan(of.source))
                     while piece := list(islice(keys, _PIECE)):
-                        replica.transact(lambda txn, piece=piece: _build_piece(txn, made, piece))
+                        replica.transact(partial(_build_piece, made=made, keys=piece))
                 replica.transact(lambda txn: _switch(txn, made, former, state), timeout=timeout)
         if former:
             self._put_in_force(of, (of.version,), timeout)
@@ -291,7 +292,7 @@ class Deriving:
             of = r.Derivation(source, name, each)
             with self._replica(derived_table(of), timeout=timeout) as replica:
                 replica.transact(
-                    lambda txn, of=of: txn.write_entries(of, ((STATE_KEY, RETIRED),)),
+                    partial(_retire, of=of),
                     timeout=timeout,
                 )
             there = tuple([one for one in there if one != each])
@@ -344,8 +345,7 @@ def compared(view: TableSnapshot, made: Function) -> Iterator[str]:
         if entry == STATE_KEY:
             continue
         key = held if made.unique else entry[entry_end(entry) :]
-        row = view.get(source, key)
-        if made.entries(key, row).get(entry) != held:
+        if made.entries(key, view.get(source, key)).get(entry) != held:
             yield f"{table} {entry!r:.100} has no row {key!r:.100} with that value"
 
 
@@ -370,6 +370,10 @@ def _begin(txn: TableTransaction, made: Function) -> bytes | None:
     return state
 
 
+def _retire(txn: TableTransaction, of: r.Derivation) -> None:
+    txn.write_entries(of, ((STATE_KEY, RETIRED),))
+
+
 def _build_piece(txn: TableTransaction, made: Function, keys: Iterable[bytes]) -> None:
     for key in keys:
         entries = made.entries(key, txn.get(made.of.source, key))
@@ -390,4 +394,4 @@ def _switch(
         )
     txn.write_entries(made.of, ((STATE_KEY, READY),))
     for of in retired:
-        txn.write_entries(of, ((STATE_KEY, RETIRED),))
+        _retire(txn, of)

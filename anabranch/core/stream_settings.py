@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from anabranch.errors import InvalidArgument, UnsupportedSetting
 from anabranch.protocol import limits
-from anabranch.protocol.legal_names import base_stream, split_stream
+from anabranch.protocol.legal_names import base_stream, check_type, split_stream
 from anabranch.protocol.schemas import records as r
 
 REPLICATION = "replication.factor"
@@ -224,7 +224,8 @@ class Derived(NamedTuple):
 
 def check_derivation(name: str) -> str:
     """The name of a derivation; `InvalidArgument` if it is not legal."""
-    if not isinstance(name, str) or not _DERIVATION.fullmatch(name):
+    check_type("the name of a derivation", name, str)
+    if not _DERIVATION.fullmatch(name):
         raise InvalidArgument(
             f"{name!r:.100} is no name of a derivation: small letters, digits and - (at most 40), not - in front"
         )

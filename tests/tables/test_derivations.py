@@ -111,7 +111,7 @@ def shop() -> Iterator[Shop]:
 
 def plain_write(shop: Shop, table: str) -> None:
     log = shop.cluster.log("producer")
-    log.produce(TopicPartition(journal_topic(table), 0), [Record(0, 0, b"k", b"oslo ann", [])])
+    log.produce(TopicPartition(journal_topic(table), 0), [Record(0, 0, b"k", b"oslo ann")])
 
 
 def rows_of(replica: Replica, table: str, at: int | None = None) -> dict[bytes, bytes]:
