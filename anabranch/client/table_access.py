@@ -86,6 +86,8 @@ class TableAccess:
         self._was_read = False  # read or locked something, so the snapshot must not change
         self._locks = Locks()
         self._changes: dict[tuple[str, bytes], tuple[r.ChangeKind, int]] = {}  # by table and key
+        # By table: the same for all writes of the transaction, else it would claim a version for all of them.
+        self._functions_of: dict[str, Sequence[Function]] = {}
         self._ran: set[r.Derivation] = set()  # the derivations whose entries were written, too
         self._read_from: dict[int, int] = {}  # writer that was read from -> sequence of its receipt
         self._broken: LocksBroken | None = None
@@ -371,7 +373,11 @@ class TableAccess:
 
     def _functions(self, table: str) -> Sequence[Function]:
         """The functions that make the entries of a table's rows. Raises: DerivationMissing, InvalidArgument."""
-        return self._shared.derivations.functions(table, self._shared.deadline(None))
+        found = self._functions_of.get(table)
+        if found is None:
+            deadline = self._shared.deadline(None)
+            found = self._functions_of[table] = self._shared.derivations.functions(table, deadline)
+        return found
 
     def _locked(self, table: str, key: bytes) -> bytes | None:
         """A row that decides what is written: it is locked with either isolation."""

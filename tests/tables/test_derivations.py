@@ -367,6 +367,35 @@ def test_a_successor_refuses_the_same(shop: Shop) -> None:
     assert found(rows, "by-city", "rome") == ["a"]
 
 
+def test_all_writes_of_a_transaction_run_the_same_versions(shop: Shop) -> None:
+    """A version that comes into force between two of them counts for neither."""
+    shop.client.derive(ORDERS, "by-city", city)
+    rows = shop.replica(shop.client)
+    known = shop.client._shared.derivations
+    with rows.begin() as txn:
+        known.learn(ORDERS, {})
+        txn.put(ORDERS, b"a", b"oslo ann")
+        known.forget()
+        txn.put(ORDERS, b"b", b"oslo bob")
+        with pytest.raises(DerivationMissing):
+            txn.commit()
+    assert rows_of(rows, ORDERS) == {}
+
+
+def test_rejected_plain_writes_stay_rejected(shop: Shop) -> None:
+    """Also if the derivation is dropped, and a successor reads the journal again."""
+    shop.client.derive(ORDERS, "by-city", city)
+    plain_write(shop, ORDERS)
+    assert shop.client.describe(ORDERS).rejected == {"plain_write": 1}
+    shop.client.drop_derivation(ORDERS, "by-city")
+    shop.stop_controller()
+    shop._store.restore({})
+    shop.start_controller()
+    plain_write(shop, ORDERS)
+    shop.client.describe(ORDERS)
+    assert len(shop.events(ORDERS)) == 1
+
+
 # -- a value that occurs once -------------------------------------------------------------------------------
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from anabranch import errors
+from anabranch.core import rows as k
+from anabranch.core import work
 from anabranch.core.decisions.scopes import active_stream
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import way_to_end
@@ -79,6 +81,7 @@ def _check_begin(turn: Turn, new: r.Derivation) -> None:
         raise errors.InvalidArgument(
             f"{table} is no table of {text_of(new)}: `client.derive` makes it"
         )
+    turn.charge(work.of_items(len(turn.state.open)))
     for txn in turn.state.open.values():
         if source in txn.participants:
             txn_id = txn.row.txn_id
@@ -88,6 +91,19 @@ def _check_begin(turn: Turn, new: r.Derivation) -> None:
             )
     if any(stream == source for stream, _ in turn.index.plain_waiting(turn.state)):
         raise errors.NotReady(f"plain writes to {source} are not committed yet: ask again")
+
+
+def pass_plain_writes(turn: Turn, stream: str) -> None:
+    """Pass over the plain writes that were rejected while derivations were in force.
+
+    Otherwise a successor that reads the journal again would commit them.
+    """
+    for name, partition in list(turn.index.positions):
+        if name == stream:
+            place = name, partition
+            end = turn.index.positions[place]
+            refused = turn.state.plain_refused.get(place, 0)
+            turn.put(k.plain_key(*place), r.PlainRow(*place, end, refused))
 
 
 def source_of(state: State, table: str) -> str:

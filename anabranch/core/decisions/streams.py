@@ -19,7 +19,12 @@ from anabranch import errors
 from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.authorize import Right, rights_of, table_of
-from anabranch.core.decisions.derivations import LEVEL, check_in_force, source_of
+from anabranch.core.decisions.derivations import (
+    LEVEL,
+    check_in_force,
+    pass_plain_writes,
+    source_of,
+)
 from anabranch.core.decisions.positions import processor_of
 from anabranch.core.decisions.questions import make_safe
 from anabranch.core.decisions.scale import asked, asker
@@ -515,6 +520,8 @@ def alter_stream(turn: Turn, command: r.AlterStream, to: ReplyTo | None) -> None
         begin_change(turn, changed, change_of(row), to)
     else:
         turn.audit(command, what)
+        if in_force(row.settings) and not in_force(settings):
+            pass_plain_writes(turn, row.stream)
         turn.put(k.stream_key(row.stream), changed)
         turn.reply(to, r.StreamList((stream_info(turn, changed),)))
 
