@@ -324,6 +324,17 @@ class RowMissing(FixCallError):
     """`replace` found no row of this key, so nothing was written: use `put` or `insert`."""
 
 
+class DerivationMissing(FixCallError):
+    """A table is the source of a derivation that the writer, or the replica, does not have, so nothing was written.
+
+    Give its function by `Client.derive`, and write by a replica of the table.
+    """
+
+
+class UniqueViolation(FixCallError):
+    """Another row has this value of a unique derivation, so nothing of this row was written."""
+
+
 class NotANumber(FixCallError):
     """A row that `add`, `min` or `max` would change is no decimal integer of 64 bits, so nothing was written."""
 

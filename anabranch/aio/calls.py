@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from anabranch.reading.task_reader import TaskReader
     from anabranch.reading.transaction_reader import TransactionReader
     from anabranch.tables.changes import Changes
-    from anabranch.tables.indexes import Index
+    from anabranch.tables.indexes import Index, IndexFunction
     from anabranch.tables.replica import Lag as TableLag
     from anabranch.tables.snapshot import TableSnapshot
     from anabranch.tables.store import Seen
@@ -935,6 +935,20 @@ class AsyncTableTransaction(Handle):
             ),
         )
 
+    def lookup(
+        self,
+        derivation: str,
+        value: bytes,
+        *,
+        source: str | Stream[Any, Any] | None = None,
+        limit: int | None = None,
+    ) -> OpeningRows[tuple[Any, Any]]:
+        """As `TableTransaction.lookup`."""
+        return OpeningRows(
+            self._waits,
+            partial(self._blocking.lookup, derivation, value, source=source, limit=limit),
+        )
+
 
 class AsyncJoinedTransaction(Handle):
     """`anabranch.client.table_transaction.JoinedTransaction`, for asyncio."""
@@ -1162,6 +1176,20 @@ class AsyncJoinedTransaction(Handle):
                 limit=limit,
                 lock=lock,
             ),
+        )
+
+    def lookup(
+        self,
+        derivation: str,
+        value: bytes,
+        *,
+        source: str | Stream[Any, Any] | None = None,
+        limit: int | None = None,
+    ) -> OpeningRows[tuple[Any, Any]]:
+        """As `JoinedTransaction.lookup`."""
+        return OpeningRows(
+            self._waits,
+            partial(self._blocking.lookup, derivation, value, source=source, limit=limit),
         )
 
 
@@ -1811,6 +1839,52 @@ class AsyncClient(Handle):
     async def processor(self, processor: str, *, timeout: float | None = None) -> r.ProcessorInfo:
         """As `Client.processor`."""
         return await self._waits.call(self._blocking.processor, processor, timeout=timeout)
+
+    async def derive(
+        self,
+        source: str,
+        name: str,
+        function: IndexFunction,
+        *,
+        version: int = 1,
+        unique: bool = False,
+        timeout: float | None = None,
+    ) -> str:
+        """As `Client.derive`."""
+        return await self._waits.call(
+            self._blocking.derive,
+            source,
+            name,
+            function,
+            version=version,
+            unique=unique,
+            timeout=timeout,
+        )
+
+    async def rebuild(self, source: str, name: str, *, timeout: float | None = None) -> str:
+        """As `Client.rebuild`."""
+        return await self._waits.call(self._blocking.rebuild, source, name, timeout=timeout)
+
+    async def drop_derivation(
+        self, source: str, name: str, *, version: int | None = None, timeout: float | None = None
+    ) -> None:
+        """As `Client.drop_derivation`."""
+        await self._waits.call(
+            self._blocking.drop_derivation, source, name, version=version, timeout=timeout
+        )
+
+    async def check_derivation(
+        self,
+        source: str,
+        name: str,
+        function: IndexFunction | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> list[str]:
+        """As `Client.check_derivation`."""
+        return await self._waits.call(
+            self._blocking.check_derivation, source, name, function, timeout=timeout
+        )
 
     async def stored(
         self,

@@ -6,10 +6,12 @@ connects to a cluster.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -559,3 +561,36 @@ def connected(target: Target) -> Iterator[Client]:
         target.bootstrap, target.prefix, target.lane, target.kafka, timeout=target.timeout
     ) as client:
         yield client
+
+
+def imported(target: str, what: str) -> Any:
+    """What ``module:name`` names, also in the current folder. ``what``: it has to name, for a refusal.
+
+    Raises: InvalidArgument.
+    """
+    module, _, name = target.partition(":")
+    if not module or not name:
+        raise InvalidArgument(f"{target!r} must name a module and {what}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module)
+    except AnabranchError:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in (
+            module,
+            module.partition(".")[0],
+        ):
+            raise InvalidArgument(
+                f"there is no module {module}, neither installed nor in this folder"
+            ) from error
+        trace = traceback.extract_tb(error.__traceback__)
+        *_, last = (frame for frame in trace if not frame.filename.startswith("<frozen"))
+        at = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
+        raise InvalidArgument(
+            f"the import of {module} failed: {type(error).__name__}: {error}{at}"
+        ) from error
+    if not hasattr(found, name):
+        raise InvalidArgument(f"{module} has no `{name}`")
+    return getattr(found, name)

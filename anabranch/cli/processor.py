@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import multiprocessing
-import os
 import sys
 import time
-import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
@@ -28,6 +25,7 @@ from anabranch.cli.options import (
     Yes,
     argument,
     confirm,
+    imported,
     option,
     parse_kafka,
     start_of,
@@ -43,7 +41,7 @@ from anabranch.cli.output import (
     show_failure,
 )
 from anabranch.clock import SystemClock
-from anabranch.errors import AnabranchError, InvalidArgument, count_of
+from anabranch.errors import InvalidArgument, count_of
 from anabranch.presentation.rows import (
     bytes_fields,
     lag_fields,
@@ -571,34 +569,7 @@ def _load(target: str) -> Processor:
     """The processor of ``module:name``, also in the current folder. Raises: InvalidArgument."""
     from anabranch.processing.app import Processor
 
-    module, _, name = target.partition(":")
-    if not module or not name:
-        raise InvalidArgument(
-            f"{target!r} must name a module and a processor in it, such as delays:app"
-        )
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        imported = importlib.import_module(module)
-    except AnabranchError:
-        raise
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name in (
-            module,
-            module.partition(".")[0],
-        ):
-            raise InvalidArgument(
-                f"there is no module {module}, neither installed nor in this folder"
-            ) from error
-        trace = traceback.extract_tb(error.__traceback__)
-        *_, last = (frame for frame in trace if not frame.filename.startswith("<frozen"))
-        at = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
-        raise InvalidArgument(
-            f"the import of {module} failed: {type(error).__name__}: {error}{at}"
-        ) from error
-    if not hasattr(imported, name):
-        raise InvalidArgument(f"{module} has no `{name}`")
-    found = getattr(imported, name)
+    found = imported(target, "a processor in it, such as delays:app")
     if isinstance(getattr(found, "program", None), Processor):
         raise InvalidArgument(
             f"{target} is a Faust app: run it with `faust -A {target} worker`, and give each worker its own "

@@ -14,7 +14,7 @@ from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from anabranch.cli.errors import NotFound, failure_of
+from anabranch.cli.errors import CheckFailed, NotFound, failure_of
 from anabranch.cli.options import (
     App,
     At,
@@ -32,6 +32,7 @@ from anabranch.cli.options import (
     Typed,
     ValueCodec,
     argument,
+    imported,
     line_encoder,
     moment_of,
     option,
@@ -50,7 +51,7 @@ from anabranch.cli.output import (
     show_failure,
 )
 from anabranch.cli.stream import exists
-from anabranch.core.stream_settings import RATIO, is_table
+from anabranch.core.stream_settings import RATIO, derivations_of, derived_table, is_table
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownStream, count_of
 from anabranch.presentation.rows import (
     bytes_fields,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from anabranch import Client
     from anabranch.client.replica import Replica
     from anabranch.client.table_transaction import TableTransaction
+    from anabranch.protocol.schemas.records import Derivation
     from anabranch.tables.snapshot import TableSnapshot
     from anabranch.types import Result, StreamDescription, Transacted
 
@@ -157,8 +159,13 @@ def describe(options: ClusterOptions, table: Table) -> None:
         )
     document = system_row(row) | {"events": events.events, "exact": events.exact}
     document["description"] = description
-    columns = (*_TABLE_COLUMNS, "events", "exact", "description")
+    document["derivations"] = [_derivation(of) for of in derivations_of(table, row.settings)]
+    columns = (*_TABLE_COLUMNS, "derivations", "events", "exact", "description")
     show("tables", [document], columns, as_json=options.json)
+
+
+def _derivation(of: Derivation) -> dict[str, Any]:
+    return {"name": of.name, "version": of.version, "table": derived_table(of)}
 
 
 @app.command("get")
@@ -373,6 +380,30 @@ def changes(
             }
             former = {"before": each.before} if before else {}
             print_json(document | bytes_fields(key=each.key, **former, after=each.after))
+
+
+@app.command("check")
+def check(
+    options: ClusterOptions,
+    table: Table,
+    derivation: Annotated[str, argument("DERIVATION", "The name of a derivation of the table.")],
+    function: Annotated[
+        str, argument("MODULE:FUNCTION", "Its function, installed or in the current folder.")
+    ],
+) -> None:
+    """Compare a derived table with its source. If they differ, the exit code is 1."""
+    made = imported(function, "a function in it, such as shop:city")
+    with options.client() as client:
+        found = client.check_derivation(table, derivation, made)
+    document = {"table": table, "derivation": derivation, "differences": found}
+    print_result(
+        document, "\n".join(found) or f"{derivation} of {table} is right", as_json=options.json
+    )
+    if found:
+        raise CheckFailed(
+            f"{derivation} of {table} has {count_of(len(found), 'difference')}",
+            "build a higher version (`client.rebuild`)",
+        )
 
 
 @app.command("compact")

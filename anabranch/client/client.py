@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from anabranch.client.admin import Administration, lane_acls
+from anabranch.client.derivations import Deriving
 from anabranch.client.ports import ClientPorts
 from anabranch.client.processors import Processors, check_imported
 from anabranch.client.reading import Reading, SystemTables
@@ -39,8 +40,8 @@ from anabranch.client.transact import ownership_of, transact
 from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer, join
 from anabranch.core.authorize import ADD, ALL, TAKE
-from anabranch.core.stream_settings import TABLE
-from anabranch.errors import ClockSkew, InvalidArgument, NotForkSafe
+from anabranch.core.stream_settings import TABLE, in_force
+from anabranch.errors import ClockSkew, InvalidArgument, NotForkSafe, UnsupportedSetting
 from anabranch.extras import need
 from anabranch.presentation.system_tables import (
     CommitRow,
@@ -106,7 +107,7 @@ if TYPE_CHECKING:
     from anabranch.client.replica import Replica
     from anabranch.reading.task_reader import TaskReader
     from anabranch.tables.changes import Changes
-    from anabranch.tables.indexes import Index
+    from anabranch.tables.indexes import Index, IndexFunction
 
 T = TypeVar("T")
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -144,6 +145,7 @@ class Client:
         self._reading = Reading(self._shared)
         self._processors = Processors(self._shared, self._reading)
         self._admin = Administration(self._shared)
+        self._deriving = Deriving(self._shared, self._reading, threads=threads)
         self._system = SystemTables(self._shared, self._reading)
         _clients.add(self)
 
@@ -605,6 +607,72 @@ class Client:
             timeout=timeout,
         )
 
+    def derive(
+        self,
+        source: str,
+        name: str,
+        function: IndexFunction,
+        *,
+        version: int = 1,
+        unique: bool = False,
+        timeout: float | None = None,
+    ) -> str:
+        """Let each write to a table also write the rows of a derived table, in its transaction; returns its name.
+
+        ``function``: takes key and row, and returns the values (bytes, several, or None) under which
+        `TableTransaction.lookup` finds the row. It returns the same for the same row, always. ``unique``: no two
+        rows may have one value. The first call for a name brings the derivation into force: it is built from the
+        rows that are there, and from then on every writer has to make this call, too. ``version``: another function
+        has a higher one, which `rebuild` brings into force. Needs feature level 3, and the right operate then.
+
+        Raises: UniqueViolation (of the rows that are there: `drop_derivation` takes it back), StreamExists (it is
+        unique, or not), InvalidArgument, FeatureNotEnabled, NotAuthorized, NotInstalled, NotReady (an open
+        transaction writes to the table), IllegalState; UnknownStream, DeadlineExceeded (repeating is safe).
+        """
+        self._shared.deadline_outside("derive", timeout)
+        return self._deriving.derive(source, name, function, version, timeout, unique=unique)
+
+    def rebuild(self, source: str, name: str, *, timeout: float | None = None) -> str:
+        """Bring the highest version of a derivation that this client has into force, while others write.
+
+        From the beginning of the call on, writers need its function and the former one; at the end, look-ups switch
+        to it at one commit timestamp. It also completes a build that was left. Returns the name of the derived
+        table. Raises: as `derive`; DerivationMissing (this client has no function of it).
+        """
+        self._shared.deadline_outside("rebuild", timeout)
+        return self._deriving.rebuild(source, name, timeout)
+
+    def drop_derivation(
+        self,
+        source: str,
+        name: str,
+        *,
+        version: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Take a derivation out of force, or one version of it that is being built. Its table stays, unchanged.
+
+        Raises: InvalidArgument (it is not in force), NotAuthorized (without the right operate), DeadlineExceeded.
+        """
+        self._shared.deadline_outside("drop_derivation", timeout)
+        self._deriving.drop(source, name, version, timeout)
+
+    def check_derivation(
+        self,
+        source: str,
+        name: str,
+        function: IndexFunction | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> list[str]:
+        """Compare a derived table with its source, as of one moment. Returns up to 1,000 differences, in words.
+
+        ``function``: of the version that is ready; None: the one of `derive`. Raises: DerivationMissing (no version
+        is ready, or this client has no function of it); as `replica`.
+        """
+        self._shared.checked_deadline(timeout)
+        return self._deriving.check(source, name, function, timeout)
+
     def streams(
         self, scope: str | None = None, *, timeout: float | None = None
     ) -> Listed[StreamDescription]:
@@ -661,6 +729,10 @@ class Client:
         (another change is under way, or the brokers are away), DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.deadline_outside("alter_stream", timeout)
+        if derived := sorted(in_force(given(settings))):
+            raise UnsupportedSetting(
+                f"{derived[0]} is set by `derive`, `rebuild` and `drop_derivation` alone"
+            )
         return self._streams.alter(stream, settings, deadline, description=description)
 
     def truncate_stream(

@@ -22,6 +22,7 @@ from anabranch.errors import (
     NotAuthorized,
     NotReady,
     UndecodableValue,
+    UnknownStream,
     UnsupportedSetting,
 )
 from anabranch.extras import need
@@ -255,7 +256,7 @@ class Reading:
         from anabranch.client.replica import Replica
 
         settings = self._replica_settings(
-            names_of(tables), folder, timeout, threads=threads, index=index
+            names_of(tables), folder, timeout, threads=threads, index=index, derived=True
         )
         return Replica(self._shared, self.readers().ports, settings)
 
@@ -285,7 +286,9 @@ class Reading:
         threads: bool,
         hold: int | None = None,
         index: Mapping[str, Index] | None = None,
+        derived: bool = False,
     ) -> ReplicaSettings:
+        """``derived``: with the tables that are derived from these ones."""
         from anabranch.tables.replica import ReplicaSettings
 
         if not tables:
@@ -295,12 +298,15 @@ class Reading:
         self.readers()
         deadline, names = self._shared.deadline(timeout), streams_of(tables)
         self._session.check_together(names, deadline)
-        kept = [versions_ms(settings) for settings in self._check_tables(names, deadline)]
+        found = dict(zip(names, self._check_tables(names, deadline), strict=True))
+        for made in self._shared.derivations.made_of(found) if derived else ():
+            with suppress(UnknownStream):  # it is made later
+                found |= zip([made], self._check_tables([made], deadline), strict=True)
         return ReplicaSettings(
-            tables=names,
+            tables=tuple(found),
             cluster_id=self._session.cluster(deadline),
             folder=None if folder is None else Path(folder),
-            history_ms=max(kept),
+            history_ms=max(map(versions_ms, found.values())),
             timeout=self._shared.timeout,
             threaded=threads,
             hold=hold,
@@ -368,6 +374,7 @@ class Reading:
         found = []
         for name in names:
             settings = self._session.describe(name, deadline).settings
+            self._shared.derivations.learn(name, settings)
             if not is_table(settings):
                 raise InvalidArgument(
                     f"{name} is a stream, and no table: make one with `create_table` (`anabranch table create`)"

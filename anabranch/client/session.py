@@ -566,13 +566,20 @@ class Session:
             raise MalformedRecord(f"the controller answered {type(result).__name__} to Begin")
         return result
 
-    def touch(self, token: bytes, stream: str, writer: int, deadline: float) -> r.Touched:
+    def touch(
+        self,
+        token: bytes,
+        stream: str,
+        writer: int,
+        deadline: float,
+        ran: Iterable[r.Derivation] = (),
+    ) -> r.Touched:
         """Add a stream to a transaction, before the writer with this number writes to it; returns where to write.
 
         The transaction's first touch of the stream, by any writer, pins the reference epoch: the segments (key
-        ranges, each in a partition) to which all its writers write.
+        ranges, each in a partition) to which all its writers write. ``ran``: the derivations that the writer runs.
         """
-        command = r.Touch(token, stream, writer)
+        command = r.Touch(token, stream, writer, tuple(sorted(ran)))
         with _about(token):
             return self.ask(_partition(token), command, r.Touched, deadline)
 

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from anabranch.client.derivations import Derivations
 from anabranch.client.ports import ClientPorts, JournalWriter
 from anabranch.client.receipts import check_layout, warn_of_seconds
 from anabranch.client.reservation import Reservation, id_of
@@ -97,6 +98,10 @@ class Shared:
     dropped: deque[JournalWriter] = field(default_factory=deque)  # of garbage-collected handles
     forked: bool = False
     closed: bool = False
+    derivations: Derivations = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.derivations = Derivations(self.session)
 
     def check(self) -> None:
         """Raise `NotForkSafe` in a forked child, and `IllegalState` once the client is closed."""

@@ -5,27 +5,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import wraps
-from itertools import starmap
+from itertools import islice, starmap
 from typing import Any, Literal, NoReturn, Self, TypeVar, cast, overload
 
+from anabranch.client.derivations import READY, STATE_KEY, Function, of_value
 from anabranch.client.own_writes import Local, OwnRows, Written, merged
 from anabranch.client.shared import Shared, entered
 from anabranch.client.table_locks import Locks, broken
 from anabranch.client.transact import Turns
 from anabranch.client.writer import AllOrNothing
 from anabranch.core.locks.numbers import changed
+from anabranch.core.stream_settings import Derived, derived_table
 from anabranch.errors import (
     AnabranchError,
+    DerivationMissing,
     IllegalState,
     InvalidArgument,
     LocksBroken,
     RowExists,
     RowMissing,
+    UniqueViolation,
 )
 from anabranch.protocol import limits
+from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.legal_names import split_stream
 from anabranch.protocol.limits import (
     LEAST_NUMBER,
@@ -81,6 +86,9 @@ class TableAccess:
         self._was_read = False  # read or locked something, so the snapshot must not change
         self._locks = Locks()
         self._changes: dict[tuple[str, bytes], tuple[r.ChangeKind, int]] = {}  # by table and key
+        # By table: the same for all writes of the transaction, else it would claim a version for all of them.
+        self._functions_of: dict[str, Sequence[Function]] = {}
+        self._ran: set[r.Derivation] = set()  # the derivations whose entries were written, too
         self._read_from: dict[int, int] = {}  # writer that was read from -> sequence of its receipt
         self._broken: LocksBroken | None = None
         self._over = ""
@@ -259,6 +267,8 @@ class TableAccess:
             raise InvalidArgument("give a key, a prefix, or low and high")
         if key is not None:
             self._locks.point(table, check_row_key(key))
+        elif low is high is prefix is None:
+            self._locks.whole(table)
         else:
             self._locks.span(table, *bounds(low, high, prefix))
 
@@ -340,14 +350,155 @@ class TableAccess:
         self._check_table(table)
         self._check_writable()
         self._check_unchanged(table, check_row_key(key))
-        if not self._reads_lock:
-            self._locks.point(table, key)
-        self._write_row(table, key, value)
+        functions = self._functions(table)
+        if not functions:
+            if not self._reads_lock:
+                self._locks.point(table, key)
+            self._write_row(table, key, value)
+            return
+        before = self._locked(table, key)
+        entries = [self._entries(f, key, before, value) for f in functions]
+        self._ran.update(f.of for f in functions)
+        with AllOrNothing("a write", self._end_in_between) as whole:
+            whole.begun = self._write_row(table, key, value)
+            self._write_all(functions, entries)
 
-    def _write_row(self, table: str, key: bytes, value: bytes | None) -> None:
+    def _write_row(self, table: str, key: bytes, value: bytes | None) -> bool:
         self._wrote = True
         self._write(r.Event(table, -1, key, value, (), -1))
         self._own.put(table, key, value)
+        return True
+
+    # -- derived tables -------------------------------------------------------------------------------
+
+    def _functions(self, table: str) -> Sequence[Function]:
+        """The functions that make the entries of a table's rows. Raises: DerivationMissing, InvalidArgument."""
+        found = self._functions_of.get(table)
+        if found is None:
+            deadline = self._shared.deadline(None)
+            found = self._functions_of[table] = self._shared.derivations.functions(table, deadline)
+        return found
+
+    def _locked(self, table: str, key: bytes) -> bytes | None:
+        """A row that decides what is written: it is locked with either isolation."""
+        own = self._own.get(table, key)
+        if own is not None:
+            self._note(own.by)
+            return own.value
+        if self._turns is not None:
+            self._turns.check_cold(table, key)
+        if table not in self._replica.tables:
+            raise DerivationMissing(
+                f"this replica was opened before {table} was made, which is unique: open it again"
+            )
+        self._was_read = True
+        seen = self._view.get_version(table, key)
+        self._locks.point(table, key)
+        if seen.timestamp > self.timestamp:
+            self._break(broken(table, seen, self.timestamp))
+        return seen.value
+
+    def _entries(
+        self, function: Function, key: bytes, before: bytes | None, after: bytes | None
+    ) -> dict[bytes, bytes | None]:
+        """The entries that change with a row: first those that go (None), then new ones. `UniqueViolation`."""
+        former, now = function.entries(key, before), function.entries(key, after)
+        gone = former.keys() - now.keys()
+        if function.unique:
+            # In a table that is being built, another row may have an entry that this row has not yet.
+            gone = {entry for entry in gone if self._locked(function.table, entry) == key}
+            self.check_unique(function, now.keys() - former.keys(), key)
+        come = sorted(now.keys() - former.keys())
+        return dict.fromkeys(sorted(gone)) | {entry: now[entry] for entry in come}
+
+    @alone
+    def check_unique(self, function: Function, entries: Iterable[bytes], key: bytes) -> None:
+        """`UniqueViolation` if another row has one of these entries, which get locked."""
+        for entry in sorted(entries):
+            found = self._locked(function.table, entry)
+            if found not in (None, key):
+                raise UniqueViolation(
+                    f"row {found!r:.100} of {function.of.source} has a value of row {key!r:.100} already, by "
+                    f"derivation {function.of.name!r}: nothing of the row was written"
+                )
+
+    def _write_all(
+        self, functions: Iterable[Function], entries: Iterable[Mapping[bytes, bytes | None]]
+    ) -> None:
+        for function, its in zip(functions, entries, strict=True):
+            self.write_entries(function.of, its.items())
+
+    @alone
+    def write_entries(
+        self, of: r.Derivation, entries: Iterable[tuple[bytes, bytes | None]]
+    ) -> None:
+        """Write rows of a derived table. Only for writes to its source, and while it is built."""
+        self._check_writable()
+        self._ran.add(of)
+        table = derived_table(of)
+        with AllOrNothing("a write", self._end_in_between) as whole:
+            for entry, row in entries:
+                whole.begun = self._write_row(table, entry, row)
+
+    def lookup(
+        self,
+        derivation: str,
+        value: bytes,
+        *,
+        source: str | Stream[Any, Any] | None = None,
+        limit: int | None = None,
+    ) -> Iterator[tuple[Any, Any]]:
+        """Keys and rows of a table that a derivation has under a value, in byte order of keys; at most ``limit``.
+
+        What was iterated over is locked: the commit fails if a row of this value comes, changes or goes meanwhile.
+        ``source``: needed if several tables of the replica have a derivation of this name; with the handle of a
+        table, keys and rows are decoded.
+
+        Raises: as `get`; DerivationMissing (no version of it is built, or is in this replica), InvalidArgument.
+        """
+        self._check()
+        check_limit(limit)
+        if not isinstance(value, bytes):
+            raise InvalidArgument(f"a derivation is asked for bytes, not {value!r:.100}")
+        name = source if source is None or isinstance(source, str) else source.name
+        derived = self._ready(derivation, name)
+        found = islice(self._found(derived, of_value(value)), limit)
+        return found if isinstance(source, str | None) else starmap(source.decode_row, found)
+
+    def _found(self, derived: Derived, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        source, table = derived.of.source, derived_table(derived.of)
+        if derived.unique:
+            key = self.get(table, prefix)
+            keys: Iterable[bytes] = () if key is None else (key,)
+        else:
+            keys = (entry[len(prefix) :] for entry, _ in self.scan(table, prefix=prefix))
+        for key in keys:
+            row = self.get(source, key)
+            if row is not None:
+                yield key, row
+
+    @alone
+    def _ready(self, name: str, source: str | None) -> Derived:
+        """The version of a derivation that is ready at the snapshot."""
+        known, deadline = self._shared.derivations, self._shared.deadline(None)
+        found = [
+            needs.derived
+            for table in self._replica.tables
+            if (needs := known.needs(table, deadline)).derived is not None
+            and needs.derived.of.name == name
+            and source in (None, needs.derived.of.source)
+        ]
+        ready = [d for d in found if self.get(derived_table(d.of), STATE_KEY) == READY]
+        if not ready:
+            raise DerivationMissing(
+                f"no version of derivation {name!r} is ready in this replica at {to_text(self.timestamp)}: call "
+                "`client.derive` before the replica is opened, or `client.rebuild` if its build was left"
+            )
+        if len({d.of.source for d in ready}) > 1:
+            raise InvalidArgument(f"several tables have a derivation {name!r}: give `source`")
+        return ready[0]
+
+    # -- rows of a range, and changes -----------------------------------------------------------------
 
     def delete_range(
         self,
@@ -383,6 +534,8 @@ class TableAccess:
         self._check_table(name)
         self._check_writable()
         self._check_range_unchanged(name, low, high)
+        functions = self._functions(name)
+        self._ran.update(f.of for f in functions)
         self._was_read = True
         rows = merged(
             self._seen(name, low, high, False, True), self._own.scan(name, low, high), False
@@ -392,8 +545,9 @@ class TableAccess:
             for key, row in rows:
                 self._note(row.by)
                 if row.value is not None:
-                    whole.begun = True
-                    self._write_row(name, key, None)
+                    entries = [self._entries(f, key, row.value, None) for f in functions]
+                    whole.begun = self._write_row(name, key, None)
+                    self._write_all(functions, entries)
                     count += 1
         return count
 
@@ -441,6 +595,10 @@ class TableAccess:
         self._check_table(table)
         self._check_writable()
         row = table, check_row_key(key)
+        if self._functions(table):
+            raise DerivationMissing(
+                f"{table} is the source of a derivation, which has to know the row: `put` it"
+            )
         if type(number) is not int or not LEAST_NUMBER <= number <= MOST_NUMBER:
             raise InvalidArgument(f"{number!r:.100} is no integer of 64 bits")
         if self._own.get(table, key) is not None:

@@ -53,13 +53,14 @@ class Locks:
     def __init__(self) -> None:
         self._points: dict[str, set[bytes]] = {}
         self._spans: dict[str, list[Span]] = {}
+        self._whole: set[str] = set()  # tables that are locked as a whole
         self._count = 0
         self._registered: set[tuple[str, int]] = set()  # points
 
     def point(self, table: str, key: bytes) -> None:
         """Lock a key, whether it has a row or not. Raises `TooManyLocks`."""
         points = self._points.setdefault(table, set())
-        if key not in points:
+        if key not in points and table not in self._whole:
             self._one_more()
             points.add(key)
 
@@ -68,6 +69,12 @@ class Locks:
         self._one_more()
         self._spans.setdefault(table, []).append(span := Span(low, high))
         return span
+
+    def whole(self, table: str) -> None:
+        """Lock a table; then keys of it need no locks of their own. Raises `TooManyLocks`."""
+        if table not in self._whole:
+            self.span(table, b"", None)
+            self._whole.add(table)
 
     def _one_more(self) -> None:
         if self._count >= limits.LOCKS.value:

@@ -6,7 +6,7 @@ commits, the locks are validated again, and the command is sent again with its n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Collection, Mapping, MutableSequence
 from dataclasses import dataclass
 
 from anabranch.backoff import Backoff
@@ -20,6 +20,7 @@ from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
     DeadlineExceeded,
+    DerivationMissing,
     LocksBroken,
     MalformedRecord,
     NotANumber,
@@ -43,7 +44,8 @@ from anabranch.tracing import traced
 class InMemory:
     """What a short transaction has read and written when it commits.
 
-    ``changes``: by table and key. ``broken``: the first lock that was found broken.
+    ``changes``: by table and key. ``broken``: the first lock that was found broken. ``ran``: the derivations whose
+    entries are among the events.
     """
 
     scope: str
@@ -52,6 +54,7 @@ class InMemory:
     events: MutableSequence[r.Event]
     changes: Mapping[tuple[str, bytes], tuple[r.ChangeKind, int]]
     broken: LocksBroken | None
+    ran: Collection[r.Derivation] = ()
 
     def changes_since(self, marks: Mapping[str, tuple[int, int]]) -> tuple[r.RowChange, ...]:
         """The changes, each with its row as of its table's mark. `SnapshotExpired`."""
@@ -112,7 +115,8 @@ class TableOneShot:
                 raise found
             locks = held.locks.records(self._replica.tables, marks)
             events = with_trace(held.events, self.trace)
-            command = r.OneShot(txn_id, scope, name, events, consumed, locks, changes)
+            ran = tuple(sorted(held.ran))
+            command = r.OneShot(txn_id, scope, name, events, consumed, locks, changes, ran)
             try:
                 with self._replica.report_due():
                     answer = self._send(command, deadline)
@@ -168,7 +172,9 @@ class TableOneShot:
         except (TransactionAborted, OwnershipLost, AlreadyCommitted):
             self.is_over = True
             raise
-        except AnabranchError:
+        except AnabranchError as error:
+            if isinstance(error, DerivationMissing):
+                self._shared.derivations.forget()
             self.is_sent = before  # this copy was refused, so it had no effect
             if not before:
                 self.txn_id = None  # resolving it may have aborted the id

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from anabranch.client.derivations import Function
 from anabranch.client.own_writes import Local, ReadBack, Writers
 from anabranch.client.receipts import EventFields, StateRow, check_shape
 from anabranch.client.reservation import keepalive_ms_of
@@ -45,6 +46,7 @@ from anabranch.core.transaction_states import USABLE
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
+    DerivationMissing,
     EventTooLarge,
     FixCallError,
     IllegalState,
@@ -352,7 +354,7 @@ class TableTransaction(TableAccess):
 
     def _handle(self, scope: str) -> Transaction:
         """A handle of this transaction, which the controller does not know yet."""
-        return Transaction(
+        made = Transaction(
             self._shared,
             scope,
             None,
@@ -361,6 +363,8 @@ class TableTransaction(TableAccess):
             snapshot=self.timestamp,
             txn_id=self._one_shot.txn_id,
         )
+        made.ran = self._ran
+        return made
 
     def _name_tables(self, opened: Transaction, timeout: float | None) -> None:
         """Make the controller keep the tables readable at the snapshot; raise `TransactionAborted` if too old."""
@@ -500,7 +504,13 @@ class TableTransaction(TableAccess):
 
     def _in_memory(self) -> InMemory:
         return InMemory(
-            self._scope(), self._view, self._locks, self._events, self._changes, self._broken
+            self._scope(),
+            self._view,
+            self._locks,
+            self._events,
+            self._changes,
+            self._broken,
+            self._ran,
         )
 
     def _scope(self) -> str:
@@ -757,6 +767,16 @@ class JoinedTransaction(TableAccess):
                 "it was left, and is not finished: call `finish` again, or `discard`"
             )
         super()._check()
+
+    def _functions(self, table: str) -> Sequence[Function]:
+        found = super()._functions(table)
+        if found:
+            # Neither process sees the other's rows before, so the entries would be wrong.
+            raise DerivationMissing(
+                f"{table} is the source of derivation {found[0].of.name!r}: only the process that began the "
+                "transaction may write to it"
+            )
+        return found
 
     def _check_changes(self, size: int) -> None:
         del size

@@ -22,6 +22,7 @@ from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
     BeginAgainError,
+    DerivationMissing,
     FeatureNotEnabled,
     IllegalState,
     InvalidArgument,
@@ -240,6 +241,7 @@ def _transact(
         jitter=lambda: shared.session.random64() % 1024 / 1024,
     )
     lost: AnabranchError | None = None
+    asked_again = False
     value = cast("V", None)
     try:
         while True:
@@ -256,6 +258,13 @@ def _transact(
                         value = function(txn)
                         _check_called(value)
                     result = commit.send(txn, max(_LEAST_S, deadline - clock.monotonic()))
+            except DerivationMissing:
+                # Another version may have come into force since this client asked. Now it asks again.
+                if asked_again:
+                    raise
+                asked_again = True
+                shared.derivations.forget()
+                continue
             except (HotRow, LocksBroken, TransactionAborted, WriteFailed) as error:
                 if txn.txn_id is None and not isinstance(error, HotRow | LocksBroken):
                     raise  # raised by the function

@@ -150,6 +150,7 @@ class Transaction:
         self._outcome: r.Outcome | None = None  # of the prepare or commit
         self._result: Result | None = None
         self._is_left = False  # its `with` block
+        self.ran: Iterable[r.Derivation] = ()  # the derivations whose entries it writes, too
         shared.handles.add(self)
 
     def read_by(self, reads: Reads) -> None:
@@ -271,6 +272,7 @@ class Transaction:
         self._writer = Writer(
             self._shared, self._scope, txn_id, self.keepalive_ms, trace=self.trace
         )
+        self._writer.ran = self.ran
         self._writer.opened(self._token)
         self.beating = True
         self._shared.heart(self)
@@ -730,6 +732,7 @@ class Transaction:
                 prepare,
                 consumed,
                 () if self._reads is None else self._reads.locks(),
+                tuple(sorted(self.ran)),
             )
         if self._token is None:
             begin = r.Begin(txn_id, self._scope, name, self.keepalive_ms, self._secret)

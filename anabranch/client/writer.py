@@ -27,6 +27,7 @@ from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
+    DerivationMissing,
     Expired,
     IllegalState,
     NotReady,
@@ -88,6 +89,7 @@ class Writer:
         self._finished: Receipt | None = None
         self._over: AnabranchError | None = None
         self._is_left = False  # its `with` block
+        self.ran: Iterable[r.Derivation] = ()  # the derivations whose entries it writes, too
         self.keepalive_ms = keepalive_ms
         self.beating = False
         while shared.dropped:  # first free the journal writers of collected handles
@@ -177,7 +179,11 @@ class Writer:
         lane = self._account.lanes.get(stream)
         if lane is None:
             self._begin_writing()
-            touched = self._session.touch(self._token, stream, self.number, deadline)
+            try:
+                touched = self._session.touch(self._token, stream, self.number, deadline, self.ran)
+            except DerivationMissing:
+                self._shared.derivations.forget()
+                raise
             check_layout(stream, touched.segments)
             if self._label:  # the first touch has made the writer known
                 self._session.label(self._token, self.number, self._label, deadline)

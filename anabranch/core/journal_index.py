@@ -151,10 +151,12 @@ class JournalIndex:
             uncommitted.add(run.txn_id, place, run.batch_base, run.batch_size)
         plain_done = state.plain.get((stream, partition), 0)
         for run in plain:
-            if is_state(stream):  # only commits that move positions write to it
+            if run.first < plain_done:
+                continue
+            if is_state(stream) or stream in state.derivations:  # only certain commits write to it
                 if run.first >= known_until:
                     self.reject(stream, partition, "plain_write", run.records)
-            elif run.first >= plain_done:
+            else:
                 _put(changes, prefix, run)
                 self.plain_ends[stream, partition] = run.end
         read = self.read.get(place)

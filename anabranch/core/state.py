@@ -20,6 +20,7 @@ from anabranch.core import rows as k
 from anabranch.core.journal_runs import extents_of
 from anabranch.core.locks.lock_table import LockTable
 from anabranch.core.rows import Entry, Rows
+from anabranch.core.stream_settings import derivations_at
 from anabranch.core.stream_states import changes_topics
 from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import (
@@ -132,6 +133,8 @@ class State:
         self.names: dict[str, str] = {}  # name as Kafka compares it -> stream
         # Scope -> the least `table.history.ms` of its tables; cached until a stream changes.
         self.histories_ms: dict[str, int] = {}
+        # The derivations of which a table is a source or that it is derived by.
+        self.derivations: dict[str, tuple[r.Derivation, ...]] = {}
         self.layouts: dict[str, Layout] = {}  # active epochs only
         self.epochs: dict[str, dict[int, tuple[r.SegmentRange, ...]]] = {}  # reference epochs only
         # (stream, reference epoch) -> partition -> segment.
@@ -191,10 +194,11 @@ class State:
         self.term, self.round, self.suspect = None, _NO_ROUND, None
         for view in (
             self.scopes, self.scope_owners, self.streams, self.changing, self.stream_names, self.names,
-            self.histories_ms, self.layouts, self.epochs, self.places, self.pins, self.plain, self.plain_refused,
-            self.low_water, self.forgotten, self._retired, self.quarantined, self.lanes, self.lane_positions,
-            self.grants, self.rights, self.audits, self.audit_due, self.processors, self.tasks, self.tables,
-            self.locks, self.bases, self.open, self.open_of, self.open_in, self.committing, self.prepared,
+            self.histories_ms, self.derivations, self.layouts, self.epochs, self.places, self.pins,
+            self.plain, self.plain_refused, self.low_water, self.forgotten, self._retired, self.quarantined,
+            self.lanes, self.lane_positions, self.grants, self.rights, self.audits, self.audit_due, self.processors,
+            self.tasks, self.tables, self.locks, self.bases, self.open, self.open_of, self.open_in, self.committing,
+            self.prepared,
         ):  # fmt: skip
             view.clear()
         for key, value in k.rows_of_views(self._table.scan):
@@ -332,6 +336,7 @@ class State:
             self.stream_names.put(stream, row)
             _put(self.names, as_kafka_compares(stream), row and stream)
             self.histories_ms.clear()
+            _put(self.derivations, stream, row and derivations_at(stream, row.settings))
             _put(self.layouts, identifier.decode(), row and Layout(row.segments))
         elif entry is Entry.EPOCH:
             stream, epoch = k.numbered(identifier)

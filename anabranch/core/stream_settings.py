@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from anabranch.errors import InvalidArgument, UnsupportedSetting
 from anabranch.protocol import limits
+from anabranch.protocol.legal_names import base_stream, check_type, split_stream
+from anabranch.protocol.schemas import records as r
 
 REPLICATION = "replication.factor"
 MIN_ISR = "min.insync.replicas"
@@ -22,6 +24,9 @@ LEAST_HISTORY_MS = 1_000  # replicas keep versions for this long at least
 RATIO = "table.compact.ratio"
 BASE = "table.base"  # the table whose bases are written to the stream
 PROCESSOR = "processor"  # the processor whose state the stream is
+DERIVED = "derived"  # the derivation that a derived table is of
+DERIVE = "derive."  # the beginning of the settings of a source: the versions in force, by name
+UNIQUE = "unique"
 _LONG = (1 << 63) - 1
 _INT = (1 << 31) - 1
 _REPLICAS = (1 << 15) - 1
@@ -55,10 +60,10 @@ _SCALING = {
 _OF_TIME = ".ms"  # the end of the names of settings in milliseconds
 _SPAN = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
 _MS_OF = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-KINDS = frozenset((TABLE, BASE, PROCESSOR))  # these make a stream one of another kind
-FIXED = frozenset((REPLICATION, PROCESSOR, TABLE, BASE))  # these can't be altered
+KINDS = frozenset((TABLE, BASE, PROCESSOR, DERIVED))  # these make a stream one of another kind
+FIXED = KINDS | {REPLICATION}  # these can't be altered
 _OF_TABLE = {VERSIONS_MS: (0, _LONG), RATIO: (2, _LONG)}
-KNOWN = TOPIC.keys() | {name for name, _ in _SCALING.values()} | {TABLE, *_OF_TABLE}
+KNOWN = TOPIC.keys() | {name for name, _ in _SCALING.values()} | {TABLE, DERIVED, *_OF_TABLE}
 # A row lives until it is replaced or deleted, and its versions as long as a snapshot may need them.
 _NOT_OF_TABLE = frozenset((RETENTION_MS, "retention.bytes", "cleanup.policy"))
 # A state keeps the newest row of each key, whatever its age, and has as many segments as tasks.
@@ -104,9 +109,9 @@ def differences(
 ) -> list[str]:
     """How a stream's settings differ from the requested ones, in words. ``only_asked``: others may have any value.
 
-    The settings that make it a table, or the companion of something, always count.
+    The settings that make it a table, or the companion of something, always count, and its derivations never.
     """
-    names = asked.keys() | (found.keys() & KINDS if only_asked else found.keys())
+    names = asked.keys() | (found.keys() & KINDS if only_asked else found.keys() - in_force(found))
     return [
         f"{name} is {found.get(name, 'not set')} (asked: {asked.get(name, 'not set')})"
         for name in sorted(names)
@@ -137,7 +142,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
     elif BASE in settings:
         what, known = "the stream of a table's bases", _OF_BASE
     _check_table(settings)
-    unknown = sorted(settings.keys() - known)
+    unknown = sorted(settings.keys() - known - in_force(settings))
     if unknown:
         raise UnsupportedSetting(
             f"{what} has no setting {', '.join(unknown)}; it takes {', '.join(sorted(known))}"
@@ -177,7 +182,7 @@ def versions_ms(settings: Mapping[str, str]) -> int:
 
 def _check_table(settings: Mapping[str, str]) -> None:
     if not is_table(settings):
-        for name in settings.keys() & _OF_TABLE.keys():
+        for name in settings.keys() & (_OF_TABLE.keys() | {DERIVED}) | in_force(settings):
             raise UnsupportedSetting(f"{name} is a setting of tables: set {TABLE}=true, too")
         return
     if settings[TABLE] != "true":
@@ -189,6 +194,98 @@ def _check_table(settings: Mapping[str, str]) -> None:
         )
     for name in settings.keys() & _OF_TABLE.keys():
         whole_number(name, settings[name], *_OF_TABLE[name])
+    if DERIVED in settings:
+        derived_from(settings)
+        if in_force(settings):
+            raise UnsupportedSetting("a derived table is no source of others")
+    limits.DERIVATIONS.check(len(in_force(settings)), "a table")
+    for name in in_force(settings):
+        check_derivation(name.removeprefix(DERIVE))
+        versions_of(settings, name.removeprefix(DERIVE))
+
+
+# -- derivations ----------------------------------------------------------------------------------------
+
+_DERIVATION = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+_VERSION = (1, 999_999)
+
+
+class Derived(NamedTuple):
+    """The derivation of a derived table, and whether each value occurs once."""
+
+    of: r.Derivation
+    unique: bool
+
+    @property
+    def text(self) -> str:
+        """The setting of the derived table."""
+        return " ".join((*map(str, self.of), *([UNIQUE] if self.unique else [])))
+
+
+def check_derivation(name: str) -> str:
+    """The name of a derivation; `InvalidArgument` if it is not legal."""
+    check_type("the name of a derivation", name, str)
+    if not _DERIVATION.fullmatch(name):
+        raise InvalidArgument(
+            f"{name!r:.100} is no name of a derivation: small letters, digits and - (at most 40), not - in front"
+        )
+    return name
+
+
+def derived_table(of: r.Derivation) -> str:
+    """The name of the table that has the rows of a version of a derivation. `InvalidArgument`: it is too long."""
+    table = f"{of.source}-{of.name}-v{of.version}"
+    split_stream(base_stream(table))
+    return table
+
+
+def derived_from(settings: Mapping[str, str]) -> Derived | None:
+    """The derivation of a derived table; None for other streams. `InvalidArgument` for an illegal setting."""
+    text = settings.get(DERIVED)
+    if text is None:
+        return None
+    words = text.split(" ")
+    if len(words) < 3 or words[3:] not in ([], [UNIQUE]):
+        raise InvalidArgument(
+            f"{DERIVED}={text}: give a table, a name and a version, and {UNIQUE} if it is that"
+        )
+    source, name, version = words[:3]
+    split_stream(source)
+    of = r.Derivation(source, check_derivation(name), whole_number(DERIVED, version, *_VERSION))
+    return Derived(of, unique=len(words) > 3)
+
+
+def in_force(settings: Mapping[str, str]) -> frozenset[str]:
+    """The names of the settings that make a table the source of derivations."""
+    return frozenset([name for name in settings if name.startswith(DERIVE)])
+
+
+def versions_of(settings: Mapping[str, str], name: str) -> tuple[int, ...]:
+    """The versions of a derivation that are in force, rising; at most 2. `InvalidArgument`: an illegal setting."""
+    text = settings.get(DERIVE + name)
+    if text is None:
+        return ()
+    found = tuple([whole_number(DERIVE + name, each, *_VERSION) for each in text.split(",")])
+    if len(found) > 2 or sorted(set(found)) != list(found):
+        raise InvalidArgument(f"{DERIVE}{name}={text}: one version, or two that rise: 1,2")
+    return found
+
+
+def derivations_at(table: str, settings: Mapping[str, str]) -> tuple[r.Derivation, ...] | None:
+    """The derivations in force of a source, or the one of a derived table; None for other streams."""
+    derived = derived_from(settings)
+    return (derived.of,) if derived is not None else derivations_of(table, settings) or None
+
+
+def derivations_of(source: str, settings: Mapping[str, str]) -> tuple[r.Derivation, ...]:
+    """The derivations of a source that are in force."""
+    return tuple(
+        [
+            r.Derivation(source, name, version)
+            for name in sorted(each.removeprefix(DERIVE) for each in in_force(settings))
+            for version in versions_of(settings, name)
+        ]
+    )
 
 
 def parse_policy(settings: Mapping[str, str]) -> Policy | None:

@@ -117,6 +117,7 @@ PREPARED_EVENTS = Limit(
 LOCKS = Limit(
     10_000, "locks", "a transaction's points and ranges; lock a range, or read with `lock=False`"
 )
+DERIVATIONS = Limit(16, "derivations", "a table")
 ROW_CHANGES = Limit(
     64,
     "rows",

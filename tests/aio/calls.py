@@ -144,7 +144,7 @@ KINDS = (
         {},
         "timestamp is_over txn_id result prepared",
         asked="cluster",
-        rows=("scan",),
+        rows=("scan", "lookup"),
     ),
     Kind(
         "JoinedTransaction",
@@ -152,7 +152,7 @@ KINDS = (
         "get lock refresh put delete delete_range truncate insert replace add min max write flush finish discard",
         {},
         "timestamp is_over txn_id",
-        rows=("scan",),
+        rows=("scan", "lookup"),
     ),
     Kind(
         "Replica",
@@ -170,7 +170,7 @@ KINDS = (
         "forget_stream delete_stream recover_stream effective_settings topic_id together snapshot progress "
         "count_events groups group reset_group compact_table publish_base create_processor reset_processor "
         "import_group delete_processor take_tasks release_tasks processors processor "
-        "stored lag lanes add_lane block_lane unblock_lane "
+        "derive rebuild drop_derivation check_derivation stored lag lanes add_lane block_lane unblock_lane "
         "grants grant revoke audit_log commands leaders feature_level acls system transact close",
         {
             "begin": "Transaction",

@@ -14,6 +14,7 @@ from tests.mutants import (
     batches,
     clients,
     decisions,
+    derived,
     journals,
     merges,
     overlaps,
@@ -91,6 +92,7 @@ STEALING = {"workers": 3, "retain_s": 0, "scale_s": 0.7, "worker_freeze": 0.006}
 MOVING = STEALING | {"chunk_bytes": 250}
 # Processes with replicas of two tables, and little besides.
 OVERLAP_TESTS = "tests/controller/test_overlap.py"
+DERIVED = "tests/tables/test_derivations.py"
 IN_MEMORY = "tests/tables/test_transactions.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
 COUNTED = TABLED | {"tables": 0, "counters": 3}
@@ -435,6 +437,19 @@ CATALOGUE: tuple[Mutant, ...] = (
            weather=COUNTED_IN_TROUBLE, suite="tests/core/test_row_changes.py"),
     Mutant("a change takes a row from before the reach", tables.bases_below_the_reach,
            weather=COUNTED | {"director_s": 2.0}, suite="tests/core/test_row_changes.py"),
+    Mutant("writers need not run a source's functions", derived.any_writer, simulated=False, suite=DERIVED),
+    Mutant("a derivation comes into force at once", derived.in_force_at_once, simulated=False,
+           suite=DERIVED),
+    Mutant("the row before is not locked", derived.unlocked, simulated=False, by_clients=True,
+           suite=DERIVED),
+    Mutant("a unique value is not locked", derived.unlocked_entries, simulated=False,
+           by_clients=True, suite=DERIVED),
+    Mutant("a unique value is not looked for", derived.values_occur_twice, simulated=False,
+           by_clients=True, suite=DERIVED),
+    Mutant("a look-up does not lock its version", derived.ready_without_a_lock, simulated=False,
+           by_clients=True, suite=DERIVED),
+    Mutant("another row's entry is deleted", derived.all_entries_go, simulated=False,
+           by_clients=True, suite=DERIVED),
     Mutant("journals write nothing, for locks", tables.journals_unknown, weather=TABLED),
     Mutant("a digest lacks a key", tables.digests_lack, weather=TABLED, seed=1),
     Mutant("one-shots break no locks", tables.one_shots_unnoticed, weather=TABLED,

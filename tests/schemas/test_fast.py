@@ -56,6 +56,7 @@ changes = st.builds(
     numbers,
     st.none() | st.binary(max_size=70),
 )
+derivations = st.builds(r.Derivation, names, names, st.integers(-(1 << 31), (1 << 31) - 1))
 one_shots = st.builds(
     r.OneShot,
     st.binary(min_size=16, max_size=16),
@@ -65,6 +66,7 @@ one_shots = st.builds(
     st.none() | record_strategy("Consumed"),
     st.just(()) | st.lists(locks, max_size=2).map(tuple),
     st.just(()) | st.lists(changes, max_size=3).map(tuple),
+    st.just(()) | st.lists(derivations, max_size=3).map(tuple),
 )
 outcomes = st.builds(
     r.Outcome,
@@ -136,6 +138,7 @@ USUAL: list[Any] = [
     r.OneShot(TXN_ID, "nyc", None, plain_events(10), None, (LOCKS, LOCKS)),
     r.OneShot(TXN_ID, "nyc", "daily", plain_events(1000)),
     r.OneShot(TXN_ID, "nyc", None, (), None, (LOCKS,), CHANGES),
+    r.OneShot(TXN_ID, "nyc", None, (), None, (LOCKS,), (), (r.Derivation("nyc/a", "by-b", 1),)),
     r.Commit(b"t" * 120, (), None, "daily", 10_000, secret=b"s" * 32),
     r.PrepareEvents(TXN_ID, "nyc", None, plain_events(10), b"s" * 32, PREPARE),
     r.PreparedRow(PREPARE, NOW, plain_events(10)),

@@ -16,7 +16,7 @@ from anabranch.core import history_records, parts
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_right, writing
 from anabranch.core.command_events import CommandEvents, EventRun, SomeEvents
-from anabranch.core.decisions import claims, positions, prepared
+from anabranch.core.decisions import claims, derivations, positions, prepared
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import (
     check_id_partition,
@@ -371,6 +371,8 @@ def _place(turn: Turn, command: r.OneShot | r.PrepareEvents) -> Placed:
     Raises: NotAuthorized, InvalidArgument, EventTooLarge, CrossScope; NotReady, StreamLost, UnknownStream.
     """
     events, state = row_changes.events_of(turn, command), turn.state
+    if isinstance(command, r.OneShot):
+        derivations.check_changes(state, command.changes)
     most: dict[str, int] = {}
     tables: dict[str, list[EventRun]] = {}
     of_state = []
@@ -384,6 +386,7 @@ def _place(turn: Turn, command: r.OneShot | r.PrepareEvents) -> Placed:
                 of_state.append(stream)
             else:
                 check_right(state, turn.lane, *writing(state, stream))
+            derivations.check(state, stream, command.derivations)
             active_stream(turn, stream)
             settings = state.streams[stream].settings
             most[stream] = int(settings.get(MAX_MESSAGE, limits.MESSAGE.value))

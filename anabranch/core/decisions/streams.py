@@ -19,6 +19,12 @@ from anabranch import errors
 from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.authorize import Right, rights_of, table_of
+from anabranch.core.decisions.derivations import (
+    LEVEL,
+    check_in_force,
+    pass_plain_writes,
+    source_of,
+)
 from anabranch.core.decisions.positions import processor_of
 from anabranch.core.decisions.questions import make_safe
 from anabranch.core.decisions.scale import asked, asker
@@ -41,13 +47,17 @@ from anabranch.core.segments import create
 from anabranch.core.state import State
 from anabranch.core.stream_settings import (
     BASE,
+    DERIVED,
     FIXED,
     KNOWN,
     PROCESSOR,
     TOPIC,
     check_settings,
+    derived_from,
+    derived_table,
     descriptions_differ,
     differences,
+    in_force,
     is_table,
     segments_differ,
 )
@@ -109,6 +119,7 @@ def create_stream(turn: Turn, command: r.CreateStream, to: ReplyTo | None) -> No
     check_served(turn, scope)
     even_ranges(command.segments)  # raises for an impossible count
     check_settings(command.settings)
+    _check_derived(turn, command)
     limits.DESCRIPTION.check(len(command.description), f"the description of {command.stream}")
     _check_state(turn, command)
     check_companion(turn, command)
@@ -138,6 +149,22 @@ def create_stream(turn: Turn, command: r.CreateStream, to: ReplyTo | None) -> No
         _move(turn, row, "begin_create", to, adopt=command.adopt)
     else:
         turn.reply(to, r.StreamList((stream_info(turn, row),)))
+
+
+def _check_derived(turn: Turn, command: r.CreateStream) -> None:
+    """`UnsupportedSetting` if a derivation is in force from the beginning, `InvalidArgument` for a wrong name."""
+    if in_force(command.settings):
+        raise errors.UnsupportedSetting(
+            f"{command.stream}: create the table first, then `client.derive`"
+        )
+    derived = derived_from(command.settings)
+    if derived is not None:
+        turn.state.check_enabled(LEVEL, "a derivation")
+        if command.stream != derived_table(derived.of):
+            raise errors.InvalidArgument(
+                f"{command.stream} with setting {DERIVED}={derived.text}: the table is named "
+                f"{derived_table(derived.of)}; `client.derive` makes it"
+            )
 
 
 def _check_state(turn: Turn, command: r.CreateStream) -> None:
@@ -362,6 +389,10 @@ def _check_unread(turn: Turn, stream: str, despite: Collection[str]) -> None:
     """
     if (table := table_of(turn.state, stream)) in turn.state.tables:
         raise errors.IllegalState(f"{stream} has the base of {table}: it goes with that table")
+    if source := source_of(turn.state, stream):
+        raise errors.IllegalState(
+            f"{stream} has the rows of a derivation of {source}: let `client.drop_derivation` end that first"
+        )
     if is_state(stream) and (row := turn.state.processors.get(stream.removesuffix(STATE))):
         blocker = text_of(processor_blocker(turn, row))
         raise errors.IllegalState(f"{stream} belongs to {blocker}: delete that first")
@@ -465,7 +496,8 @@ def alter_stream(turn: Turn, command: r.AlterStream, to: ReplyTo | None) -> None
     named = command.settings.keys() | set(command.unset)
     if fixed := sorted(named & FIXED):
         raise errors.UnsupportedSetting(f"{', '.join(fixed)} can't be altered: make a new stream")
-    wrong = set(command.unset) - KNOWN | set(command.unset) & command.settings.keys()
+    known = KNOWN | in_force(row.settings)
+    wrong = set(command.unset) - known | set(command.unset) & command.settings.keys()
     if wrong:
         raise errors.UnsupportedSetting(
             f"{limits.cut(', '.join(sorted(wrong)))} can't be taken back: no such setting, or given, too"
@@ -473,6 +505,7 @@ def alter_stream(turn: Turn, command: r.AlterStream, to: ReplyTo | None) -> None
     settings = {n: v for n, v in row.settings.items() if n not in command.unset}
     settings |= command.settings
     check_settings(settings)
+    check_in_force(turn, row, settings)
     wanted = [f"{name}={settings.get(name, '')}" for name in sorted(named)]
     description = row.description
     if command.description is not None:
@@ -487,6 +520,8 @@ def alter_stream(turn: Turn, command: r.AlterStream, to: ReplyTo | None) -> None
         begin_change(turn, changed, change_of(row), to)
     else:
         turn.audit(command, what)
+        if in_force(row.settings) and not in_force(settings):
+            pass_plain_writes(turn, row.stream)
         turn.put(k.stream_key(row.stream), changed)
         turn.reply(to, r.StreamList((stream_info(turn, changed),)))
 

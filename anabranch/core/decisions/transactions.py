@@ -14,7 +14,7 @@ from anabranch import errors
 from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_writes
-from anabranch.core.decisions import claims, positions, prepared, quotas
+from anabranch.core.decisions import claims, derivations, positions, prepared, quotas
 from anabranch.core.decisions.scopes import active_stream, check_served, check_snapshot
 from anabranch.core.decisions.turn import DAY_MS, FORGOTTEN, Turn, is_finished, refuse
 from anabranch.core.decisions.writers import check_room, put_receipt
@@ -248,6 +248,7 @@ def touch(turn: Turn, command: r.Touch, to: ReplyTo | None) -> None:
         raise locks_broken(row.broken)
     check_same_partition(turn, command.stream, row.scope)
     check_writes(turn.state, row, (command.stream,))
+    derivations.check(turn.state, command.stream, command.derivations)
     if is_state(command.stream) and row.consumes is None:
         raise errors.InvalidArgument(f"{command.stream}: {positions.STATE_IS_MOVED}")
     stream = active_stream(turn, command.stream)

@@ -28,7 +28,7 @@ EVENTS = limits.EVENTS.value
 DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 _ONE_SHOT = b"\x01\x08"
-_ONE_SHOT_WITH_CHANGES = b"\x03\x08"  # the last field is of that feature level
+_ONE_SHOT_AT_3 = b"\x03\x08"  # with the last fields, which are of that feature level
 _COMMIT = b"\x01\x07"
 _PREPARE_EVENTS = b"\x01\x25"
 _REPLY = b"\x01\x20"
@@ -154,12 +154,13 @@ def _optional_secret(value: bytes | None) -> bytes:
 
 
 def _write_one_shot(record: r.OneShot) -> bytes:
-    changes = record.changes
-    out = _whole_transaction(_ONE_SHOT_WITH_CHANGES if changes else _ONE_SHOT, record)
+    changes, derivations = record.changes, record.derivations
+    more = changes or derivations
+    out = _whole_transaction(_ONE_SHOT_AT_3 if more else _ONE_SHOT, record)
     consumed = _NULL if record.consumed is None else _consumed(record.consumed)
     out.append(_END + consumed + _all(record.locks, _table_locks))
-    if changes:
-        out.append(_all(changes, _row_change))
+    if more:
+        out.append(_all(changes, _row_change) + _all(derivations, _derivation))
     return b"".join(out)
 
 
@@ -215,7 +216,7 @@ def _write_prepare_events(record: r.PrepareEvents) -> bytes:
     out = _whole_transaction(_PREPARE_EVENTS, record)
     if type(record.secret) is not bytes or len(record.secret) != _SECRET_SIZE:
         raise Unusual
-    if record.consumed is not None or record.locks:
+    if record.consumed is not None or record.locks or record.derivations:
         raise Unusual
     out += (_END, record.secret, _prepare(record.prepare))
     return b"".join(out)
@@ -310,6 +311,11 @@ def _row_change(change: r.RowChange) -> bytes:
     found = _NULL if base is None else b"\x02" + _bytes(base)
     head = _name(change.table) + _bytes(change.key) + _KIND_BYTES[change.kind]
     return head + _once(change.number) + found
+
+
+def _derivation(derivation: r.Derivation) -> bytes:
+    source, name, version = derivation
+    return _name(source) + _name(name) + _int(version)
 
 
 def _table_time(time: r.TableTime) -> bytes:
@@ -527,11 +533,13 @@ def _read_one_shot(data: bytes, read_events: EventsReader = _read_events) -> r.O
     consumed, at = _read_consumed(data, at)
     locks, at = _read_all(data, at, _read_table_locks)
     changes: tuple[r.RowChange, ...] = ()
-    if data.startswith(_ONE_SHOT_WITH_CHANGES):
+    derivations: tuple[r.Derivation, ...] = ()
+    if data.startswith(_ONE_SHOT_AT_3):
         changes, at = _read_all(data, at, _read_row_change)
+        derivations, at = _read_all(data, at, _read_derivation)
     if at != len(data):
         raise Unusual
-    return r.OneShot(txn_id, scope, name, events, consumed, locks, changes)
+    return r.OneShot(txn_id, scope, name, events, consumed, locks, changes, derivations)
 
 
 def _read_whole_transaction(
@@ -663,6 +671,13 @@ def _read_row_change(data: bytes, at: int) -> tuple[r.RowChange, int]:
     number, at = _read_long(data, at + 1)
     base, at = _read_optional_bytes(data, at)
     return _new(r.RowChange, (table, key, kind, number, base)), at
+
+
+def _read_derivation(data: bytes, at: int) -> tuple[r.Derivation, int]:
+    source, at = read_name(data, at)
+    name, at = read_name(data, at)
+    version, at = _read_int(data, at)
+    return _new(r.Derivation, (source, name, version)), at
 
 
 def _read_table_time(data: bytes, at: int) -> tuple[r.TableTime, int]:
@@ -849,7 +864,7 @@ READERS: dict[type, Callable[[bytes], Any]] = {
 # By the first bytes of a record: readers of records with events, which take a function that reads these.
 WITH_EVENTS: dict[bytes, Callable[[bytes, EventsReader], Any]] = {
     _ONE_SHOT: _read_one_shot,
-    _ONE_SHOT_WITH_CHANGES: _read_one_shot,
+    _ONE_SHOT_AT_3: _read_one_shot,
     _PREPARE_EVENTS: _read_prepare_events,
     _PREPARED_ROW: _read_prepared_row,
 }

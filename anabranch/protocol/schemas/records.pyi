@@ -208,6 +208,13 @@ class DeleteStream:
     stream: str
     despite: tuple[str, ...] = ()
 
+class Derivation(NamedTuple):
+    """A version of a derivation: of the function that makes a derived table's rows from a source's."""
+
+    source: str
+    name: str
+    version: int
+
 @dataclass(frozen=True, slots=True)
 class DescribeLeader:
     """Command: who leads the control partition, and how much it does."""
@@ -595,6 +602,7 @@ class OneShot(NamedTuple):
     consumed: Consumed | None = None
     locks: tuple[TableLocks, ...] = ()
     changes: tuple[RowChange, ...] = ()
+    derivations: tuple[Derivation, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class OpenInfo:
@@ -699,6 +707,7 @@ class PrepareEvents:
     prepare: Prepare
     consumed: Consumed | None = None
     locks: tuple[TableLocks, ...] = ()
+    derivations: tuple[Derivation, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class PreparedRow:
@@ -1314,6 +1323,7 @@ class Touch:
     token: bytes
     stream: str
     writer: int = 0
+    derivations: tuple[Derivation, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class Touched:

@@ -1,0 +1,397 @@
+"""Derived tables in the client: functions, the entries that they make of rows, and which tables need them.
+
+Writers call the functions (`anabranch.client.table_access`); `Deriving` declares, builds, switches and checks
+(docs/inside/decisions/0057-derived-tables.md).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from anabranch.core.stream_settings import (
+    DERIVE,
+    DERIVED,
+    TABLE,
+    Derived,
+    check_derivation,
+    derivations_of,
+    derived_from,
+    derived_table,
+    differences,
+    versions_of,
+)
+from anabranch.errors import (
+    DerivationMissing,
+    IllegalState,
+    InvalidArgument,
+    StreamExists,
+    UnknownStream,
+)
+from anabranch.extras import need
+from anabranch.protocol import limits
+from anabranch.protocol.legal_names import check_type, split_stream
+from anabranch.protocol.schemas import records as r
+
+if TYPE_CHECKING:
+    from anabranch.client.reading import Reading
+    from anabranch.client.replica import Replica
+    from anabranch.client.session import Session
+    from anabranch.client.shared import Shared
+    from anabranch.client.table_transaction import TableTransaction
+    from anabranch.tables.indexes import IndexFunction
+    from anabranch.tables.snapshot import TableSnapshot
+
+# The key of a derived table's state. Entries begin with an escaped value and `_END`, so none is equal to it.
+STATE_KEY = b"\0"
+READY, RETIRED, _BUILDING = b"ready", b"retired", b"building "
+_NONCE = 16  # bytes
+_END = b"\0\0"
+_PIECE = (
+    64  # rows of a transaction that builds: of commits of more keys a leader knows only the bounds
+)
+_MOST_SHOWN = 1_000
+
+Entry = tuple[bytes, bytes]  # a row of a derived table
+
+
+def of_value(value: bytes) -> bytes:
+    """The beginning of the keys of a value's entries. No value's is the beginning of another value's."""
+    return value.replace(b"\0", b"\0\xff") + _END
+
+
+class Function(NamedTuple):
+    """A version of a derivation with its function."""
+
+    of: r.Derivation
+    unique: bool
+    values: Callable[[bytes, bytes], frozenset[bytes]]  # of key and row
+
+    @property
+    def table(self) -> str:
+        """The derived table."""
+        return derived_table(self.of)
+
+    def entries(self, key: bytes, row: bytes | None) -> dict[bytes, bytes]:
+        """The entries of a row. Raises: InvalidArgument (a value is too long, or no bytes), as the function."""
+        if row is None:
+            return {}
+        found = {}
+        for value in self.values(key, row):
+            entry = of_value(value) if self.unique else of_value(value) + key
+            if len(entry) > limits.ROW_KEY.value:
+                raise InvalidArgument(
+                    f"derivation {self.of.name!r}: value {value!r:.100} of row {key!r:.100} of {self.of.source} is "
+                    f"too long: with the row's key, at most {limits.ROW_KEY.value:,} bytes"
+                )
+            found[entry] = key if self.unique else b""
+        return found
+
+
+class Needs(NamedTuple):
+    """What a table's settings say: the derivations in force of a source, or the derivation of a derived table."""
+
+    in_force: tuple[r.Derivation, ...]
+    derived: Derived | None
+
+
+_NONE = Needs((), None)
+
+
+class Derivations:
+    """The functions of a client, and the needs of tables as far as it knows them. Thread-safe."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._functions: dict[r.Derivation, Function] = {}
+        self._needs: dict[str, Needs] = {}
+
+    def add(self, function: Function) -> None:
+        """Use a function for writes to its source."""
+        self._functions[function.of] = function
+
+    def named(self, source: str, name: str | None = None) -> list[Function]:
+        """The functions of a source, or of one of its derivations, by name and version."""
+        return sorted(
+            f
+            for of, f in self._functions.items()
+            if of.source == source and name in (None, of.name)
+        )
+
+    def learn(self, table: str, settings: Mapping[str, str]) -> Needs:
+        """Remember the needs of a table."""
+        needs = Needs(derivations_of(table, settings), derived_from(settings))
+        self._needs[table] = needs
+        return needs
+
+    def forget(self) -> None:
+        """Ask again: a write was refused."""
+        self._needs.clear()
+
+    def learned(self, table: str) -> Needs:
+        """The needs of a table as they were learned last; none if they never were."""
+        return self._needs.get(table, _NONE)
+
+    def needs(self, table: str, deadline: float) -> Needs:
+        """The needs of a table. Raises: as `Session.describe`."""
+        found = self._needs.get(table)
+        return found or self.learn(table, self._session.describe(table, deadline).settings)
+
+    def made_of(self, tables: Iterable[str]) -> list[str]:
+        """The derived tables of these tables, which are known: in force, or by a function of this client."""
+        found = {
+            derived_table(of)
+            for table in tables
+            for of in (*self.learned(table).in_force, *(f.of for f in self.named(table)))
+        }
+        return sorted(found.difference(tables))
+
+    def functions(self, table: str, deadline: float) -> Sequence[Function]:
+        """The functions that a write to the table runs. `DerivationMissing`; `InvalidArgument`: it is derived."""
+        needs = self.needs(table, deadline)
+        if needs.derived is not None:
+            raise InvalidArgument(
+                f"{table} is derived from {needs.derived.of.source}: write to that, and its rows follow"
+            )
+        return [self.function(of) for of in needs.in_force]
+
+    def function(self, of: r.Derivation) -> Function:
+        """The function of a version. `DerivationMissing`: this client does not have it."""
+        found = self._functions.get(of)
+        if found is None:
+            source, name, version = of
+            raise DerivationMissing(
+                f"{source} is the source of derivation {name!r}, version {version}, and this client has no "
+                f"function for it: call `client.derive({source!r}, {name!r}, function, version={version})`"
+            )
+        return found
+
+
+class Deriving:
+    """Calls of `Client` about derivations, with its arguments and errors; names are the same."""
+
+    def __init__(self, shared: Shared, reading: Reading, *, threads: bool) -> None:
+        """``threads``: as of `Client`."""
+        self._shared, self._session = shared, shared.session
+        self._reading, self._threads = reading, threads
+
+    def _replica(self, *tables: str, timeout: float | None) -> Replica:
+        return self._reading.replica(tables, None, timeout, threads=self._threads, index=None)
+
+    def derive(
+        self,
+        source: str,
+        name: str,
+        function: IndexFunction,
+        version: int,
+        timeout: float | None,
+        *,
+        unique: bool,
+    ) -> str:
+        check_type("a version", version, int)
+        split_stream(source)
+        of = r.Derivation(source, check_derivation(name), version)
+        made = _function(of, function, unique=bool(unique))
+        settings = self._settings(source, timeout)
+        self._create(made, timeout)
+        self._shared.derivations.add(made)
+        if not versions_of(settings, name):
+            self._build(made, timeout)
+        return made.table
+
+    def _create(self, made: Function, timeout: float | None) -> None:
+        """Create the derived table unless it exists. `StreamExists`: it has other settings."""
+        wanted = {TABLE: "true", DERIVED: Derived(made.of, made.unique).text}
+        deadline = self._shared.deadline(timeout)
+        try:
+            found = self._session.describe(made.table, deadline)
+        except UnknownStream:
+            command = r.CreateStream(made.table, 1, wanted, adopt=False)
+            found = self._session.create_stream(command, deadline)
+        if unlike := differences(wanted, found.settings, only_asked=True):
+            raise StreamExists(f"{made.table} exists, but {', '.join(unlike)}")
+
+    def _settings(self, source: str, timeout: float | None) -> Mapping[str, str]:
+        settings = self._session.describe(source, self._shared.deadline(timeout)).settings
+        if TABLE not in settings:
+            raise InvalidArgument(f"{source} is no table: a derivation has a table as its source")
+        self._shared.derivations.learn(source, settings)
+        return settings
+
+    def rebuild(self, source: str, name: str, timeout: float | None) -> str:
+        functions = self._shared.derivations.named(source, check_derivation(name))
+        if not functions:
+            raise DerivationMissing(
+                f"this client has no function of derivation {name!r} of {source}: `client.derive` first"
+            )
+        self._build(functions[-1], timeout)
+        return functions[-1].table
+
+    def _build(self, made: Function, timeout: float | None) -> None:
+        """Bring a version into force, build its table, switch, and take the former version out of force."""
+        of = made.of
+        with self._replica(of.source, made.table, timeout=timeout) as replica:
+            before = self._versions(of, timeout)
+            if of.version not in before:
+                self._check_unused(made, before, replica, timeout)
+                self._put_in_force(of, (*before, of.version), timeout)
+            former = [of._replace(version=each) for each in before if each != of.version]
+            state = replica.transact(lambda txn: _begin(txn, made), timeout=timeout).value
+            if state is not None:
+                with replica.snapshot() as view:
+                    keys = (key for key, _ in view.scan(of.source))
+                    while piece := list(islice(keys, _PIECE)):
+                        replica.transact(partial(_build_piece, made=made, keys=piece))
+                replica.transact(lambda txn: _switch(txn, made, former, state), timeout=timeout)
+        if former:
+            self._put_in_force(of, (of.version,), timeout)
+
+    def _versions(self, of: r.Derivation, timeout: float | None) -> tuple[int, ...]:
+        return versions_of(self._settings(of.source, timeout), of.name)
+
+    def _check_unused(
+        self, made: Function, before: Sequence[int], replica: Replica, timeout: float | None
+    ) -> None:
+        """`IllegalState` if a later version is in force, or the table has rows of a time in which this one was."""
+        of = made.of
+        if before and max(before) > of.version:
+            raise IllegalState(
+                f"version {max(before)} of derivation {of.name!r} of {of.source} is in force: version {of.version} "
+                "is older"
+            )
+        with replica.snapshot() as view:
+            used = next(view.scan(made.table, limit=1), None) is not None
+        # Another process may have brought it into force meanwhile.
+        if used and of.version not in self._versions(of, timeout):
+            raise IllegalState(
+                f"{made.table} has rows of an earlier time: take a higher version, or delete that table first"
+            )
+
+    def _put_in_force(
+        self, of: r.Derivation, versions: Iterable[int], timeout: float | None
+    ) -> None:
+        setting = DERIVE + of.name
+        text = ",".join(map(str, versions))
+        command = r.AlterStream(
+            of.source, {setting: text} if text else {}, () if text else (setting,)
+        )
+        info = self._session.ask_stream(of.source, command, self._shared.deadline(timeout))
+        self._shared.derivations.learn(of.source, info.settings)
+
+    def drop(self, source: str, name: str, version: int | None, timeout: float | None) -> None:
+        there = versions_of(self._settings(source, timeout), check_derivation(name))
+        gone = there if version is None else (version,)
+        if not set(gone) <= set(there):
+            raise InvalidArgument(
+                f"{source} has versions {list(there)} of derivation {name!r} in force"
+            )
+        for each in gone:
+            of = r.Derivation(source, name, each)
+            with self._replica(derived_table(of), timeout=timeout) as replica:
+                replica.transact(
+                    partial(_retire, of=of),
+                    timeout=timeout,
+                )
+            there = tuple([one for one in there if one != each])
+            self._put_in_force(of, there, timeout)
+
+    def check(
+        self, source: str, name: str, function: IndexFunction | None, timeout: float | None
+    ) -> list[str]:
+        check_derivation(name)
+        known = self._shared.derivations
+        with self._replica(source, timeout=timeout) as replica, replica.snapshot() as view:
+            derived = [known.learned(table).derived for table in replica.tables]
+            ready = [
+                each
+                for each in derived
+                if each is not None
+                and (each.of.source, each.of.name) == (source, name)
+                and view.get(derived_table(each.of), STATE_KEY) == READY
+            ]
+            if not ready:
+                raise DerivationMissing(f"{source} has no derivation {name!r} that is built")
+            if function is None:
+                made = known.function(ready[0].of)
+            else:
+                made = _function(ready[0].of, function, unique=ready[0].unique)
+            return list(islice(compared(view, made), _MOST_SHOWN))
+
+
+def _function(of: r.Derivation, function: IndexFunction, *, unique: bool) -> Function:
+    need("rocksdict", extra="tables")
+    from anabranch.tables.indexes import Indexed
+
+    if not callable(function):
+        raise InvalidArgument(
+            f"derivation {of.name!r}: {function!r:.100} is no function of key and row"
+        )
+    return Function(of, unique, Indexed(of.source, of.name, function).of)
+
+
+def compared(view: TableSnapshot, made: Function) -> Iterator[str]:
+    """What a derived table has that its source has not, and the other way round, each in words."""
+    source, table = made.of.source, made.table
+    for key, row in view.scan(source):
+        for entry, held in made.entries(key, row).items():
+            found = view.get(table, entry)
+            if found != held:
+                what = "is missing" if found is None else f"names row {found!r:.100}"
+                yield f"{table} {entry!r:.100} of row {key!r:.100} {what}"
+    for entry, held in view.scan(table):
+        if entry == STATE_KEY:
+            continue
+        key = held if made.unique else entry[entry_end(entry) :]
+        if made.entries(key, view.get(source, key)).get(entry) != held:
+            yield f"{table} {entry!r:.100} has no row {key!r:.100} with that value"
+
+
+def entry_end(entry: bytes) -> int:
+    """Where the value in the key of an entry ends, with its end mark."""
+    at = entry.index(b"\0")
+    while entry[at + 1 : at + 2] == b"\xff":
+        at = entry.index(b"\0", at + 2)
+    return at + len(_END)
+
+
+def _begin(txn: TableTransaction, made: Function) -> bytes | None:
+    """Make the state `building`; returns the state to switch from, or None if the table is ready."""
+    state = txn.get(made.table, STATE_KEY)
+    if state == READY:
+        return None
+    if state == RETIRED:
+        raise IllegalState(f"{made.table} was in force before: take a higher version")
+    if state is None:
+        state = _BUILDING + os.urandom(_NONCE)
+        txn.write_entries(made.of, ((STATE_KEY, state),))
+    return state
+
+
+def _retire(txn: TableTransaction, of: r.Derivation) -> None:
+    txn.write_entries(of, ((STATE_KEY, RETIRED),))
+
+
+def _build_piece(txn: TableTransaction, made: Function, keys: Iterable[bytes]) -> None:
+    for key in keys:
+        entries = made.entries(key, txn.get(made.of.source, key))
+        if made.unique:
+            txn.check_unique(made, entries, key)
+        txn.write_entries(made.of, entries.items())
+
+
+def _switch(
+    txn: TableTransaction, made: Function, retired: Iterable[r.Derivation], state: bytes
+) -> None:
+    found = txn.get(made.table, STATE_KEY)
+    if found == READY:
+        return  # another process was first
+    if found != state:
+        raise IllegalState(
+            f"{made.table} was dropped or made again while it was built: build it again"
+        )
+    txn.write_entries(made.of, ((STATE_KEY, READY),))
+    for of in retired:
+        _retire(txn, of)
