@@ -620,8 +620,8 @@ class Client:
         """Let each write to a table also write the rows of a derived table, in its transaction; returns its name.
 
         ``function``: takes key and row, and returns the values (bytes, several, or None) under which
-        `TableTransaction.lookup` finds the row. It returns the same for the same row, always. ``unique``: no two
-        rows may have one value. The first call for a name brings the derivation into force: it is built from the
+        `TableTransaction.lookup` finds the row; always the same for the same row. ``unique``: no two rows may have
+        one value. The first call for a name brings the derivation into force: it is built from the
         rows that are there, and from then on every writer has to make this call, too. ``version``: another function
         has a higher one, which `rebuild` brings into force. Needs feature level 3, and the right operate then.
 
@@ -636,8 +636,8 @@ class Client:
         """Bring the highest version of a derivation that this client has into force, while others write.
 
         From the beginning of the call on, writers need its function and the former one; at the end, look-ups switch
-        to it at one commit timestamp. It also completes a build that was left. Returns the name of the derived
-        table. Raises: as `derive`; DerivationMissing (this client has no function of it).
+        to it at one commit timestamp. The call also completes a build that was left, and returns the name of
+        the derived table. Raises: as `derive`; DerivationMissing (this client has no function of it).
         """
         self._shared.deadline_outside("rebuild", timeout)
         return self._deriving.rebuild(source, name, timeout)

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from anabranch.client.derivations import Function
 from anabranch.client.own_writes import Local, ReadBack, Writers
 from anabranch.client.receipts import EventFields, StateRow, check_shape
 from anabranch.client.reservation import keepalive_ms_of
@@ -42,6 +41,7 @@ from anabranch.client.transaction import (
     state_size,
 )
 from anabranch.client.writer import AllOrNothing, Writer
+from anabranch.core.derived_rows import Function
 from anabranch.core.transaction_states import USABLE
 from anabranch.errors import (
     AlreadyCommitted,

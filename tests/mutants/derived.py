@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from anabranch.client.derivations import READY, STATE_KEY, Function
 from anabranch.client.table_access import TableAccess
-from anabranch.core.decisions import derivations as decisions
+from anabranch.core import derivations as decisions
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.derived_rows import READY, STATE_KEY, Function
 from anabranch.core.stream_settings import Derived, derived_table
 from anabranch.protocol.schemas.records import Derivation
 from tests.mutants.planting import instead_of, wrapping

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from anabranch.batches.records import Record
 from anabranch.client.client import Client
-from anabranch.client.derivations import READY, RETIRED, STATE_KEY, Function, of_value
 from anabranch.client.replica import Replica
 from anabranch.client.table_transaction import TableTransaction
+from anabranch.core.derived_rows import READY, RETIRED, STATE_KEY, Function, of_value
 from anabranch.errors import (
     AnabranchError,
     DerivationMissing,
