@@ -2,7 +2,7 @@
 
 `connect` makes a `Client` of a real cluster. `client` has all its calls, with what they do and raise; start there.
 Calls that need more than one command are carried out by the client's parts: `streams`, `reading`, `processors`,
-`admin`, `compact`. All parts and handles share one `shared.Shared`.
+`admin`, `compact`, `derivations`. All parts and handles share one `shared.Shared`.
 
 A commit passes through these files, from the user to the bus:
 
