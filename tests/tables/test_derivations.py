@@ -25,6 +25,7 @@ from anabranch.errors import (
     NotReady,
     StreamExists,
     TooManyLocks,
+    TransactionAborted,
     UniqueViolation,
     UnsupportedSetting,
 )
@@ -866,26 +867,30 @@ def test_derived_rows_are_a_fold_of_the_source_at_every_timestamp(
     shop.close()
 
 
-def _play(replicas: list[Replica], who: int, writes: Any, is_long: bool, meanwhile: Any) -> None:
-    def write(replica: Replica, rows: Any, long: bool) -> Any:
-        with replica.begin(keepalive=60 if long else None) as txn:
-            for key, row in rows:
-                with contextlib.suppress(UniqueViolation):
-                    txn.delete(ORDERS, key) if row is None else txn.put(ORDERS, key, row)
-            yield
-            txn.commit()
+REFUSED_COMMITS = (LocksBroken, TransactionAborted, DerivationMissing)
 
-    steps = write(replicas[who], writes, is_long)
-    try:
-        next(steps)
+
+def _play(replicas: list[Replica], who: int, writes: Any, is_long: bool, meanwhile: Any) -> None:
+    """Commit, unless another commit came first, or another version came into force since the replica asked."""
+    with (
+        suppress(*REFUSED_COMMITS),
+        replicas[who].begin(keepalive=60 if is_long else None) as txn,
+    ):
+        _write(txn, writes)
         if meanwhile is not None:
-            other = write(replicas[1 - who], meanwhile, False)
-            next(other)
-            next(other, None)
-        next(steps, None)
-    except AnabranchError as error:
-        if "locks" not in str(error) and "was read as of" not in str(error):
-            raise
+            with suppress(*REFUSED_COMMITS), replicas[1 - who].begin() as other:
+                _write(other, meanwhile)
+                other.commit()
+        txn.commit()
+
+
+def _write(txn: TableTransaction, writes: Any) -> None:
+    for key, row in writes:
+        with suppress(UniqueViolation):
+            if row is None:
+                txn.delete(ORDERS, key)
+            else:
+                txn.put(ORDERS, key, row)
 
 
 FUNCTIONS = {
