@@ -7,7 +7,7 @@ docs/inside/decisions/0057-derived-tables.md.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from anabranch.core.stream_settings import (
     DERIVE,
     DERIVED,
     TABLE,
+    VERSIONS_MS,
     Derived,
     check_derivation,
     derived_table,
@@ -81,31 +82,32 @@ class Deriving:
         split_stream(source)
         of = r.Derivation(source, check_derivation(name), version)
         made = _function(of, function, unique=bool(unique))
-        settings = self._settings(source, timeout)
-        self._create(made, timeout)
+        found = self._source(source, timeout)
+        self._create(made, found, timeout)
         self._shared.derivations.add(made)
-        if not versions_of(settings, name):
+        if not versions_of(found.settings, name):
             self._build(made, timeout)
         return made.table
 
-    def _create(self, made: Function, timeout: float | None) -> None:
+    def _create(self, made: Function, source: r.StreamInfo, timeout: float | None) -> None:
         """Create the derived table unless it exists. `StreamExists`: it has other settings."""
         wanted = {TABLE: "true", DERIVED: Derived(made.of, made.unique).text}
         deadline = self._shared.deadline(timeout)
         try:
             found = self._session.describe(made.table, deadline)
         except UnknownStream:
-            command = r.CreateStream(made.table, 1, wanted, adopt=False)
+            kept = {n: v for n, v in source.settings.items() if n == VERSIONS_MS}
+            command = r.CreateStream(made.table, len(source.segments), wanted | kept, adopt=False)
             found = self._session.create_stream(command, deadline)
         if unlike := differences(wanted, found.settings, only_asked=True):
             raise StreamExists(f"{made.table} exists, but {', '.join(unlike)}")
 
-    def _settings(self, source: str, timeout: float | None) -> Mapping[str, str]:
-        settings = self._session.describe(source, self._shared.deadline(timeout)).settings
-        if TABLE not in settings:
+    def _source(self, source: str, timeout: float | None) -> r.StreamInfo:
+        found = self._session.describe(source, self._shared.deadline(timeout))
+        if TABLE not in found.settings:
             raise InvalidArgument(f"{source} is no table: a derivation has a table as its source")
-        self._shared.derivations.learn(source, settings)
-        return settings
+        self._shared.derivations.learn(source, found.settings)
+        return found
 
     def rebuild(self, source: str, name: str, timeout: float | None) -> str:
         functions = self._shared.derivations.named(source, check_derivation(name))
@@ -136,7 +138,7 @@ class Deriving:
             self._put_in_force(of, (of.version,), timeout)
 
     def _versions(self, of: r.Derivation, timeout: float | None) -> tuple[int, ...]:
-        return versions_of(self._settings(of.source, timeout), of.name)
+        return versions_of(self._source(of.source, timeout).settings, of.name)
 
     def _check_unused(
         self, made: Function, before: Sequence[int], replica: Replica, timeout: float | None
@@ -168,7 +170,7 @@ class Deriving:
         self._shared.derivations.learn(of.source, info.settings)
 
     def drop(self, source: str, name: str, version: int | None, timeout: float | None) -> None:
-        there = versions_of(self._settings(source, timeout), check_derivation(name))
+        there = versions_of(self._source(source, timeout).settings, check_derivation(name))
         gone = there if version is None else (version,)
         if not set(gone) <= set(there):
             raise InvalidArgument(
