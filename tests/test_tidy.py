@@ -44,8 +44,9 @@ IMPORTERS = {
 WIDE = {
     "anabranch/aio/loop.py": (1, "raised in the greenlet that waits"),
     "anabranch/cli/main.py": (1, "the end of the process: each error has its exit code"),
-    "anabranch/cli/options.py": (2, "a shell's completion shows no errors; a codec may raise any"),
-    "anabranch/cli/processor.py": (1, "the import of the user's module, named by the command"),
+    "anabranch/cli/options.py": (
+        3, "a shell's completion shows no errors; a codec may raise any, and so may the user's module",
+    ),
     "anabranch/faust/agents.py": (1, "the agent's error goes to the inbox that waits for it"),
     "anabranch/faust/app.py": (1, "a thread of its own: the app crashes with the error"),
     "anabranch/kafka/oauth_tokens.py": (1, "the user's callback: no token is no connection"),

@@ -564,7 +564,7 @@ def connected(target: Target) -> Iterator[Client]:
 
 
 def imported(target: str, what: str) -> Any:
-    """What ``module:name`` names, also in the current folder. ``what``: it has to name, for a refusal.
+    """Import ``module:name``, also from the current folder. ``what``: the thing that it has to name, for a refusal.
 
     Raises: InvalidArgument.
     """

@@ -2,12 +2,13 @@
 
 `connect` makes a `Client` of a real cluster. `client` has all its calls, with what they do and raise; start there.
 Calls that need more than one command are carried out by the client's parts: `streams`, `reading`, `processors`,
-`admin`, `compact`. All parts and handles share one `shared.Shared`.
+`admin`, `compact`, `derivations`. All parts and handles share one `shared.Shared`.
 
 A commit passes through these files, from the user to the bus:
 
 - `transaction`: the handle of the process that begins a transaction. Its states are a table in
   `core.transaction_states`.
+- `commit_parts`: the arguments of a commit or prepare, as one record for all its paths.
 - `writer`: the handle of another process in it, and of an open transaction's own events. `receipts`: the place and
   checksum of each event, and the receipt. `reservation`: transactions that begin later.
 - `session`: the commands of the protocol, each repeated until it is answered.

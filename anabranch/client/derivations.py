@@ -1,25 +1,32 @@
-"""Derived tables in the client: functions, the entries that they make of rows, and which tables need them.
+"""Derivations of tables: bringing them into force, building, switching, dropping and checking them.
 
-Writers call the functions (`anabranch.client.table_access`); `Deriving` declares, builds, switches and checks
-(docs/inside/decisions/0057-derived-tables.md).
+Writers call their functions (`anabranch.client.table_access`). The reasons for each step are in
+docs/inside/decisions/0057-derived-tables.md.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from anabranch.core.derived_rows import (
+    BUILDING,
+    READY,
+    RETIRED,
+    STATE_KEY,
+    Function,
+    entry_end,
+)
 from anabranch.core.stream_settings import (
     DERIVE,
     DERIVED,
     TABLE,
+    VERSIONS_MS,
     Derived,
     check_derivation,
-    derivations_of,
-    derived_from,
     derived_table,
     differences,
     versions_of,
@@ -32,142 +39,22 @@ from anabranch.errors import (
     UnknownStream,
 )
 from anabranch.extras import need
-from anabranch.protocol import limits
 from anabranch.protocol.legal_names import check_type, split_stream
 from anabranch.protocol.schemas import records as r
 
 if TYPE_CHECKING:
     from anabranch.client.reading import Reading
     from anabranch.client.replica import Replica
-    from anabranch.client.session import Session
     from anabranch.client.shared import Shared
     from anabranch.client.table_transaction import TableTransaction
     from anabranch.tables.indexes import IndexFunction
     from anabranch.tables.snapshot import TableSnapshot
 
-# The key of a derived table's state. Entries begin with an escaped value and `_END`, so none is equal to it.
-STATE_KEY = b"\0"
-READY, RETIRED, _BUILDING = b"ready", b"retired", b"building "
 _NONCE = 16  # bytes
-_END = b"\0\0"
 _PIECE = (
     64  # rows of a transaction that builds: of commits of more keys a leader knows only the bounds
 )
 _MOST_SHOWN = 1_000
-
-Entry = tuple[bytes, bytes]  # a row of a derived table
-
-
-def of_value(value: bytes) -> bytes:
-    """The beginning of the keys of a value's entries. No value's is the beginning of another value's."""
-    return value.replace(b"\0", b"\0\xff") + _END
-
-
-class Function(NamedTuple):
-    """A version of a derivation with its function."""
-
-    of: r.Derivation
-    unique: bool
-    values: Callable[[bytes, bytes], frozenset[bytes]]  # of key and row
-
-    @property
-    def table(self) -> str:
-        """The derived table."""
-        return derived_table(self.of)
-
-    def entries(self, key: bytes, row: bytes | None) -> dict[bytes, bytes]:
-        """The entries of a row. Raises: InvalidArgument (a value is too long, or no bytes), as the function."""
-        if row is None:
-            return {}
-        found = {}
-        for value in self.values(key, row):
-            entry = of_value(value) if self.unique else of_value(value) + key
-            if len(entry) > limits.ROW_KEY.value:
-                raise InvalidArgument(
-                    f"derivation {self.of.name!r}: value {value!r:.100} of row {key!r:.100} of {self.of.source} is "
-                    f"too long: with the row's key, at most {limits.ROW_KEY.value:,} bytes"
-                )
-            found[entry] = key if self.unique else b""
-        return found
-
-
-class Needs(NamedTuple):
-    """What a table's settings say: the derivations in force of a source, or the derivation of a derived table."""
-
-    in_force: tuple[r.Derivation, ...]
-    derived: Derived | None
-
-
-_NONE = Needs((), None)
-
-
-class Derivations:
-    """The functions of a client, and the needs of tables as far as it knows them. Thread-safe."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._functions: dict[r.Derivation, Function] = {}
-        self._needs: dict[str, Needs] = {}
-
-    def add(self, function: Function) -> None:
-        """Use a function for writes to its source."""
-        self._functions[function.of] = function
-
-    def named(self, source: str, name: str | None = None) -> list[Function]:
-        """The functions of a source, or of one of its derivations, by name and version."""
-        return sorted(
-            f
-            for of, f in self._functions.items()
-            if of.source == source and name in (None, of.name)
-        )
-
-    def learn(self, table: str, settings: Mapping[str, str]) -> Needs:
-        """Remember the needs of a table."""
-        needs = Needs(derivations_of(table, settings), derived_from(settings))
-        self._needs[table] = needs
-        return needs
-
-    def forget(self) -> None:
-        """Ask again: a write was refused."""
-        self._needs.clear()
-
-    def learned(self, table: str) -> Needs:
-        """The needs of a table as they were learned last; none if they never were."""
-        return self._needs.get(table, _NONE)
-
-    def needs(self, table: str, deadline: float) -> Needs:
-        """The needs of a table. Raises: as `Session.describe`."""
-        found = self._needs.get(table)
-        return found or self.learn(table, self._session.describe(table, deadline).settings)
-
-    def made_of(self, tables: Iterable[str]) -> list[str]:
-        """The derived tables of these tables, which are known: in force, or by a function of this client."""
-        found = {
-            derived_table(of)
-            for table in tables
-            for of in (*self.learned(table).in_force, *(f.of for f in self.named(table)))
-        }
-        return sorted(found.difference(tables))
-
-    def functions(self, table: str, deadline: float) -> Sequence[Function]:
-        """The functions that a write to the table runs. `DerivationMissing`; `InvalidArgument`: it is derived."""
-        needs = self.needs(table, deadline)
-        if needs.derived is not None:
-            raise InvalidArgument(
-                f"{table} is derived from {needs.derived.of.source}: write to that, and its rows follow"
-            )
-        return [self.function(of) for of in needs.in_force]
-
-    def function(self, of: r.Derivation) -> Function:
-        """The function of a version. `DerivationMissing`: this client does not have it."""
-        found = self._functions.get(of)
-        if found is None:
-            source, name, version = of
-            raise DerivationMissing(
-                f"{source} is the source of derivation {name!r}, version {version}, and this client has no "
-                f"function for it: call `client.derive({source!r}, {name!r}, function, version={version})`"
-            )
-        return found
 
 
 class Deriving:
@@ -195,31 +82,32 @@ class Deriving:
         split_stream(source)
         of = r.Derivation(source, check_derivation(name), version)
         made = _function(of, function, unique=bool(unique))
-        settings = self._settings(source, timeout)
-        self._create(made, timeout)
+        found = self._source(source, timeout)
+        self._create(made, found, timeout)
         self._shared.derivations.add(made)
-        if not versions_of(settings, name):
+        if not versions_of(found.settings, name):
             self._build(made, timeout)
         return made.table
 
-    def _create(self, made: Function, timeout: float | None) -> None:
+    def _create(self, made: Function, source: r.StreamInfo, timeout: float | None) -> None:
         """Create the derived table unless it exists. `StreamExists`: it has other settings."""
         wanted = {TABLE: "true", DERIVED: Derived(made.of, made.unique).text}
         deadline = self._shared.deadline(timeout)
         try:
             found = self._session.describe(made.table, deadline)
         except UnknownStream:
-            command = r.CreateStream(made.table, 1, wanted, adopt=False)
+            kept = {n: v for n, v in source.settings.items() if n == VERSIONS_MS}
+            command = r.CreateStream(made.table, len(source.segments), wanted | kept, adopt=False)
             found = self._session.create_stream(command, deadline)
         if unlike := differences(wanted, found.settings, only_asked=True):
             raise StreamExists(f"{made.table} exists, but {', '.join(unlike)}")
 
-    def _settings(self, source: str, timeout: float | None) -> Mapping[str, str]:
-        settings = self._session.describe(source, self._shared.deadline(timeout)).settings
-        if TABLE not in settings:
+    def _source(self, source: str, timeout: float | None) -> r.StreamInfo:
+        found = self._session.describe(source, self._shared.deadline(timeout))
+        if TABLE not in found.settings:
             raise InvalidArgument(f"{source} is no table: a derivation has a table as its source")
-        self._shared.derivations.learn(source, settings)
-        return settings
+        self._shared.derivations.learn(source, found.settings)
+        return found
 
     def rebuild(self, source: str, name: str, timeout: float | None) -> str:
         functions = self._shared.derivations.named(source, check_derivation(name))
@@ -250,7 +138,7 @@ class Deriving:
             self._put_in_force(of, (of.version,), timeout)
 
     def _versions(self, of: r.Derivation, timeout: float | None) -> tuple[int, ...]:
-        return versions_of(self._settings(of.source, timeout), of.name)
+        return versions_of(self._source(of.source, timeout).settings, of.name)
 
     def _check_unused(
         self, made: Function, before: Sequence[int], replica: Replica, timeout: float | None
@@ -282,7 +170,7 @@ class Deriving:
         self._shared.derivations.learn(of.source, info.settings)
 
     def drop(self, source: str, name: str, version: int | None, timeout: float | None) -> None:
-        there = versions_of(self._settings(source, timeout), check_derivation(name))
+        there = versions_of(self._source(source, timeout).settings, check_derivation(name))
         gone = there if version is None else (version,)
         if not set(gone) <= set(there):
             raise InvalidArgument(
@@ -333,7 +221,7 @@ def _function(of: r.Derivation, function: IndexFunction, *, unique: bool) -> Fun
 
 
 def compared(view: TableSnapshot, made: Function) -> Iterator[str]:
-    """What a derived table has that its source has not, and the other way round, each in words."""
+    """The differences between a derived table and its source, each in words."""
     source, table = made.of.source, made.table
     for key, row in view.scan(source):
         for entry, held in made.entries(key, row).items():
@@ -349,14 +237,6 @@ def compared(view: TableSnapshot, made: Function) -> Iterator[str]:
             yield f"{table} {entry!r:.100} has no row {key!r:.100} with that value"
 
 
-def entry_end(entry: bytes) -> int:
-    """Where the value in the key of an entry ends, with its end mark."""
-    at = entry.index(b"\0")
-    while entry[at + 1 : at + 2] == b"\xff":
-        at = entry.index(b"\0", at + 2)
-    return at + len(_END)
-
-
 def _begin(txn: TableTransaction, made: Function) -> bytes | None:
     """Make the state `building`; returns the state to switch from, or None if the table is ready."""
     state = txn.get(made.table, STATE_KEY)
@@ -365,7 +245,7 @@ def _begin(txn: TableTransaction, made: Function) -> bytes | None:
     if state == RETIRED:
         raise IllegalState(f"{made.table} was in force before: take a higher version")
     if state is None:
-        state = _BUILDING + os.urandom(_NONCE)
+        state = BUILDING + os.urandom(_NONCE)
         txn.write_entries(made.of, ((STATE_KEY, state),))
     return state
 

@@ -7,20 +7,27 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from anabranch.client.derivations import Derivations
 from anabranch.client.ports import ClientPorts, JournalWriter
 from anabranch.client.receipts import check_layout, warn_of_seconds
 from anabranch.client.reservation import Reservation, id_of
 from anabranch.client.session import Session
-from anabranch.core.stream_settings import latest_time
+from anabranch.core.derived_rows import Function
+from anabranch.core.stream_settings import (
+    Derived,
+    derivations_of,
+    derived_from,
+    derived_table,
+    latest_time,
+)
 from anabranch.errors import (
     AnabranchError,
+    DerivationMissing,
     IllegalState,
     InvalidArgument,
     NonTransactional,
@@ -29,6 +36,7 @@ from anabranch.errors import (
 from anabranch.extras import need
 from anabranch.protocol.legal_names import check_type, is_state
 from anabranch.protocol.limits import AHEAD_MS, check_ahead, check_timestamp
+from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.records import Outcome, SegmentRange, StreamInfo
 from anabranch.protocol.tokens import peek
 from anabranch.tracing import Trace, Tracing
@@ -77,6 +85,85 @@ class Entered(Protocol):
     @property
     def is_over(self) -> bool:
         """Whether the transaction, or this process's part of it, has ended, or the block was left."""
+
+
+class Needs(NamedTuple):
+    """The derivations in force of a source, or the derivation of a derived table, by the table's settings."""
+
+    in_force: tuple[r.Derivation, ...]
+    derived: Derived | None
+
+
+_NONE = Needs((), None)
+
+
+class Derivations:
+    """The functions of a client, and the needs of tables as far as it knows them. Thread-safe."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._functions: dict[r.Derivation, Function] = {}
+        self._needs: dict[str, Needs] = {}
+
+    def add(self, function: Function) -> None:
+        """Use a function for writes to its source."""
+        self._functions[function.of] = function
+
+    def named(self, source: str, name: str | None = None) -> list[Function]:
+        """The functions of a source, or of one of its derivations, by name and version."""
+        return sorted(
+            f
+            for of, f in self._functions.items()
+            if of.source == source and name in (None, of.name)
+        )
+
+    def learn(self, table: str, settings: Mapping[str, str]) -> Needs:
+        """Remember the needs of a table."""
+        needs = Needs(derivations_of(table, settings), derived_from(settings))
+        self._needs[table] = needs
+        return needs
+
+    def forget(self) -> None:
+        """Ask again: a write was refused."""
+        self._needs.clear()
+
+    def learned(self, table: str) -> Needs:
+        """The needs of a table as they were learned last; none if they never were."""
+        return self._needs.get(table, _NONE)
+
+    def needs(self, table: str, deadline: float) -> Needs:
+        """The needs of a table. Raises: as `Session.describe`."""
+        found = self._needs.get(table)
+        return found or self.learn(table, self._session.describe(table, deadline).settings)
+
+    def made_of(self, tables: Iterable[str]) -> list[str]:
+        """The derived tables of these tables, which are known: in force, or by a function of this client."""
+        found = {
+            derived_table(of)
+            for table in tables
+            for of in (*self.learned(table).in_force, *(f.of for f in self.named(table)))
+        }
+        return sorted(found.difference(tables))
+
+    def functions(self, table: str, deadline: float) -> Sequence[Function]:
+        """The functions that a write to the table runs. `DerivationMissing`; `InvalidArgument`: it is derived."""
+        needs = self.needs(table, deadline)
+        if needs.derived is not None:
+            raise InvalidArgument(
+                f"{table} is derived from {needs.derived.of.source}: write to that, and its rows follow"
+            )
+        return [self.function(of) for of in needs.in_force]
+
+    def function(self, of: r.Derivation) -> Function:
+        """The function of a version. `DerivationMissing`: this client does not have it."""
+        found = self._functions.get(of)
+        if found is None:
+            source, name, version = of
+            raise DerivationMissing(
+                f"{source} is the source of derivation {name!r}, version {version}, and this client has no "
+                f"function for it: call `client.derive({source!r}, {name!r}, function, version={version})`"
+            )
+        return found
 
 
 @dataclass

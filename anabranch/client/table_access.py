@@ -11,12 +11,12 @@ from functools import wraps
 from itertools import islice, starmap
 from typing import Any, Literal, NoReturn, Self, TypeVar, cast, overload
 
-from anabranch.client.derivations import READY, STATE_KEY, Function, of_value
 from anabranch.client.own_writes import Local, OwnRows, Written, merged
 from anabranch.client.shared import Shared, entered
 from anabranch.client.table_locks import Locks, broken
 from anabranch.client.transact import Turns
 from anabranch.client.writer import AllOrNothing
+from anabranch.core.derived_rows import READY, STATE_KEY, Function, of_value
 from anabranch.core.locks.numbers import changed
 from anabranch.core.stream_settings import Derived, derived_table
 from anabranch.errors import (
@@ -450,7 +450,8 @@ class TableAccess:
     ) -> Iterator[tuple[Any, Any]]:
         """Keys and rows of a table that a derivation has under a value, in byte order of keys; at most ``limit``.
 
-        What was iterated over is locked: the commit fails if a row of this value comes, changes or goes meanwhile.
+        The rows that were returned are locked, and the part of the index before them: the commit fails if a row of
+        this value comes, changes or goes meanwhile.
         ``source``: needed if several tables of the replica have a derivation of this name; with the handle of a
         table, keys and rows are decoded.
 

@@ -17,6 +17,7 @@ The state of a control partition:
 - `journal_index`: what writers wrote to the journals, and what open transactions keep there; `journal_runs`: its
   rows, and how receipts are compared.
 - `segments`, `stream_settings`: layouts of streams, and what a user may set.
+- `derivations`: who may write to tables that others derive from; `derived_rows`: the rows that clients derive.
 - `authorize`: which lane (a request channel of some clients) may do what. `work`: what commands cost.
 
 A *turn* decides the commands and deadlines that are due. Its result is a `round`, which the shell writes in one

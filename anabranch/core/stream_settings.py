@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anabranch.errors import InvalidArgument, UnsupportedSetting
 from anabranch.protocol import limits
 from anabranch.protocol.legal_names import base_stream, check_type, split_stream
-from anabranch.protocol.schemas import records as r
+
+if TYPE_CHECKING:
+    from anabranch.protocol.schemas import records as r
 
 REPLICATION = "replication.factor"
 MIN_ISR = "min.insync.replicas"
@@ -249,6 +251,8 @@ def derived_from(settings: Mapping[str, str]) -> Derived | None:
         raise InvalidArgument(
             f"{DERIVED}={text}: give a table, a name and a version, and {UNIQUE} if it is that"
         )
+    from anabranch.protocol.schemas import records as r  # not for each command of the shell
+
     source, name, version = words[:3]
     split_stream(source)
     of = r.Derivation(source, check_derivation(name), whole_number(DERIVED, version, *_VERSION))
@@ -279,6 +283,10 @@ def derivations_at(table: str, settings: Mapping[str, str]) -> tuple[r.Derivatio
 
 def derivations_of(source: str, settings: Mapping[str, str]) -> tuple[r.Derivation, ...]:
     """The derivations of a source that are in force."""
+    if not in_force(settings):
+        return ()
+    from anabranch.protocol.schemas import records as r
+
     return tuple(
         [
             r.Derivation(source, name, version)

@@ -114,6 +114,65 @@ LOCKS: dict[str, Row] = {
     "added too much": (adding(AHEAD, b"1"), "NumberOverflow", "more than 64 bits"),
 }  # fmt: skip
 
+# -- derivations -----------------------------------------------------------------------------------
+
+DERIVED = f"{A}-b-v1"
+MISSING = "DerivationMissing"
+B_1 = r.Derivation(A, "b", 1)
+
+
+def derived() -> Long:
+    """As `made`; nyc/a is the source of derivation b, version 1."""
+    bank = made()
+    bank.make(DERIVED, table="true", derived=f"{A} b 1")
+    bank.ask("derive", r.AlterStream(A, {"derive.b": "1"}, ()))
+    assert bank.state.derivations[A] == (B_1,)
+    return bank
+
+
+def writing(table: str, *ran: r.Derivation, change: bool = False) -> Make:
+    """A one-shot by a sender that ran these derivations."""
+
+    def make(bank: Long) -> r.OneShot:
+        changes = (r.RowChange(table, b"k", "ADD", 1, None),) if change else ()
+        events = () if change else (event(table),)
+        locks = (bank.lock(table),) if change else ()
+        return r.OneShot(bank.id("S"), "nyc", None, events, None, locks, changes, ran)
+
+    return make
+
+
+def touching(table: str, *ran: r.Derivation) -> Make:
+    return lambda bank: r.Touch(bank.token("T"), table, bank.writer("w"), ran)
+
+
+def in_force(versions: str | None) -> Make:
+    setting = "derive.b"
+    if versions is None:
+        return this(r.AlterStream(A, {}, (setting,)))
+    return this(r.AlterStream(A, {setting: versions}, ()))
+
+
+DERIVATIONS: dict[str, Row] = {
+    "a source": (writing(A), MISSING, "client.derive"),
+    "by another version": (writing(A, B_1._replace(version=2)), MISSING, "version 1"),
+    "by that of another table": (writing(A, B_1._replace(source=B)), MISSING, "version 1"),
+    "a derived table": (writing(DERIVED), MISSING, "has the rows"),
+    "a derived table that is not in force": (
+        after(in_force(None), then=writing(DERIVED, B_1)), MISSING, "not in force",
+    ),
+    "by a journal": (touching(A), MISSING, "client.derive"),
+    "a derived table by a journal": (touching(DERIVED), MISSING, "has the rows"),
+    "changed": (writing(A, B_1, change=True), MISSING, "`put` the row"),
+    "another version": (in_force("2"), ILLEGAL, "one higher version"),
+    "two more versions": (in_force("1,2,3"), INVALID, "two that rise"),
+    "without a table": (in_force("1,2"), "UnknownStream", "v2"),
+    "the table deleted": (this(r.DeleteStream(DERIVED)), ILLEGAL, "drop_derivation"),
+    "in force while it is written": (
+        after(in_force(None), touching(A), then=in_force("1")), "NotReady", "anabranch txn abort",
+    ),
+}  # fmt: skip
+
 # -- registered locks ------------------------------------------------------------------------------
 
 
@@ -248,6 +307,7 @@ TABLES: dict[str, tuple[Callable[[], World], str | None, dict[str, Row]]] = {
     "locks": (made, None, LOCKS),
     "registered": (made, None, REGISTERED),
     "bases": (made, "admin", BASES),
+    "derivations": (derived, None, DERIVATIONS),
 }
 
 

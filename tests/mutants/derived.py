@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from anabranch.client.derivations import READY, STATE_KEY, Function
 from anabranch.client.table_access import TableAccess
-from anabranch.core.decisions import derivations as decisions
+from anabranch.core import derivations as decisions
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.stream_settings import Derived, derived_table
+from anabranch.core.derived_rows import STATE_KEY, Function
+from anabranch.core.stream_settings import derived_table
 from anabranch.protocol.schemas.records import Derivation
 from tests.mutants.planting import instead_of, wrapping
 
@@ -47,23 +47,21 @@ def values_occur_twice(*_: object) -> None:
     """A unique value is not looked for."""
 
 
-@instead_of(TableAccess, "_ready")
-def ready_without_a_lock(self: TableAccess, name: str, _source: str | None) -> Derived:
+@wrapping(TableAccess, "_ready")
+def ready_without_a_lock(right: Any, self: TableAccess, *given: Any) -> Any:
     """A look-up does not lock which version is ready."""
-    known = [self._shared.derivations.learned(table).derived for table in self._replica.tables]
-    return next(
-        each
-        for each in known
-        if each is not None
-        and each.of.name == name
-        and self.get(derived_table(each.of), STATE_KEY, lock=False) == READY
-    )
+    found = right(self, *given)
+    self._locks._points.get(derived_table(found.of), set()).discard(STATE_KEY)
+    return found
 
 
 @instead_of(TableAccess, "_entries")
 def all_entries_go(
-    _: TableAccess, function: Function, key: bytes, before: bytes | None, after: bytes | None
+    self: TableAccess, function: Function, key: bytes, before: bytes | None, after: bytes | None
 ) -> dict[bytes, bytes | None]:
     """An entry that names another row is deleted."""
     former, now = function.entries(key, before), function.entries(key, after)
-    return dict.fromkeys(former.keys() - now.keys()) | now
+    come = {entry: now[entry] for entry in now.keys() - former.keys()}
+    if function.unique:
+        self.check_unique(function, come, key)
+    return dict.fromkeys(former.keys() - now.keys()) | come

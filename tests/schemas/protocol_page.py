@@ -518,6 +518,7 @@ NEVER_SENT = frozenset(
         "WouldDelete",
         "RowExists",
         "RowMissing",
+        "UniqueViolation",
         "NonTransactional",
         "NotForkSafe",
         "UndecodableValue",

@@ -19,12 +19,6 @@ from anabranch import errors
 from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.authorize import Right, rights_of, table_of
-from anabranch.core.decisions.derivations import (
-    LEVEL,
-    check_in_force,
-    pass_plain_writes,
-    source_of,
-)
 from anabranch.core.decisions.positions import processor_of
 from anabranch.core.decisions.questions import make_safe
 from anabranch.core.decisions.scale import asked, asker
@@ -41,6 +35,12 @@ from anabranch.core.decisions.scopes import (
 from anabranch.core.decisions.times import admit_change, check_informed, is_repeated, note_change
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, refuse
+from anabranch.core.derivations import (
+    LEVEL,
+    check_in_force,
+    pass_plain_writes,
+    source_of,
+)
 from anabranch.core.memory import way_to_end
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.core.segments import create

@@ -11,10 +11,10 @@ from dataclasses import replace
 from hmac import compare_digest
 
 from anabranch import errors
+from anabranch.core import derivations, work
 from anabranch.core import rows as k
-from anabranch.core import work
 from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_writes
-from anabranch.core.decisions import claims, derivations, positions, prepared, quotas
+from anabranch.core.decisions import claims, positions, prepared, quotas
 from anabranch.core.decisions.scopes import active_stream, check_served, check_snapshot
 from anabranch.core.decisions.turn import DAY_MS, FORGOTTEN, Turn, is_finished, refuse
 from anabranch.core.decisions.writers import check_room, put_receipt

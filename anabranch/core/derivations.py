@@ -45,7 +45,7 @@ def check(state: State, stream: str, ran: Collection[r.Derivation]) -> None:
 
 
 def check_changes(state: State, changes: Iterable[r.RowChange]) -> None:
-    """Raise `DerivationMissing` for `add`, `min` and `max`: whoever sends them does not know the row."""
+    """Raise `DerivationMissing` for `add`, `min` and `max`: their sender does not know the row."""
     for change in changes:
         if change.table in state.derivations:
             raise errors.DerivationMissing(
@@ -55,7 +55,7 @@ def check_changes(state: State, changes: Iterable[r.RowChange]) -> None:
 
 
 def check_in_force(turn: Turn, row: r.StreamRow, settings: dict[str, str]) -> None:
-    """Check new settings of a source. A version comes into force when nobody writes there without it.
+    """Check new settings of a source. A version comes into force when no open transaction writes there without it.
 
     Raises: InvalidArgument, IllegalState, NotReady, FeatureNotEnabled; UnknownStream, StreamLost.
     """
@@ -98,12 +98,11 @@ def pass_plain_writes(turn: Turn, stream: str) -> None:
 
     Otherwise a successor that reads the journal again would commit them.
     """
-    for name, partition in list(turn.index.positions):
+    for (name, partition), end in list(turn.index.positions.items()):
         if name == stream:
-            place = name, partition
-            end = turn.index.positions[place]
-            refused = turn.state.plain_refused.get(place, 0)
-            turn.put(k.plain_key(*place), r.PlainRow(*place, end, refused))
+            refused = turn.state.plain_refused.get((name, partition), 0)
+            row = r.PlainRow(name, partition, end, refused)
+            turn.put(k.plain_key(name, partition), row)
 
 
 def source_of(state: State, table: str) -> str:
