@@ -208,10 +208,11 @@ class Client:
         """Begin a transaction in a scope.
 
         With a ``name``, which is unique in the scope, the controller begins it at once: if the name is committed
-        already, the handle has its `result`; an open transaction of the name is aborted. Without a name nothing is
-        sent yet. ``keepalive``: seconds (at least 1) without a heartbeat after which the controller aborts the
-        transaction; the handle sends heartbeats. ``ownership``, without a name: the ownership of the tasks whose
-        positions the commit will move.
+        already, the handle has its `result`; an open transaction of the name is aborted. If a transaction of the
+        name is prepared, the handle has it as `prepared`, and may end it by `commit` or `abort` with its secret; a
+        write raises `ReservedByPrepared`. Without a name nothing is sent yet. ``keepalive``: seconds (at least 1)
+        without a heartbeat after which the controller aborts the transaction; the handle sends heartbeats.
+        ``ownership``, without a name: the ownership of the tasks whose positions the commit will move.
 
         Raises: InvalidArgument; with a name also UnknownScope, TooManyTransactions, ClockSkew, NotReady,
         DeadlineExceeded.
