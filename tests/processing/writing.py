@@ -103,7 +103,8 @@ class Writing:
 
                 def scale(stream: str = stream, segments: int = segments) -> None:
                     begun = time.monotonic()
-                    self._until_done(lambda: client.scale(stream, segments=segments))
+                    with client.outside():  # a transaction of this client is open
+                        self._until_done(lambda: client.scale(stream, segments=segments))
                     self.scaled.append((begun, time.monotonic()))
                     self.done["scalings"] += 1
 
