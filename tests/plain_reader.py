@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import NamedTuple, cast
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 DEADLINE_S = 60.0
+_PASSING = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
 
 
 class Seen(NamedTuple):
@@ -35,9 +36,7 @@ def read_all(bootstrap: str, stream: str) -> list[Seen]:
         partitions = consumer.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions
         ends = {}
         for partition in partitions:
-            low, high = unmarked.get_watermark_offsets(
-                TopicPartition(topic, partition), timeout=DEADLINE_S
-            )
+            low, high = _watermarks(unmarked, TopicPartition(topic, partition))
             if high > low:
                 ends[partition] = high
         consumer.assign([TopicPartition(topic, partition, 0) for partition in ends])
@@ -60,6 +59,18 @@ def read_all(bootstrap: str, stream: str) -> list[Seen]:
     finally:
         unmarked.close()
         consumer.close()
+
+
+def _watermarks(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
+    """Start and end of a partition, whose leader may have changed a moment ago."""
+    until = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return consumer.get_watermark_offsets(partition, timeout=DEADLINE_S)
+        except KafkaException as error:
+            if error.args[0].code() not in _PASSING or time.monotonic() > until:
+                raise
+            time.sleep(0.2)
 
 
 def values(bootstrap: str, stream: str) -> list[bytes]:

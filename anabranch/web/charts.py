@@ -57,7 +57,7 @@ class Lags(NamedTuple):
 
     @property
     def most(self) -> int:
-        """How many events the slowest of them is behind."""
+        """The greatest lag, in events."""
         places = [
             *(one for group in self.groups for one in group["streams"]),
             *(one for processor in self.processors for one in processor["inputs"]),

@@ -15,17 +15,17 @@ const level = 0x01
 // State is the state of a transaction.
 type State int32
 
-// The symbols of the states, in their order, and the states that this client needs.
-var states = []string{
-	"OPEN", "COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS", "COMMITTED",
-	"ABORT_IN_PROGRESS", "ABORTED", "PREPARED",
-}
-
 const (
 	Open      State = 0
 	Committed State = 3
 	Aborted   State = 5
 )
+
+// The symbols of all states, in their order.
+var states = []string{
+	"OPEN", "COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS", "COMMITTED",
+	"ABORT_IN_PROGRESS", "ABORTED", "PREPARED",
+}
 
 func (s State) String() string { return states[s] }
 
@@ -47,9 +47,8 @@ type Event struct {
 // ID is the id of a transaction.
 type ID = [16]byte
 
-// The records of the protocol follow: the library makes Avro schemas of them, in which a pointer is a union with null.
-// A field of type *unused is always null, and one of type []unused always empty.
-
+// The records of the protocol: the library makes Avro schemas of them, in which a pointer is a union with null. A field
+// of type *unused is always null, and one of type []unused always empty.
 type (
 	unused    = bool
 	findScope struct {

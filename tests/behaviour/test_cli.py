@@ -118,12 +118,12 @@ def test_commands_make_and_change_a_stream(shell: Shell, scope: str) -> None:
     assert f"did you mean {stream}?" in similar.stderr
 
 
-def test_load_and_read(processes: Shell, scope: str, tmp_path: Path) -> None:
+def test_load_and_read(processes: Shell, shell: Shell, scope: str, tmp_path: Path) -> None:
     stream, path = f"{scope}/rows", table(tmp_path / "rows.csv", 500)
     arguments = ("load", str(path), "--stream", stream, "--key", "key")
     loaded = processes.json(*arguments, "--segments", "2", "--name", "once")
     assert (loaded["rows"], loaded["already_committed"]) == (500, False)
-    again = processes.json(*arguments, "--name", "once")
+    again = shell.json(*arguments, "--name", "once")
     assert again["already_committed"]
     assert again["txn_id"] == loaded["txn_id"]
     events = processes.lines(stream, "--limit", "500", "--timeout", "30")
@@ -133,19 +133,19 @@ def test_load_and_read(processes: Shell, scope: str, tmp_path: Path) -> None:
         ids = [int(row["id"]) for row in rows if row["key"] == key]
         assert ids == sorted(ids), "an empty field means no key"
     assert rows[0]["note"] == f'line {rows[0]["id"]}\nof "two"'
-    (whole,) = processes.lines(stream, "--transactions", "--limit", "1", "--timeout", "30")
+    (whole,) = shell.lines(stream, "--transactions", "--limit", "1", "--timeout", "30")
     assert (whole["txn_id"], whole["count"]) == (loaded["txn_id"], 500)
-    at_end = processes.lines(stream, "--at", str(whole["commit_timestamp"]))
+    at_end = shell.lines(stream, "--at", str(whole["commit_timestamp"]))
     assert len(at_end) == 500
     processes.run("write", stream, "--key", "k3", given="last\n")
-    newest = processes.lines(stream, "--tail", "3")
+    newest = shell.lines(stream, "--tail", "3")
     assert newest[:2] == at_end[-2:]
     assert newest[2]["value"] == "last"
-    of_key = processes.lines(stream, "--tail", "2", "--with-key", "k3")
+    of_key = shell.lines(stream, "--tail", "2", "--with-key", "k3")
     assert of_key == [[each for each in at_end if each["key"] == "k3"][-1], newest[2]]
     followed = processes.lines(stream, "--tail", "1", "--follow", "--timeout", "2")
     assert followed == newest[2:]
-    [listed] = processes.json("stream", "list", scope)["streams"]
+    [listed] = shell.json("stream", "list", scope)["streams"]
     assert (listed["events"], listed["exact"], listed["kind"]) == (501, True, "stream")
     assert listed["newest_commit"] > whole["committed_at"]
     assert listed["bytes"] is None or listed["bytes"] > 1_000  # None: no right to ask for it

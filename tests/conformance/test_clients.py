@@ -60,4 +60,4 @@ def test_one_shots_in_flight(
         rate = found["committed"] / found["seconds"]
         measured(f"{child.about['client']}: {rate:,.0f} one-shots a second, {IN_FLIGHT} in flight")
         assert rate > IN_FLIGHT / 4
-        assert kit.count_events(f"{scope}/shots").events == EVENTS * found["committed"]
+        assert kit.count_events(f"{scope}/shots").events >= EVENTS * found["committed"]

@@ -310,7 +310,7 @@ def test_each_command_is_among_them() -> None:
     [
         ("LISTED", 0, "list what is open"),
         ("ROW", 0, "take"),
-        ("of_items", lambda _: 0, "validate"),
+        pytest.param("of_items", lambda _: 0, "validate", marks=pytest.mark.soak),
         ("of_receipts", lambda _: 0, "state"),
     ],
 )

@@ -31,7 +31,7 @@ from tests.kfake.steps import BIG, ROOT, STEPS, Place, Refused
 pytestmark = [pytest.mark.broker, pytest.mark.slow(2)]
 
 QUICK = ("Redpanda from 25.3, 3 brokers",)
-QUICK_UNFIT = ("no transactions", "settings not shown", "no room for a stream", "short ends")
+QUICK_UNFIT = ("no transactions", "no room for a stream", "short ends")
 # What a kind can't do at all -> what the refusal names.
 REFUSED = {("WarpStream", "altering"): "this cluster can't alter topics: they keep the settings"}
 KINDS_HERE = tuple(KINDS)

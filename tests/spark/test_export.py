@@ -92,6 +92,7 @@ both_formats = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.long
 def test_export_continues_where_it_was(client: anabranch.Client, stream: str, table: Table) -> None:
     commit(client, stream, ("a", "1"), ("b", "2"), ("c", "3"))
     commit(client, stream, ("a", "4"))

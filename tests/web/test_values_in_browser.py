@@ -83,7 +83,7 @@ def test_an_open_page_loses_its_content_when_the_login_has_ended(page: Page, sho
         f"**/streams/{shop}/orders/events",
         lambda route: (
             route.fulfill(status=401)
-            if route.request.resource_type == "eventsource"
+            if route.request.resource_type in ("eventsource", "fetch")
             else route.continue_()
         ),
     )
