@@ -175,6 +175,10 @@ def program(
         has = number(accounts[command.source.encode()])
         if amount % 7 == 0:  # as it was when the command was written
             accounts.get(command.source.encode(), at=event.commit_timestamp)
+        if amount % 11 == 0:  # a range, with a lock
+            assert len(list(accounts.items(prefix="account-"))) == len(IN_TABLE)
+        if amount % 13 == 0:
+            del accounts[f"{NOTE}{amount % 3}".encode()]
         if has < amount:
             rejected.write(command.become("rejected", 0), key=event.key)
             return

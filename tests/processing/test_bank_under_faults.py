@@ -48,7 +48,7 @@ from tests.workload.last import Given, Log, read_events, read_with_plain, record
 from tests.workload.writers import PlainWriter, Plan, Write
 
 SEED = int(os.environ.get("ANABRANCH_SEED", time.time_ns() % 1_000_000))
-SECONDS = float(os.environ.get("ANABRANCH_BANK_S", "60"))
+SECONDS = float(os.environ.get("ANABRANCH_BANK_S", "45"))
 PATIENCE_S = 60.0
 SESSION_S = 2.0
 AFTER_S = 2.0  # how long a desk that was frozen works again, before it is killed
@@ -462,7 +462,8 @@ class Faults:
         given.look()
         record_log(self.recorder, log, read_events(log, names.streams))
         until = time.monotonic() + PATIENCE_S
-        rows = read_with_plain(log, [names.accounts], given.plain, until)
+        read_with_plain(log, [names.accounts], given.plain, until)
+        rows = read_events(log, [names.accounts], tables=True)
         record_log(self.recorder, log, rows, table=True)
         with closing(psycopg.connect(self.dsn)) as connection:
             self.rows = bank.record_database(self.recorder, connection.cursor(), names)
