@@ -82,6 +82,7 @@ class Join(Spans):
         if left.key.spec != right.key.spec:
             raise InvalidArgument(f"join {name}: both inputs need the same codec of keys")
         check_plain(f"join {name}:", call)
+        self.keys = left.key
         self._sides, self._within, self.late, self._call = (left, right), within, late, call
 
     @property

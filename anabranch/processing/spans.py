@@ -22,7 +22,7 @@ from anabranch.processing.program import Input, Output, check_plain, check_resul
 from anabranch.processing.stores import Store, after
 from anabranch.processing.timers import Timed, event_time
 from anabranch.protocol.legal_names import check_type
-from anabranch.values import RAW, Codec
+from anabranch.values import Codec
 
 if TYPE_CHECKING:
     from anabranch.processing.aggregates import Aggregate
@@ -93,7 +93,7 @@ class Spans(Timed):
     def row_of(self, event: Event) -> Row:
         """The row of an event's key. Raises: InvalidArgument (it has no key, or belongs to another task)."""
         at = current_context()
-        return Row(at, *self._place(at, self.key_of(at, event)))
+        return Row(at, *self._place(at, self.key_of(event)))
 
     def save(self, row: Row, *, firing: bool = False) -> None:
         """Store the row, and set its timer. ``firing``: after its timer. Raises: EventTooLarge."""
@@ -142,7 +142,7 @@ class Spans(Timed):
 
     def name_of(self, key: bytes) -> Any:
         """A key as handlers see it."""
-        return self.key_codec.decode(key)
+        return self.keys.decode(key)
 
 
 class Session:
@@ -402,7 +402,7 @@ class Latest(Store):
 
     def __init__(self, name: str, source: Input) -> None:
         super().__init__(name, source.codec)
-        self._source = source
+        self.keys = source.key
 
     @property
     def kind(self) -> str:
@@ -411,14 +411,11 @@ class Latest(Store):
     def note(self, event: Event) -> None:
         """Keep an event's value, or delete that of its key. Raises: InvalidArgument (it has no key)."""
         at = current_context()
-        task, row = super()._place(at, self.key_of(at, event))
+        task, row = self._place(at, self.key_of(event))
         if at.value is None:
             at.put(task, row, None)
         else:
             self._set(at, task, row, at.value)
-
-    def _place(self, at: HandlerContext, key: Any) -> tuple[int, bytes]:
-        return super()._place(at, raw_key(self._source.key, key))
 
 
 class Versions(Spans):
@@ -426,7 +423,7 @@ class Versions(Spans):
 
     def __init__(self, name: str, source: Input, keep: float, late: Output | None) -> None:
         super().__init__(name, source.codec)
-        self._source, self.late = source, late
+        self.keys, self.late = source.key, late
         self._keep = milliseconds("keep", keep)
 
     @property
@@ -456,8 +453,7 @@ class Versions(Spans):
         task's event time).
         """
         context = current_context()
-        place = self._place(context, raw_key(self._source.key, key))
-        entries = Row(context, *place).entries
+        entries = Row(context, *self._place(context, key)).entries
         count = len(entries)
         if at is not None:
             if at + self._keep < event_time(context.batch, context.task):
@@ -541,8 +537,3 @@ class Expiring(Store, Timed):
         self._unswept[at.task] = self._unswept.get(at.task, 0) + 2
         since = max(event_time(at.batch, at.task), at.timestamp or 0)
         return _HEAD.pack(since) + value
-
-
-def raw_key(codec: Codec, key: Any) -> Any:
-    """A key as bytes; text stays, without a codec of keys."""
-    return key if codec is RAW else codec.encode(key)
