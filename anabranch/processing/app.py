@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -333,8 +332,8 @@ class Processor(Program):
         def register(call: Pair) -> Join:
             within_ms = Within.of(within, grace, kind)
             found: Join = self._add(name, Join(name, left, right, within_ms, late, call))
-            for number, source in enumerate((left, right)):
-                self.on(source)(partial(found.take, number))
+            self.on(left)(found.take_left)
+            self.on(right)(found.take_right)
             return found
 
         return register

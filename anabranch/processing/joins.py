@@ -23,7 +23,7 @@ from anabranch.types import Event
 from anabranch.values import RAW
 
 # A waiting event: flags; commit timestamp, segment, partition, offset. Its value follows.
-_WAITING = Struct(">BQIIQ")
+_WAITING = Struct(">BQQIQ")
 _RIGHT, _MATCHED, _HAS_VALUE = 1, 2, 4
 _PLACE = Struct(">QIQ")  # of a row's change: commit timestamp, partition, offset
 _SIZE = Struct(">H")  # bytes of a key
@@ -90,8 +90,15 @@ class Join(Spans):
         """As of `Keyed`. Times and kind of the join may change."""
         return "events that wait in a join"
 
-    def take(self, right: int, event: Event) -> None:
-        """Handle an event of one side. Raises: InvalidArgument (no key), EventTooLarge (too many events wait)."""
+    def take_left(self, event: Event) -> None:
+        """Handle an event of the left input. Raises: InvalidArgument (no key), EventTooLarge (too many wait)."""
+        self._take(0, event)
+
+    def take_right(self, event: Event) -> None:
+        """Handle an event of the right input. Raises: as `take_left`."""
+        self._take(1, event)
+
+    def _take(self, right: int, event: Event) -> None:
         row = self.row_of(event)
         at, within = row.at, self._within
         now, time = event_time(at.batch, row.task), max(event.timestamp, 0)
