@@ -95,7 +95,7 @@ class Runner:
 
     def _pieces(self, number: int, commit: list[Given]) -> Iterator[Piece]:
         events = [
-            anabranch.Event(g.stream, g.key, b"%d" % g.n, [], g.at, None, number, 0, 0, g.n)
+            anabranch.Event(g.stream, g.key, b"%d" % g.n, [], g.at, None, number, 5 << 32, 0, g.n)
             for g in commit
         ]
         places = [task_of(one.key, TASKS) for one in commit]
