@@ -213,8 +213,8 @@ class Processor(Program):
     ) -> Callable[[Callable[[int], Any]], Periodic]:
         """Decorate a function of a time (Unix milliseconds) that is called in each task, once for each period.
 
-        It is called in a commit when the task's event time passes a multiple of the period; if it passes several at
-        once, for the last of them. ``wall``: by the worker's clock instead. It may use all rows of its task.
+        The call comes when the task's event time passes a multiple of the period; if that passes several at once,
+        for the last of them. ``wall``: by the worker's clock instead. The function may use all rows of its task.
 
         Raises: InvalidArgument.
         """

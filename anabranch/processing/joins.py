@@ -24,7 +24,9 @@ from anabranch.values import RAW
 
 # A waiting event: flags; commit timestamp, segment, partition, offset. Its value follows.
 _WAITING = Struct(">BQQIQ")
-_RIGHT, _MATCHED, _HAS_VALUE = 1, 2, 4
+_RIGHT = 1
+_MATCHED = 2
+_HAS_VALUE = 4
 _PLACE = Struct(">QIQ")  # of a row's change: commit timestamp, partition, offset
 _SIZE = Struct(">H")  # bytes of a key
 _KINDS = ("inner", "left", "outer")
@@ -113,8 +115,7 @@ class Join(Spans):
                 found.append((other, data))
                 flags |= _MATCHED
                 row.entries[n] = other, bytes([data[0] | _MATCHED]) + data[1:]
-        place = event.commit_timestamp, event.segment_id, event.partition, event.offset
-        mine = time, _WAITING.pack(flags, *place) + (at.value or b"")
+        mine = time, self._waiting(event, flags) + (at.value or b"")
         row.entries.insert(bisect_right(row.entries, time, key=lambda entry: entry[0]), mine)
         self.save(row)
         for entry in found:
@@ -123,6 +124,11 @@ class Join(Spans):
             pair = (first, event) if right else (event, first)
             check_result(self._call, self._call(*pair))
         at.timestamp = own
+
+    def _waiting(self, event: Event, flags: int) -> bytes:
+        """The data of an event that waits, without its value."""
+        commit, segment = event.commit_timestamp, event.segment_id
+        return _WAITING.pack(flags, commit, segment, event.partition, event.offset)
 
     def _event(self, entry: Entry, key: Any) -> Event[Any, Any]:
         """An event that waited, decoded; without headers and transaction."""
@@ -183,8 +189,8 @@ class Join(Spans):
 class KeyJoin(Keyed):
     """Rows of a left table with those rows of a right table whose keys they name. Both are inputs.
 
-    A change of a left row goes to its foreign key's task, by the stream ``via``, and subscribes there. That task
-    answers it, and each later change of the right row, by the same stream. An answer names the change of the left
+    A change of a left row goes to its foreign key's task, by the stream ``via``, and subscribes there. The other
+    task answers it, and each later change of the right row, by the same stream. An answer names the change of the left
     row that it is for, so that one for an earlier change has no effect.
     """
 

@@ -1,8 +1,8 @@
 """State by key and event time: sessions, sliding windows, versions, and rows that expire.
 
 The first three have one row for each key, with entries in the order of event time (`Spans`). A row begins with the
-time for which the key's timer is set, which is never later than the time at which the first entry is due. It is
-moved only when it has come. So an event changes one row, however often it moves a due time. All of it is rows and
+time for which the key's timer is set, which is never later than the time at which the first entry is due, and
+is moved only when it has come. So an event changes one row, however often it moves a due time. All of it is rows and
 timers of `timers.TimeOfTasks`, which fires by due time, store and key.
 """
 
@@ -32,8 +32,12 @@ _NUMBER = 2  # bytes of a store's number
 _HEAD = Struct(">Q")  # the time for which the key's timer is set; 0: no timer is set
 _ENTRY = Struct(">QI")  # of an entry: its time, and the bytes of its data, which follow
 _END = Struct(">Q")  # of a session: its last event's time
-_CLOSED, _OPEN = b"\x01", b"\x00"  # of a sliding window
-_DELETED, _SET = b"\x00", b"\x01"  # of a version
+# A sliding window's states.
+_OPEN = b"\x00"
+_CLOSED = b"\x01"
+# A version's kinds.
+_DELETED = b"\x00"
+_SET = b"\x01"
 
 Entry = tuple[int, bytes]  # its time in Unix milliseconds, and its data
 
@@ -74,7 +78,7 @@ class Row:
 
 
 class Spans(Timed):
-    """One row for each key, with entries by time. What is due, and when, is of the class that inherits."""
+    """One row for each key, with entries by time. Subclasses say what is due, and when."""
 
     grace = 0
 
@@ -228,7 +232,7 @@ class Sessions(Spans):
         return self._into.result(state)
 
     def result(self, state: Any) -> Any:
-        """What users get of a state."""
+        """A state's value for users."""
         return state if state is None or self._into is None else self._into.result(state)
 
     def replace(self, row: Row, start: int | None, entry: tuple[int, int, Any]) -> None:
