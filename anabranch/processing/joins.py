@@ -190,8 +190,8 @@ class KeyJoin(Keyed):
     """Rows of a left table with those rows of a right table whose keys they name. Both are inputs.
 
     A change of a left row goes to its foreign key's task, by the stream ``via``, and subscribes there. The other
-    task answers it, and each later change of the right row, by the same stream. An answer names the change of the left
-    row that it is for, so that one for an earlier change has no effect.
+    task answers it, and each later change of the right row, by the same stream. An answer names the change of the
+    left row that it is for, so that one for an earlier change has no effect.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 The first three have one row for each key, with entries in the order of event time (`Spans`). A row begins with the
 time for which the key's timer is set, which is never later than the time at which the first entry is due, and
-is moved only when it has come. So an event changes one row, however often it moves a due time. All of it is rows and
-timers of `timers.TimeOfTasks`, which fires by due time, store and key.
+is moved only when it has come. So an event changes one row, however often it moves a due time. All of it is rows
+and timers of `timers.TimeOfTasks`, which fires by due time, store and key.
 """
 
 from __future__ import annotations
