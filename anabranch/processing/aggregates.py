@@ -1,4 +1,4 @@
-"""What stores and windows compute by name: `count`, `sum`, `reduce`, `top`, or an `Aggregate` of your own.
+"""Aggregates, which stores and windows compute by name: `count`, `sum`, `reduce`, `top`, or an own `Aggregate`.
 
 from anabranch import aggregates as agg
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -215,8 +214,8 @@ class Processor(Program):
     ) -> Callable[[Callable[[int], Any]], Periodic]:
         """Decorate a function of a time (Unix milliseconds) that is called in each task, once for each period.
 
-        It is called in a commit when the task's event time passes a multiple of the period; if it passes several at
-        once, for the last of them. ``wall``: by the worker's clock instead. It may use all rows of its task.
+        The call comes when the task's event time passes a multiple of the period; if that passes several at once,
+        for the last of them. ``wall``: by the worker's clock instead. The function may use all rows of its task.
 
         Raises: InvalidArgument.
         """
@@ -334,8 +333,8 @@ class Processor(Program):
         def register(call: Pair) -> Join:
             within_ms = Within.of(within, grace, kind)
             found: Join = self._add(name, Join(name, left, right, within_ms, late, call))
-            for number, source in enumerate((left, right)):
-                self.on(source)(partial(found.take, number))
+            self.on(left)(found.take_left)
+            self.on(right)(found.take_right)
             return found
 
         return register

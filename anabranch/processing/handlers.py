@@ -90,7 +90,6 @@ class Handlers:
         for number, name in enumerate(stores, FIRST_STORE):
             if name in app.stores:
                 app.stores[name].number(number)
-                app.stores[name].key_codec = app.key_codec
         self._time: TimeOfTasks | None = None
         if app.timers:
             timers = [one for one in app.stores.values() if isinstance(one, Timed)]

@@ -23,8 +23,10 @@ from anabranch.types import Event
 from anabranch.values import RAW
 
 # A waiting event: flags; commit timestamp, segment, partition, offset. Its value follows.
-_WAITING = Struct(">BQIIQ")
-_RIGHT, _MATCHED, _HAS_VALUE = 1, 2, 4
+_WAITING = Struct(">BQQIQ")
+_RIGHT = 1
+_MATCHED = 2
+_HAS_VALUE = 4
 _PLACE = Struct(">QIQ")  # of a row's change: commit timestamp, partition, offset
 _SIZE = Struct(">H")  # bytes of a key
 _KINDS = ("inner", "left", "outer")
@@ -82,6 +84,7 @@ class Join(Spans):
         if left.key.spec != right.key.spec:
             raise InvalidArgument(f"join {name}: both inputs need the same codec of keys")
         check_plain(f"join {name}:", call)
+        self.keys = left.key
         self._sides, self._within, self.late, self._call = (left, right), within, late, call
 
     @property
@@ -89,8 +92,15 @@ class Join(Spans):
         """As of `Keyed`. Times and kind of the join may change."""
         return "events that wait in a join"
 
-    def take(self, right: int, event: Event) -> None:
-        """Handle an event of one side. Raises: InvalidArgument (no key), EventTooLarge (too many events wait)."""
+    def take_left(self, event: Event) -> None:
+        """Handle an event of the left input. Raises: InvalidArgument (no key), EventTooLarge (too many wait)."""
+        self._take(0, event)
+
+    def take_right(self, event: Event) -> None:
+        """Handle an event of the right input. Raises: as `take_left`."""
+        self._take(1, event)
+
+    def _take(self, right: int, event: Event) -> None:
         row = self.row_of(event)
         at, within = row.at, self._within
         now, time = event_time(at.batch, row.task), max(event.timestamp, 0)
@@ -105,8 +115,7 @@ class Join(Spans):
                 found.append((other, data))
                 flags |= _MATCHED
                 row.entries[n] = other, bytes([data[0] | _MATCHED]) + data[1:]
-        place = event.commit_timestamp, event.segment_id, event.partition, event.offset
-        mine = time, _WAITING.pack(flags, *place) + (at.value or b"")
+        mine = time, self._waiting(event, flags) + (at.value or b"")
         row.entries.insert(bisect_right(row.entries, time, key=lambda entry: entry[0]), mine)
         self.save(row)
         for entry in found:
@@ -115,6 +124,11 @@ class Join(Spans):
             pair = (first, event) if right else (event, first)
             check_result(self._call, self._call(*pair))
         at.timestamp = own
+
+    def _waiting(self, event: Event, flags: int) -> bytes:
+        """The data of an event that waits, without its value."""
+        commit, segment = event.commit_timestamp, event.segment_id
+        return _WAITING.pack(flags, commit, segment, event.partition, event.offset)
 
     def _event(self, entry: Entry, key: Any) -> Event[Any, Any]:
         """An event that waited, decoded; without headers and transaction."""
@@ -175,9 +189,9 @@ class Join(Spans):
 class KeyJoin(Keyed):
     """Rows of a left table with those rows of a right table whose keys they name. Both are inputs.
 
-    A change of a left row goes to its foreign key's task, by the stream ``via``, and subscribes there. That task
-    answers it, and each later change of the right row, by the same stream. An answer names the change of the left
-    row that it is for, so that one for an earlier change has no effect.
+    A change of a left row goes to its foreign key's task, by the stream ``via``, and subscribes there. The other
+    task answers it, and each later change of the right row, by the same stream. An answer names the change of the
+    left row that it is for, so that one for an earlier change has no effect.
     """
 
     def __init__(

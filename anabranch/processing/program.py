@@ -16,7 +16,7 @@ from anabranch.protocol.legal_names import is_plain, split_stream
 from anabranch.protocol.limits import copied_time
 from anabranch.reading.history import Start
 from anabranch.types import Event, Headers
-from anabranch.values import RAW, Codec, Stream, event_decoder
+from anabranch.values import Codec, Stream, event_decoder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -142,6 +142,7 @@ class Program:
     dead_letter: str | None
     retries: int
     concurrency: int
+    threads: int = 1
     start: Start
     on_lost: str
     idle: float | None
@@ -161,12 +162,6 @@ class Program:
         self.replicas: list[SharedReplica] = []
         self.cluster: Cluster | None = None  # of plain topics
 
-    @property
-    def key_codec(self) -> Codec:
-        """The codec of the inputs' keys; bytes, if they have several."""
-        codecs = [one.key for name, one in self.inputs.items() if name not in self.inner]
-        return codecs[0] if len({repr(one.spec) for one in codecs}) == 1 else RAW
-
     def moves_time(self, stream: str) -> bool:
         """Whether events of an input move the event time: not if they all come again, under another key."""
         return not all(one.passes_on for one in self.handlers[stream])
@@ -183,6 +178,10 @@ class Program:
         if self.cluster is not None:
             for store in self.stores.values():
                 store.local = True
+        first, *others = (one.key for name, one in self.inputs.items() if name not in self.inner)
+        if all(other.spec == first.spec for other in others):
+            for name in self.timers & self.stores.keys():
+                self.stores[name].keys = first
         if both := sorted(set(self.outputs) & set(self.tables)):
             raise InvalidArgument(
                 f"{', '.join(both)} is an output and a table: write its rows as those of the table"

@@ -1,9 +1,9 @@
 """State by key and event time: sessions, sliding windows, versions, and rows that expire.
 
 The first three have one row for each key, with entries in the order of event time (`Spans`). A row begins with the
-time for which the key's timer is set, which is never later than the time at which the first entry is due. It is
-moved only when it has come. So an event changes one row, however often it moves a due time. All of it is rows and
-timers of `timers.TimeOfTasks`, which fires by due time, store and key.
+time for which the key's timer is set, which is never later than the time at which the first entry is due, and
+is moved only when it has come. So an event changes one row, however often it moves a due time. All of it is rows
+and timers of `timers.TimeOfTasks`, which fires by due time, store and key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from anabranch.processing.program import Input, Output, check_plain, check_resul
 from anabranch.processing.stores import Store, after
 from anabranch.processing.timers import Timed, event_time
 from anabranch.protocol.legal_names import check_type
-from anabranch.values import RAW, Codec
+from anabranch.values import Codec
 
 if TYPE_CHECKING:
     from anabranch.processing.aggregates import Aggregate
@@ -32,8 +32,12 @@ _NUMBER = 2  # bytes of a store's number
 _HEAD = Struct(">Q")  # the time for which the key's timer is set; 0: no timer is set
 _ENTRY = Struct(">QI")  # of an entry: its time, and the bytes of its data, which follow
 _END = Struct(">Q")  # of a session: its last event's time
-_CLOSED, _OPEN = b"\x01", b"\x00"  # of a sliding window
-_DELETED, _SET = b"\x00", b"\x01"  # of a version
+# A sliding window's states.
+_OPEN = b"\x00"
+_CLOSED = b"\x01"
+# A version's kinds.
+_DELETED = b"\x00"
+_SET = b"\x01"
 
 Entry = tuple[int, bytes]  # its time in Unix milliseconds, and its data
 
@@ -74,7 +78,7 @@ class Row:
 
 
 class Spans(Timed):
-    """One row for each key, with entries by time. What is due, and when, is of the class that inherits."""
+    """One row for each key, with entries by time. Subclasses say what is due, and when."""
 
     grace = 0
 
@@ -93,7 +97,7 @@ class Spans(Timed):
     def row_of(self, event: Event) -> Row:
         """The row of an event's key. Raises: InvalidArgument (it has no key, or belongs to another task)."""
         at = current_context()
-        return Row(at, *self._place(at, self.key_of(at, event)))
+        return Row(at, *self._place(at, self.key_of(event)))
 
     def save(self, row: Row, *, firing: bool = False) -> None:
         """Store the row, and set its timer. ``firing``: after its timer. Raises: EventTooLarge."""
@@ -142,7 +146,7 @@ class Spans(Timed):
 
     def name_of(self, key: bytes) -> Any:
         """A key as handlers see it."""
-        return self.key_codec.decode(key)
+        return self.keys.decode(key)
 
 
 class Session:
@@ -228,7 +232,7 @@ class Sessions(Spans):
         return self._into.result(state)
 
     def result(self, state: Any) -> Any:
-        """What users get of a state."""
+        """A state's value for users."""
         return state if state is None or self._into is None else self._into.result(state)
 
     def replace(self, row: Row, start: int | None, entry: tuple[int, int, Any]) -> None:
@@ -402,7 +406,7 @@ class Latest(Store):
 
     def __init__(self, name: str, source: Input) -> None:
         super().__init__(name, source.codec)
-        self._source = source
+        self.keys = source.key
 
     @property
     def kind(self) -> str:
@@ -411,14 +415,11 @@ class Latest(Store):
     def note(self, event: Event) -> None:
         """Keep an event's value, or delete that of its key. Raises: InvalidArgument (it has no key)."""
         at = current_context()
-        task, row = super()._place(at, self.key_of(at, event))
+        task, row = self._place(at, self.key_of(event))
         if at.value is None:
             at.put(task, row, None)
         else:
             self._set(at, task, row, at.value)
-
-    def _place(self, at: HandlerContext, key: Any) -> tuple[int, bytes]:
-        return super()._place(at, raw_key(self._source.key, key))
 
 
 class Versions(Spans):
@@ -426,7 +427,7 @@ class Versions(Spans):
 
     def __init__(self, name: str, source: Input, keep: float, late: Output | None) -> None:
         super().__init__(name, source.codec)
-        self._source, self.late = source, late
+        self.keys, self.late = source.key, late
         self._keep = milliseconds("keep", keep)
 
     @property
@@ -456,8 +457,7 @@ class Versions(Spans):
         task's event time).
         """
         context = current_context()
-        place = self._place(context, raw_key(self._source.key, key))
-        entries = Row(context, *place).entries
+        entries = Row(context, *self._place(context, key)).entries
         count = len(entries)
         if at is not None:
             if at + self._keep < event_time(context.batch, context.task):
@@ -541,8 +541,3 @@ class Expiring(Store, Timed):
         self._unswept[at.task] = self._unswept.get(at.task, 0) + 2
         since = max(event_time(at.batch, at.task), at.timestamp or 0)
         return _HEAD.pack(since) + value
-
-
-def raw_key(codec: Codec, key: Any) -> Any:
-    """A key as bytes; text stays, without a codec of keys."""
-    return key if codec is RAW else codec.encode(key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from anabranch.errors import EventTooLarge, InvalidArgument
+from anabranch.errors import EventTooLarge, IllegalState, InvalidArgument
 from anabranch.processing.batch import HandlerContext, current_context
 from anabranch.values import RAW, Codec
 
@@ -34,8 +34,8 @@ class Keyed:
         self.name = name
         self.local = local
         self._codec = codec
+        self.keys = RAW  # of timers and windows: set by `Program.check`
         self.prefix = b""  # set by `number`
-        self.key_codec = RAW  # of the program's events; set by `Handlers`
 
     @property
     def kind(self) -> str:
@@ -58,17 +58,23 @@ class Keyed:
             key = row[len(self.prefix) :]
             raise EventTooLarge(f"key {key!r:.100} of {self.name}: {error}") from error
 
-    def key_of(self, at: HandlerContext, event: Event[Any, Any]) -> bytes:
-        """An event's key as bytes. Raises: InvalidArgument (it has none)."""
-        key = event.key
-        if key is None or at.key is None:
+    def key_of(self, event: Event[Any, Any]) -> Any:
+        """The key of an event. Raises: InvalidArgument (it has none)."""
+        if event.key is None:
             raise InvalidArgument(f"{self.name} is by key, and the event has none")
-        if key.__class__ is bytes:
-            return key
-        return at.key if self.key_codec is RAW else self.key_codec.encode(key)
+        return event.key
+
+    def encoded(self, key: Any, own: bytes | None) -> bytes:
+        """A key as bytes. ``own``: of the event, which other writers may have encoded in another way."""
+        if self.keys is RAW:
+            return _bytes(key)
+        if own is not None and self.keys.decode(own) == key:
+            return own
+        raw: bytes = self.keys.encode(key)
+        return raw
 
     def _place(self, at: HandlerContext, key: bytes | str) -> tuple[int, bytes]:
-        raw = key if key.__class__ is bytes else _bytes(key)
+        raw = key if key.__class__ is bytes else self.encoded(key, at.key)
         self._check_task(at)
         if at.own_key and raw != at.key:
             raise InvalidArgument(
@@ -153,7 +159,7 @@ class Store(Keyed):
         at, into = current_context(), self._into
         if into is None:
             raise InvalidArgument(f"store {self.name} has no into=")
-        place = self._place(at, self.key_of(at, event))
+        place = self._place(at, self.key_of(event))
         data = self._find(at, *place)
         before = None if data is None else self._codec.decode(data)
         state = getattr(into, how)(before, event)
@@ -175,11 +181,16 @@ class Store(Keyed):
         end = after(self.prefix + _bytes(prefix))
         if high is not None:
             end = min(end, self.prefix + _bytes(high))
-        size = len(self.prefix)
-        for row, data in at.batch.scan(at.task, first, end):
+        size, batch = len(self.prefix), at.batch
+        for row, data in batch.scan(at.task, first, end):
             value = self._value(at, data)
-            if value is not None:
-                yield row[size:], self._codec.decode(value)
+            if value is None:
+                continue
+            yield row[size:], self._codec.decode(value)
+            if current_context().batch is not batch:
+                raise IllegalState(
+                    f"rows of {self.name} are read while their event is handled: read them again"
+                )
 
     def _find(self, at: HandlerContext, task: int, row: bytes) -> bytes | None:
         """The encoded value of a row; None without a row."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
 from functools import partial
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.processing.batch import HandlerContext, TaskRows, WorkBatch, current_context
@@ -146,7 +146,7 @@ class Timer(Timed):
     def fire(self, key: bytes, due: int) -> None:
         at = current_context()
         at.put(at.task, self.prefix + key, None)
-        check_result(self._call, self._call(key, due))
+        check_result(self._call, self._call(self.keys.decode(key), due))
 
     def case(self, place: str, row: bytes, due: int, _: bytes | None) -> Case:
         """The arguments of the timer's function, for a dead letter."""
@@ -226,21 +226,25 @@ class Window:
     """The value of a key in a window, from ``start`` up to ``end`` (Unix milliseconds). For handlers only."""
 
     def __init__(self, windows: Windows, key: bytes, start: int, *, closed: bool = False) -> None:
-        self.key, self.start = key, start
-        self.end = start + windows.size
-        self._windows, self._closed = windows, closed
+        self.start, self.end = start, start + windows.size
+        self._windows, self.raw, self._closed = windows, key, closed
+
+    @property
+    def key(self) -> Any:
+        """The key, as events have it."""
+        return self._windows.keys.decode(self.raw)
 
     @property
     def value(self) -> Any:
         """The value; None if it is not set yet. Setting it raises `IllegalState` once the window is closed."""
-        value, into = self._windows.value(self.key, self.start), self._windows.into
+        value, into = self._windows.value(self.raw, self.start), self._windows.into
         return value if value is None or into is None else into.result(value)
 
     @value.setter
     def value(self, value: Any) -> None:
         if self._closed:
             self._windows.refuse(self.start)
-        self._windows.put(self.key, self.start, value)
+        self._windows.put(self.raw, self.start, value)
 
 
 class Windows(Timed):
@@ -285,9 +289,10 @@ class Windows(Timed):
 
         Raises: InvalidArgument (it has no key).
         """
-        at = current_context()
-        if event.key is None:
+        at, given = current_context(), cast("Any", event.key)
+        if given is None:
             raise InvalidArgument(f"windows {self.name} are by key, and the event has none")
+        key = given if given.__class__ is bytes else self.encoded(given, at.key)
         now = event_time(at.batch, at.task)
         time = max(event.timestamp, 0)
         last = time - time % self._every
@@ -299,7 +304,7 @@ class Windows(Timed):
             if start + self.size + self._grace <= now:
                 is_late = True
             else:
-                yield Window(self, event.key, start)
+                yield Window(self, key, start)
         if is_late:
             self.note_late(at, event)
 
@@ -308,8 +313,8 @@ class Windows(Timed):
         if self.into is None:
             raise InvalidArgument(f"windows {self.name} have no into=")
         for window in self.of(event):
-            before = self.value(window.key, window.start)
-            self.put(window.key, window.start, self.into.after(before, event))
+            raw, start = window.raw, window.start
+            self.put(raw, start, self.into.after(self.value(raw, start), event))
 
     def entry(self, row: bytes, data: bytes) -> tuple[tuple[bytes, int], Any]:
         """As of `Keyed`: a key with the window's start, and the window's value."""

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,15 @@ def by_key(wrote: Sequence[tuple[str, bytes | None, Any, int | None]], stream: s
     return found
 
 
+def same(what: str, found: Rows, wanted: Rows) -> None:
+    """Raises: AssertionError, with the first difference."""
+    for key in sorted(found.keys() | wanted.keys()):
+        here, there = found.get(key, []), wanted.get(key, [])
+        pairs = enumerate(zip_longest(here, there))
+        first = next((place for place in pairs if place[1][0] != place[1][1]), None)
+        assert first is None, f"{what} of {key!r}: {len(here)} of {len(there)}; {first}"
+
+
 def write(client: Client, names: Names, number: int, events: Sequence[tuple[Any, ...]]) -> None:
     """Write (stream, key, value, timestamp) in one commit, once."""
 
@@ -145,7 +155,7 @@ def check(client: Client, names: Names, commits: words.Commits, keyed: Keyed) ->
         count = len(fold.wrote)
         found = read(client, streams, partial(has, count))
         for stream, name in zip(streams, ("/out", "/late"), strict=True):
-            assert found[stream] == by_key(fold.wrote, name), f"{word}: {name}"
+            same(f"{word}{name}", found[stream], by_key(fold.wrote, name))
         counts[word] = count
     named, totals = (names.of(name) for name in (words.NAMED, words.TOTALS))
     wanted = {key: list(range(1, n + 1)) for key, n in keyed.counts.items()}
@@ -221,6 +231,8 @@ def test_all_words_are_folds_of_their_input_under_kills(broker: Broker, tmp_path
                 process.kill()
                 process.start()
             time.sleep(0.02)
+        for worker in workers:
+            worker.check()
         found = check(client, names, commits, keyed)
         for worker in workers:
             worker.check()
