@@ -138,6 +138,7 @@ class Program:
     dead_letter: str | None
     retries: int
     concurrency: int
+    threads: int = 1
     start: Start
     on_lost: str
     idle: float | None
@@ -168,6 +169,10 @@ class Program:
         if self.cluster is not None:
             for store in self.stores.values():
                 store.local = True
+        first, *others = (one.key for one in self.inputs.values())
+        if all(other.spec == first.spec for other in others):
+            for name in self.timers:
+                self.stores[name].keys = first
         if both := sorted(set(self.outputs) & set(self.tables)):
             raise InvalidArgument(
                 f"{', '.join(both)} is an output and a table: write its rows as those of the table"

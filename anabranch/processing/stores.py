@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from anabranch.errors import EventTooLarge, InvalidArgument
+from anabranch.errors import EventTooLarge, IllegalState, InvalidArgument
 from anabranch.processing.batch import HandlerContext, current_context
-from anabranch.values import Codec
+from anabranch.values import RAW, Codec
 
 TIME = 1  # the hidden store of timers and of event time
 
@@ -30,6 +30,7 @@ class Keyed:
         self.name = name
         self.local = local
         self._codec = codec
+        self.keys = RAW  # of timers and windows: set by `Program.check`
         self.prefix = b""  # set by `number`
 
     @property
@@ -53,8 +54,17 @@ class Keyed:
             key = row[len(self.prefix) :]
             raise EventTooLarge(f"key {key!r:.100} of {self.name}: {error}") from error
 
+    def encoded(self, key: Any, own: bytes | None) -> bytes:
+        """A key as bytes. ``own``: of the event, which other writers may have encoded in another way."""
+        if self.keys is RAW:
+            return _bytes(key)
+        if own is not None and self.keys.decode(own) == key:
+            return own
+        raw: bytes = self.keys.encode(key)
+        return raw
+
     def _place(self, at: HandlerContext, key: bytes | str) -> tuple[int, bytes]:
-        raw = key if key.__class__ is bytes else _bytes(key)
+        raw = key if key.__class__ is bytes else self.encoded(key, at.key)
         self._check_task(at)
         if at.own_key and raw != at.key:
             raise InvalidArgument(
@@ -127,9 +137,13 @@ class Store(Keyed):
         end = after(self.prefix + _bytes(prefix))
         if high is not None:
             end = min(end, self.prefix + _bytes(high))
-        size = len(self.prefix)
-        for row, data in at.batch.scan(at.task, first, end):
+        size, batch = len(self.prefix), at.batch
+        for row, data in batch.scan(at.task, first, end):
             yield row[size:], self._codec.decode(data)
+            if current_context().batch is not batch:
+                raise IllegalState(
+                    f"rows of {self.name} are read while their event is handled: read them again"
+                )
 
 
 def _bytes(key: bytes | str) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.processing.batch import HandlerContext, TaskRows, WorkBatch, current_context
@@ -91,7 +91,7 @@ class Timer(Keyed):
     def fire(self, key: bytes, due: int) -> None:
         at = current_context()
         at.put(at.task, self.prefix + key, None)
-        check_result(self._call, self._call(key, due))
+        check_result(self._call, self._call(self.keys.decode(key), due))
 
     def case(self, place: str, row: bytes, due: int, _: bytes | None) -> Case:
         """The arguments of the timer's function, for a dead letter."""
@@ -102,20 +102,24 @@ class Window:
     """The value of a key in a window, from ``start`` up to ``end`` (Unix milliseconds). For handlers only."""
 
     def __init__(self, windows: Windows, key: bytes, start: int, *, closed: bool = False) -> None:
-        self.key, self.start = key, start
-        self.end = start + windows.size
-        self._windows, self._closed = windows, closed
+        self.start, self.end = start, start + windows.size
+        self._windows, self._raw, self._closed = windows, key, closed
+
+    @property
+    def key(self) -> Any:
+        """The key, as events have it."""
+        return self._windows.keys.decode(self._raw)
 
     @property
     def value(self) -> Any:
         """The value; None if it is not set yet. Setting it raises `IllegalState` once the window is closed."""
-        return self._windows.value(self.key, self.start)
+        return self._windows.value(self._raw, self.start)
 
     @value.setter
     def value(self, value: Any) -> None:
         if self._closed:
             self._windows.refuse(self.start)
-        self._windows.put(self.key, self.start, value)
+        self._windows.put(self._raw, self.start, value)
 
 
 class Windows(Keyed):
@@ -159,9 +163,10 @@ class Windows(Keyed):
 
         Raises: InvalidArgument (it has no key).
         """
-        at = current_context()
-        if event.key is None:
+        at, given = current_context(), cast("Any", event.key)
+        if given is None:
             raise InvalidArgument(f"windows {self.name} are by key, and the event has none")
+        key = given if given.__class__ is bytes else self.encoded(given, at.key)
         now = event_time(at.batch, at.task)
         time = max(event.timestamp, 0)
         last = time - time % self._every
@@ -173,13 +178,13 @@ class Windows(Keyed):
             if start + self.size + self._grace <= now:
                 is_late = True
             else:
-                yield Window(self, event.key, start)
+                yield Window(self, key, start)
         if is_late:
             at.count("processor_late_events", self.name)
             if self._late is not None:
                 headers = [(copied_name(name), value) for name, value in event.headers]
                 when = copied_time(event.timestamp)
-                at.write(self._late.stream, (at.value, event.key, headers, when))
+                at.write(self._late.stream, (at.value, key, headers, when))
 
     def entry(self, row: bytes, data: bytes) -> tuple[tuple[bytes, int], Any]:
         """As of `Keyed`: a key with the window's start, and the window's value."""

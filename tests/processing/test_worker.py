@@ -1263,3 +1263,92 @@ def test_a_traced_worker_s_commit_continues_the_traces_of_its_input(
     both, _ = processed()
     assert both.parent is None
     assert sorted(link.context.trace_id for link in both.links) == [7, 8]
+
+
+def to_tuple(data: bytes) -> tuple[str, ...]:
+    return tuple(data.decode().split("/"))
+
+
+@pytest.mark.parametrize(
+    ("codec", "raw", "key"),
+    [
+        (None, b"a", b"a"),
+        (str, b"a", "a"),
+        (json, b'"a" ', "a"),  # as another writer encodes it
+        ((lambda key: "/".join(key).encode(), to_tuple), b"a/b", ("a", "b")),
+    ],
+)
+def test_timers_and_windows_have_the_keys_of_events(
+    place: Place, codec: Any, raw: bytes, key: Any
+) -> None:
+    app = Processor("nyc/p", commit_interval=0)
+    out = app.output("nyc/out", key=codec, value=json)
+    late = app.output("nyc/late")
+    place.client.create_stream("nyc/late")
+    windows, found = app.windows("w", 1, value=json, late=late), list[Any]()
+
+    @app.timer("t")
+    def fired(key: Any, due: int) -> None:
+        found.append(key)
+        timer.set(key, at=5000)  # the last one
+        out.write(due, key=key)
+
+    timer = fired
+
+    @windows.on_close
+    def closed(window: Any) -> None:
+        found.append(window.key)
+        timer.cancel(window.key)
+
+    @app.on(app.input("nyc/in", key=codec))
+    def handle(event: Any) -> None:
+        for window in windows.of(event):
+            found.append(window.key)
+            window.value = (window.value or 0) + 1
+        timer.set(event.key, at=900)
+
+    for at in (1, 1500, 2, 9000):
+        place.write(raw, timestamp=at)
+    place.run(app)
+    assert found == [key] * 7
+    assert [e.key for e in place.events("nyc/late")] == [raw]
+
+
+def test_inputs_with_different_keys_leave_them_bytes(place: Place) -> None:
+    place.client.create_stream("nyc/more")
+    app, found = Processor("nyc/p", commit_interval=0), list[Any]()
+
+    @app.timer("t")
+    def fired(key: Any, _: int) -> None:
+        found.append(key)
+
+    @app.on(app.input("nyc/in", key=str), app.input("nyc/more"))
+    def handle(event: Any) -> None:
+        fired.set(event.key, at=5)
+
+    for at in (1, 9):
+        place.write(b"a", timestamp=at)
+    place.run(app)
+    assert found == [b"a"]
+
+
+def test_rows_of_a_store_are_read_while_their_event_is_handled(place: Place) -> None:
+    app, kept = place.with_dead_letters(retries=0), list[Any]()
+    store = app.store("s")
+
+    @app.on(app.input("nyc/in"))
+    def handle(event: Any) -> None:
+        store[event.key] = b""
+        if not kept:
+            store["z"] = b""
+            kept.append(store.items())
+        next(kept[0])
+
+    with closing(place.worker(app)) as worker:
+        place.write(b"a")
+        steps(worker)
+        place.write(b"b")
+        steps(worker)
+    (letter,) = place.events("nyc/dead")
+    assert letter.key == b"b"
+    assert b"read them again" in (dict(letter.headers)["error"] or b"")
