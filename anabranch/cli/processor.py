@@ -542,7 +542,7 @@ def _work(
 ) -> None:
     from anabranch.cli.errors import failure_of
     from anabranch.cli.options import connected
-    from anabranch.processing.worker import run_worker
+    from anabranch.processing.run import run_worker
 
     if log_format == "json":  # a process of its own has no log yet
         logs.start(log_format, logging.WARNING)
@@ -650,7 +650,8 @@ def bridge(
 
     from anabranch.processing.app import Processor
     from anabranch.processing.plain import Cluster, import_group, outputs_of, plain_ports
-    from anabranch.processing.worker import make_processor, run_worker
+    from anabranch.processing.run import run_worker
+    from anabranch.processing.worker import make_processor
     from anabranch.reading.group_lag import input_lags
 
     app = Processor(

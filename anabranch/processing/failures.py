@@ -100,6 +100,7 @@ class Failures:
         """``pauses`` False: retry at once."""
         self._app, self._metrics, self._stop = app, metrics, stop
         self._pauses, self._clock = pauses, SystemClock()
+        self.also: Callable[[], None] = lambda: None  # called before each further try; may raise
         self._lasting: dict[Hashable, float] = {}  # kind of error -> until when it gets no pauses
 
     def try_or_bury(
@@ -178,7 +179,11 @@ class Failures:
         self._lasting.pop(_kind_of(error), None)
 
     def check_not_stopping(self) -> None:
-        """Raise `NotReady` if the worker stops: retries without pauses would make dead letters of good events."""
+        """Raise `NotReady` if the worker stops: retries without pauses would make dead letters of good events.
+
+        Raises: as `also`, too.
+        """
+        self.also()
         if self._stop.is_set():
             raise NotReady("the worker ends; what failed is tried in its next life")
 
