@@ -138,6 +138,16 @@ class SharedTable:
                     f"rows of {self.name} are read while their event is handled: read them again"
                 )
 
+    def add(self, key: Any, number: int) -> NoReturn:
+        """Refuse a change that commutes, as of `TableTransaction.add`. Raises: InvalidArgument."""
+        raise InvalidArgument(
+            f"a batch's commit can't add to rows of {self.name}, as a commit changes at most 64 rows in this way, "
+            "and a batch may have more: read the row with a lock and write it; or write a stream of numbers, which "
+            "another program adds up: client.transact(lambda txn: txn.add(…), consume=reader)"
+        )
+
+    min = max = add
+
     def __iter__(self) -> NoReturn:
         raise TypeError(f"iterate over the rows of {self.name} by items()")
 

@@ -687,3 +687,13 @@ def test_a_table_of_another_control_partition_is_refused(
     monkeypatch.setattr(Session, "find_scope", lambda _, scope, __: int(scope == "elsewhere"))
     with pytest.raises(CrossScope):
         shop.worker(app)
+
+
+@pytest.mark.parametrize("change", ["add", "min", "max"])
+def test_changes_that_commute_are_refused_by_name(shop: Shop, change: str) -> None:
+    app, rows = shop.program()
+    app.on(app.input("nyc/in"))(lambda event: getattr(rows, change)(event.key, 1))
+    shop.write(b"a")
+    shop.run(app)
+    assert "a commit changes at most 64 rows in this way" in shop.dead()[0]
+    assert not shop.rows()
