@@ -35,6 +35,9 @@ log = logging.getLogger("anabranch.processor")
 
 _KEY_BYTES = 100  # of a key in an error
 _FIRST_PAUSE_S = 0.1  # between tries
+_SHORT_PAUSE_S = (
+    0.02  # the first one, unless the error is an `OSError`: fewer of the others pass by themselves
+)
 _LONGEST_PAUSE_S = 2.0
 _LASTING_S = (
     60.0  # how long errors of a kind are tried without pauses, after its pauses changed nothing
@@ -171,6 +174,8 @@ class Failures:
                     del self._lasting[next(iter(self._lasting))]
                 self._lasting[kind] = now + _LASTING_S
             return None
+        if not pauses.count and not isinstance(error, OSError):
+            pauses.next_s = min(_SHORT_PAUSE_S, pauses.next_s)
         pause = pauses.begin()
         return 0.0 if is_lasting or not self._pauses else pause
 
