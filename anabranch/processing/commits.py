@@ -127,6 +127,11 @@ class Commits:
             self._held = None
 
     @property
+    def is_held(self) -> bool:
+        """Whether nothing is sent. For any thread."""
+        return self._held is not None
+
+    @property
     def is_under_way(self) -> bool:
         """Whether a commit has not ended, whatever its outcome. For any thread."""
         future = self._future

@@ -21,7 +21,14 @@ from pathlib import Path
 
 from anabranch.client.client import Client
 from anabranch.processing.program import Program
-from anabranch.processing.worker import AllTasks, Membership, Shared, Worker, join_group
+from anabranch.processing.worker import (
+    IDLE_S,
+    AllTasks,
+    Membership,
+    Shared,
+    Worker,
+    join_group,
+)
 from anabranch.protocol.schemas.records import ProcessorInfo
 from anabranch.tables.rocks import TableDamaged
 
@@ -234,7 +241,7 @@ class ThreadedWorker:
     def of_others(self, part: Part) -> frozenset[int]:
         """As of `Tasks`, for one thread."""
         with self.lock:
-            if part is not self._rest:
+            if part is not self._rest or self._stops:
                 return frozenset(range(self._app.tasks))
             claimed = (each.claimed for each in self.parts if each is not part)
             return self._member.wanted.union(*claimed)
@@ -289,6 +296,8 @@ class ThreadedWorker:
             self.deal()
         while any(each.claimed for each in self.parts) and not self.stop.wait(WATCH_S):
             pass
+        if self._standby:
+            self.stop.wait(2 * IDLE_S)  # a thread may still copy the state of other workers' tasks
         with self.lock:
             if not self.stop.is_set():
                 part.worker.empty(error)

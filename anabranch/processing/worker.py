@@ -538,6 +538,8 @@ class Worker:
         now, ownership = self._clock.monotonic(), self._ownership
         if ownership is None or now < max(self._seen_at + SESSION_S, self._watch_at):
             return
+        if self._commits.is_held:  # other tasks are another thread's by now
+            return
         self._watch_at = now + SESSION_S
         try:
             self._check_holder(ownership.tasks)
