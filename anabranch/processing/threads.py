@@ -35,7 +35,7 @@ from anabranch.tables.rocks import TableDamaged
 log = logging.getLogger("anabranch.processor")
 
 WATCH_S = 0.025
-SLOW_TIMES = 4  # an event that so many looks in turn find at work is slow
+SLOW_TIMES = 4  # an event is slow if this many calls of `watch` in turn have found it at work
 CALM_S = 60.0
 
 
