@@ -777,7 +777,9 @@ def test_pauses_that_changed_nothing_are_not_repeated_for_the_same_error(place: 
     assert pauses(place, app, b"bad", b"other", b"bad", b"other") == [0.02, 0.04] * 2
     assert pauses(place, app, b"bad", b"later", b"bad") == [0.02, 0.04] * 2, "it may pass by itself"
     with patch("anabranch.processing.failures._LASTING_S", 0.0):
-        assert pauses(place, app, b"bad", b"bad") == [0.02, 0.04] * 2, "later it may be another cause"
+        assert pauses(place, app, b"bad", b"bad") == [0.02, 0.04] * 2, (
+            "later it may be another cause"
+        )
     dead = len(place.written("nyc/dead"))
     assert pauses(place, app, *[b"bad"] * 1000) == [0.02, 0.04]
     assert len(place.written("nyc/dead")) == dead + 1000
