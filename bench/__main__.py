@@ -1,4 +1,5 @@
-"""``python -m bench [splice|oneshot|bulk …] [--quick] [--json FILE]``: without names, all but growth and builds.
+"""``python -m bench [splice|oneshot|bulk …] [--quick] [--json FILE]``: without names, all but big_table,
+growth and builds.
 
 ``epochs`` runs rolling, scaling, ordered and beside in turn; each has its own name, too.
 
@@ -21,6 +22,7 @@ from rich.table import Table
 from bench import (
     adds,
     aio,
+    big_table,
     builds,
     bulk,
     clients,
@@ -41,6 +43,7 @@ from bench import (
     processing,
     ranges,
     setting,
+    slow_events,
     spark,
     splice,
     starting,
@@ -104,12 +107,12 @@ def _held(minutes: float) -> Callable[[bool], tuple[dict[str, Any], Rows]]:
     return run
 
 
-def _on_cluster(bench: Any) -> Callable[[bool], tuple[dict[str, Any], Rows]]:
-    """Run a bench's module on a cluster of its own."""
+def _on_cluster(bench: Any, **more: Any) -> Callable[[bool], tuple[dict[str, Any], Rows]]:
+    """Run a bench's module on a cluster of its own. ``more``: arguments of its ``run``."""
 
     def run(quick: bool) -> tuple[dict[str, Any], Rows]:
         with setting.place() as place:
-            result = bench.run(place, quick=quick)
+            result = bench.run(place, quick=quick, **more)
         return result, bench.table(result)
 
     return run
@@ -176,6 +179,14 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         _on_cluster(processing),
     ),
     "handlers": ("handlers that fail or wait, against others", _on_cluster(handlers)),
+    "big_table": (
+        "memory, disk and start of four workers over a big table (--rows)",
+        _on_cluster(big_table),
+    ),
+    "slow_events": (
+        "what one slow or bad event costs the events of other tasks",
+        _on_cluster(slow_events),
+    ),
     "driver": ("handlers by a driver of tests, without a broker", _on_own(driver)),
     "many": ("small commits among many streams, and to many segments", _on_own(many)),
     "web": ("one-shots beside the web page and ten browsers; page loads", _on_cluster(web)),
@@ -199,7 +210,7 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
     "builds": ("CPU of a commit by this build and another one (--other)", _builds(None, 7)),
     "pipelines": ("audit, export, compact and load of millions of events", _on_cluster(pipelines)),
 }
-BY_DEFAULT = [name for name in BENCHES if name not in ("growth", "builds")]
+BY_DEFAULT = [name for name in BENCHES if name not in ("growth", "builds", "big_table")]
 GROUPS = {"epochs": ("rolling", "scaling", "ordered", "beside")}
 
 
@@ -229,10 +240,14 @@ def main() -> int:
     parser.add_argument(
         "--pairs", type=int, default=7, metavar="N", help="of builds: turns of each"
     )
+    parser.add_argument(
+        "--rows", type=int, default=big_table.ROWS, metavar="N", help="of big_table: its rows"
+    )
     options = parser.parse_args()
     if options.minutes is not None:
         BENCHES["prepared"] = "prepared ones, held, against none", _held(options.minutes)
     BENCHES["growth"] = BENCHES["growth"][0], _growth(options.commits)
+    BENCHES["big_table"] = BENCHES["big_table"][0], _on_cluster(big_table, rows=options.rows)
     BENCHES["builds"] = BENCHES["builds"][0], _builds(options.other, options.pairs)
     names = [one for name in options.names or BY_DEFAULT for one in GROUPS.get(name, (name,))]
     unknown = [name for name in names if name not in BENCHES]

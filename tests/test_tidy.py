@@ -54,6 +54,7 @@ WIDE = {
     "anabranch/librdkafka/groups.py": (1, "a thread of its own: its owner ends the process"),
     "anabranch/librdkafka/reconnecting_consumer.py": (1, "a thread of its own: raised by the caller's"),
     "anabranch/processing/failures.py": (3, "what handlers raise is judged; an error is pickled"),
+    "anabranch/processing/threads.py": (3, "threads of their own: raised by the worker's"),
     "anabranch/processing/worker.py": (1, "a thread of its own: raised by the worker's"),
     "anabranch/controller/carrier.py": (1, "a thread of its own: raised by the leader's"),
     "anabranch/controller/controller.py": (2, "raised once the round under way is written"),

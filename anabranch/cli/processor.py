@@ -546,7 +546,7 @@ def _work(
 ) -> None:
     from anabranch.cli.errors import failure_of
     from anabranch.cli.options import connected
-    from anabranch.processing.worker import run_worker
+    from anabranch.processing.run import run_worker
 
     if log_format == "json":  # a process of its own has no log yet
         logs.start(log_format, logging.WARNING)
@@ -627,7 +627,8 @@ def bridge(
 
     from anabranch.processing.app import Processor
     from anabranch.processing.plain import Cluster, outputs_of, plain_ports
-    from anabranch.processing.worker import make_processor, run_worker
+    from anabranch.processing.run import run_worker
+    from anabranch.processing.worker import make_processor
 
     on_lost: Literal["stop", "skip"] = "stop" if strict else "skip"
     app = Processor(f"{stream}-bridge", tasks=tasks, dead_letter=dead_letter, on_lost=on_lost)

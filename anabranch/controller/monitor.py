@@ -72,11 +72,13 @@ class Numbers:
         # How many durations are within each bound; the last one: beyond all bounds.
         self.seconds = [0] * (len(BOUNDS_S) + 1)
         self.seconds_sum = 0.0
+        self._adding = threading.Lock()
 
     def add(self, name: str, *labels: str, by: float = 1) -> None:
         """Add ``by`` to a number under these labels."""
         values = self.values[name]
-        values[labels] = values.get(labels, 0) + by
+        with self._adding:
+            values[labels] = values.get(labels, 0) + by
 
     def set(self, name: str, value: float) -> None:
         """Set the present value of a number without labels."""

@@ -17,8 +17,9 @@ timers. ``aggregates`` has what they compute by name.
 
 A user declares a program by ``app`` (`anabranch.Processor`); ``program`` has what workers see of it.
 A worker's copy of its state is in ``table`` (RocksDB), read from the log by ``state``.
-``plain`` reads plain Kafka topics in place of streams. `worker.run_worker` is a whole process with signals, HTTP
-and the mirror of positions, whose numbers are in ``metrics``.
+``plain`` reads plain Kafka topics in place of streams. `threads.ThreadedWorker` moves tasks between threads, each
+of which is a `Worker`. `run.run_worker` is a whole process with signals, HTTP and the mirror of positions, whose
+numbers are in ``metrics``.
 
 This folder may import the client, `anabranch.controller.monitor`, reading, tables and what is below them. Only
 Faust's adapter, the command line and `anabranch.testing` import it; the latter's driver runs `handlers` without the

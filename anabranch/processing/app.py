@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST = 1 << 30
+_MOST_THREADS = 64
 
 
 class Processor(Program):
@@ -55,7 +56,8 @@ class Processor(Program):
     one commit has. An input transaction that is bigger, or is handled for more than 5 seconds, is split, unless
     ``whole`` is set. ``dead_letter``: the stream for
     events, timers and windows whose handler still fails after all ``retries``; with None the worker stops.
-    ``concurrency``: how many ``async`` handlers run concurrently. ``start``: where a new processor begins, as in
+    ``concurrency``: how many ``async`` handlers run concurrently. ``threads``: how many threads a worker may have;
+    with more than one, a slow event delays its own task alone. ``start``: where a new processor begins, as in
     `Client.read`. ``on_lost``: what to do if retention has removed events that were not consumed: 'stop' raises
     `SnapshotExpired`; 'skip' counts the affected transactions and skips them whole, in all inputs. ``idle``: after
     this many seconds without events, a task takes the event time of its worker's other tasks. ``ahead``: an event
@@ -74,6 +76,7 @@ class Processor(Program):
         dead_letter: str | None = None,
         retries: int = defaults.HANDLER_RETRIES,
         concurrency: int = defaults.HANDLER_CONCURRENCY,
+        threads: int = defaults.HANDLER_THREADS,
         start: Start = "begin",
         on_lost: Literal["stop", "skip"] = "stop",
         idle: float | None = None,
@@ -85,6 +88,7 @@ class Processor(Program):
             ("tasks", tasks, 1 << 10),
             ("cut_bytes", cut_bytes, _MOST),
             ("concurrency", concurrency, _MOST),
+            ("threads", threads, _MOST_THREADS),
         ):
             check_type(what, value, int)
             if not 1 <= value <= most:
@@ -105,6 +109,7 @@ class Processor(Program):
         self.dead_letter = dead_letter
         self.retries = retries
         self.concurrency = concurrency
+        self.threads = threads
         self.start: Start = start
         if dead_letter is not None:
             self._writes(dead_letter, None, None)
@@ -427,7 +432,7 @@ class Processor(Program):
         `/live` and `/ready`.
         """
         from anabranch.client.connect import connect
-        from anabranch.processing.worker import run_worker
+        from anabranch.processing.run import run_worker
 
         with connect(bootstrap, **options) as client:
             run_worker(self, client, folder=folder, standby=standby, http=http)

@@ -279,8 +279,10 @@ class Source(Protocol):
     ``near``: inputs that are ordered with the tables by commit timestamps. ``committed_at``: the last commit.
     """
 
-    near: Collection[str]
     committed_at: int
+
+    @property
+    def near(self) -> Collection[str]: ...
 
     def begin(self, least: int) -> Reads:
         """Read all tables as of one moment, this hybrid time or later."""
@@ -296,9 +298,8 @@ class BatchTables:
         """``lock_bytes``: what each lock adds to a batch's size, so that the batch ends before it has too many."""
         self.rows: dict[str, dict[bytes, bytes | None]] = {}
         self.reads: Reads | None = None  # None before the first read
-        self.places: dict[
-            tuple[str, bytes], int
-        ] = {}  # locked row -> number of its first input commit
+        # Locked row -> number of its first input commit, and the task of that event.
+        self.places: dict[tuple[str, bytes], tuple[int, int]] = {}
         self._source, self._lock_bytes = source, lock_bytes
         self._least = 0
         self._trouble: Exception | None = None
@@ -331,7 +332,7 @@ class BatchTables:
         except (AnabranchError, TableError) as error:
             self._failed(at, error)
         if lock and (table, key) not in self.places:
-            self.places[table, key] = at.batch.commits
+            self.places[table, key] = at.batch.commits, at.task
             at.batch.size += self._lock_bytes
         return found
 
@@ -422,16 +423,19 @@ class HandlerContext:
 
     ``name``: the decoded key, if the program decodes keys. ``over``: whether the event is done. ``own_key``:
     whether the call may use only this key's rows, because other handlers run concurrently. ``strays``: collects the
-    errors of asyncio tasks that write after the event is done.
+    errors of asyncio tasks that write after the event is done. ``seen``: how often `Handlers.slow_tasks` has found
+    the call at work on its event.
     """
 
     __slots__ = (
-        "batch", "key", "name", "over", "own_key", "strays", "task", "timestamp", "undo", "value",
+        "batch", "key", "name", "over", "own_key", "seen", "strays", "task", "timestamp", "undo",
+        "value",
     )  # fmt: skip
 
     def __init__(self, batch: WorkBatch) -> None:
         self.batch = batch
         self.task = -1
+        self.seen = 0
         self.key: bytes | None = None
         self.name: Any = None
         self.timestamp: int | None = None
@@ -524,8 +528,8 @@ class HandlerContext:
         """Set a row of this kind, due at a time."""
         batch = self.batch
         self.put(task, kind + due.to_bytes(_TIME, "big") + place, value)
-        if (task, kind) in batch.due:
-            batch.due[task, kind] = min(batch.due[task, kind], due)
+        if (soonest := batch.due.get((task, kind))) is not None:
+            batch.due[task, kind] = min(soonest, due)
 
     def count(self, *what: str) -> None:
         """Add 1 to a metric once the batch is committed."""

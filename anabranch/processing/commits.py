@@ -27,6 +27,7 @@ from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
 from anabranch.controller.monitor import Numbers
 from anabranch.errors import (
+    AnabranchError,
     AskOutcomeError,
     BeginAgainError,
     EventTooLarge,
@@ -42,7 +43,7 @@ from anabranch.errors import (
 from anabranch.ports import TopicPartition
 from anabranch.processing.batch import BatchConflict, Limits, WorkBatch, Written
 from anabranch.processing.state import StateReader
-from anabranch.processing.table import Table
+from anabranch.processing.table import Table, TaskTable
 from anabranch.processing.tables import write_rows
 from anabranch.protocol.schemas.records import Consumed
 from anabranch.tracing import consuming
@@ -66,7 +67,10 @@ _MANY = 300  # from this many on, outputs of a stream are sent as columns
 
 
 class Commits:
-    """Commits batches one after another, while handlers work. One thread calls `send` and `wait`."""
+    """Commits batches one after another, while handlers work. One thread calls `send` and `wait`.
+
+    Any thread may `hold` them: then nothing more is sent until `admit`.
+    """
 
     def __init__(
         self, client: Client, table: Table, state: StateReader, metrics: Numbers, limits: Limits,
@@ -74,6 +78,7 @@ class Commits:
     ) -> None:  # fmt: skip
         self._client = client
         self._table = table
+        self.rows = TaskTable(table)
         self.state = state
         self._metrics = metrics
         ports = client.reader_ports()
@@ -81,6 +86,8 @@ class Commits:
         self._log = ports.committed_log(_ASK_S)
         self._pool = ThreadPoolExecutor(1, "commit") if threads else None
         self._future: Future[None] | None = None
+        self._sending = threading.Lock()
+        self._held: AnabranchError | None = None
         self._sent: WorkBatch | None = None
         self._ends_due = 0.0
         self._limits = limits
@@ -89,21 +96,46 @@ class Commits:
 
     def new_batch(self, task_count: int) -> WorkBatch:
         """A new batch, on top of the batch that is being committed."""
-        batch = WorkBatch(
-            self._table if self._sent is None else self._sent, task_count, self._limits
-        )
+        batch = WorkBatch(self.rows if self._sent is None else self._sent, task_count, self._limits)
         batch.traces = None if self._tracing is None else set()
         return batch
 
     def send(self, ownership: TaskOwnership, batch: WorkBatch, consumed: Consumed) -> None:
-        """Commit a batch, once the previous batch is committed. Raises: as `wait`, the previous commit's error."""
+        """Commit a batch, once the previous batch is committed.
+
+        Raises: as `wait`, the previous commit's error; the error of `hold`.
+        """
         self.wait()
-        batch.set_below(self._table)
-        if self._pool is None:
-            self._commit(ownership, batch, consumed)
-            return
-        self._sent = batch
-        self._future = self._pool.submit(self._commit, ownership, batch, consumed)
+        batch.set_below(self.rows)
+        with self._sending:
+            if self._held is not None:
+                raise self._held
+            if self._pool is None:
+                self._commit(ownership, batch, consumed)
+                return
+            self._sent = batch
+            self._future = self._pool.submit(self._commit, ownership, batch, consumed)
+
+    def hold(self, error: AnabranchError) -> None:
+        """Let `send` raise this error, also if it waits for the previous commit now. For any thread."""
+        with self._sending:
+            self._held = error
+
+    def admit(self) -> None:
+        """Send batches again."""
+        with self._sending:
+            self._held = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing is sent. For any thread."""
+        return self._held is not None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a commit has not ended, whatever its outcome. For any thread."""
+        future = self._future
+        return future is not None and not future.done()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for the commit under way; None: without a limit. Returns whether it has ended.

@@ -35,6 +35,9 @@ log = logging.getLogger("anabranch.processor")
 
 _KEY_BYTES = 100  # of a key in an error
 _FIRST_PAUSE_S = 0.1  # between tries
+_SHORT_PAUSE_S = (
+    0.02  # the first one, unless the error is an `OSError`: fewer of the others pass by themselves
+)
 _LONGEST_PAUSE_S = 2.0
 _LASTING_S = (
     60.0  # how long errors of a kind are tried without pauses, after its pauses changed nothing
@@ -100,6 +103,7 @@ class Failures:
         """``pauses`` False: retry at once."""
         self._app, self._metrics, self._stop = app, metrics, stop
         self._pauses, self._clock = pauses, SystemClock()
+        self.also: Callable[[], None] = lambda: None  # called before each further try; may raise
         self._lasting: dict[Hashable, float] = {}  # kind of error -> until when it gets no pauses
 
     def try_or_bury(
@@ -170,6 +174,8 @@ class Failures:
                     del self._lasting[next(iter(self._lasting))]
                 self._lasting[kind] = now + _LASTING_S
             return None
+        if not pauses.count and not isinstance(error, OSError):
+            pauses.next_s = min(_SHORT_PAUSE_S, pauses.next_s)
         pause = pauses.begin()
         return 0.0 if is_lasting or not self._pauses else pause
 
@@ -178,7 +184,11 @@ class Failures:
         self._lasting.pop(_kind_of(error), None)
 
     def check_not_stopping(self) -> None:
-        """Raise `NotReady` if the worker stops: retries without pauses would make dead letters of good events."""
+        """Raise `NotReady` if the worker stops: retries without pauses would make dead letters of good events.
+
+        Raises: as `also`, too.
+        """
+        self.also()
         if self._stop.is_set():
             raise NotReady("the worker ends; what failed is tried in its next life")
 

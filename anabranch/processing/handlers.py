@@ -64,6 +64,7 @@ class Chains:
     decoders: dict[str, Callable[[Event], Event[Any, Any]] | None]
     slots: asyncio.Semaphore
     room: asyncio.Semaphore
+    calls: set[HandlerContext] = field(default_factory=set)  # at work
     by_key: dict[Any, deque[Given]] = field(default_factory=dict)
     count: int = 0
     has_failed: bool = False
@@ -99,6 +100,9 @@ class Handlers:
         # No input commit is begun after ``soft``, and no event after ``hard``.
         self._soft = self._hard = math.inf
         self._stopped: AnabranchError | None = None
+        self._failures.also = self._check_not_stopped
+        self._at: HandlerContext | None = None  # of the call at work
+        self._chains: Chains | None = None  # of concurrent calls
         self._loop: asyncio.AbstractEventLoop | None = None
         self._strays: list[IllegalState] = []  # errors of asyncio tasks that outlived their event
         # `SystemExit`s of asyncio tasks. They end the process unless a handler awaits the task.
@@ -133,6 +137,14 @@ class Handlers:
         self._stopped = error
         self._soft = self._hard = -math.inf
 
+    def slow_tasks(self, times: int) -> set[int]:
+        """The tasks with an event that has been at work in each of the last calls of this. For another thread."""
+        at, chains = self._at, self._chains
+        calls = [] if at is None else [at] if chains is None else list(chains.calls)
+        for call in calls:
+            call.seen += 1
+        return {call.task for call in calls if call.seen >= times}
+
     def _note(self, batch: WorkBatch, pieces: Sequence[Piece]) -> None:
         if batch.tables is not None:
             batch.tables.note(pieces)
@@ -159,7 +171,7 @@ class Handlers:
         writes), and the error of `stop`. The batch is unusable after an error.
         """
         left = list(pieces)
-        with closed_by_failure(batch) as at:
+        with closed_by_failure(batch) as at, self._at_work(at):
             if self._loop is not None and asyncio.all_tasks(self._loop):
                 # Asyncio tasks that handlers have left run here; if they write, `_strays` gets an error.
                 self._run(asyncio.sleep(0))
@@ -177,6 +189,7 @@ class Handlers:
                 self._begin_commit(some[0].stream)
                 handled, rest = split_pieces(some, self._handle_together(at, some))
                 left = rest + left[len(some) :]
+                self._check_not_stopped()
                 if self._time is not None:
                     whole = not rest and handled[-1].whole
                     _move_time(at, self._time, handled, app=self._app, whole=whole)
@@ -224,9 +237,18 @@ class Handlers:
         """
         if self._time is not None:
             self._hard = self.monotonic() + self._part_s
-            with closed_by_failure(batch) as at:
+            with closed_by_failure(batch) as at, self._at_work(at):
                 for task in tasks:
+                    self._check_not_stopped()
                     self._time.fire_wall(at, task, now_ms)
+
+    @contextmanager
+    def _at_work(self, at: HandlerContext) -> Iterator[None]:
+        self._at = at
+        try:
+            yield
+        finally:
+            self._at = None
 
     def resume(self, table: TaskRows, tasks: Collection[int]) -> None:
         """Begin to handle these tasks, whose rows are in the table."""
@@ -279,6 +301,7 @@ class Handlers:
         # A partition of a plain topic belongs to one task; an Arrow batch of a stream has events of several.
         at.task = piece.tasks[0] if is_plain(piece.stream) and piece.tasks else -1
         at.key = at.timestamp = None
+        at.seen = 0
 
         def handle(rows: pa.RecordBatch) -> None:
             at.undo.clear()
@@ -314,6 +337,7 @@ class Handlers:
     def _in_turn(self, at: HandlerContext, piece: Piece, registered: Sequence[Registered]) -> int:
         """Call the handlers with one event after another. Returns how many there was time for."""
         given, size = _given(piece), len(piece.tasks)
+        at.seen = 0
         calls, decode = [one.call for one in registered], self._app.inputs[piece.stream].decode
         undo, monotonic = at.undo, self.monotonic
         event: Event | None = None
@@ -330,6 +354,7 @@ class Handlers:
             try:
                 for event, at.task in given:  # `handle`, inlined for speed
                     undo.clear()
+                    at.seen = 0
                     at.key, at.value, at.timestamp = event.key, event.value, event.timestamp
                     decoded: Event[Any, Any] = event
                     if decode is not None:
@@ -366,7 +391,11 @@ class Handlers:
         most = self._app.concurrency
         decoders = {stream: one.decode for stream, one in self._app.inputs.items()}
         chains = Chains(batch, decoders, asyncio.Semaphore(most), asyncio.Semaphore(_AHEAD * most))
-        self._run(self._all_chains(chains, given))
+        self._chains = chains
+        try:
+            self._run(self._all_chains(chains, given))
+        finally:
+            self._chains = None
         return chains.count
 
     async def _all_chains(self, chains: Chains, given: Iterable[Given]) -> None:
@@ -408,8 +437,11 @@ class Handlers:
         pauses, case = new_pauses(), partial(Case.of, event)
         pause: float | None = 0.0
         failed: BaseException | None = None
+        seen = 0
         while pause is not None:
             at = begin_context(chains.batch)  # for this asyncio task and this try only
+            at.task, at.seen = task, seen
+            chains.calls.add(at)
             at.own_key, at.strays = self._app.concurrency > 1, self._strays
             error = await failure_in(self._awaited(chains, at, event, task))
             if chains.is_ending:
@@ -427,6 +459,9 @@ class Handlers:
             at.over, failed = True, error
             if pause is not None:
                 await asyncio.sleep(pause)
+            chains.calls.discard(at)
+            seen = at.seen
+            if pause is not None:
                 self._failures.check_not_stopping()
 
     async def _awaited(self, chains: Chains, at: HandlerContext, event: Event, task: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -53,7 +54,10 @@ Rows = Iterable[tuple[bytes, bytes | None]]
 
 
 class Table:
-    """Rows by task. One process at a time can open the folder. For one thread. Errors are `TableError`."""
+    """Rows by task. One process at a time can open the folder. Errors are `TableError`.
+
+    Threads may use it concurrently, each for tasks of its own: with `TaskTable`.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Open it, or make it; a damaged folder is emptied. Raises: IllegalState, TableError (the disk is full)."""
@@ -61,6 +65,7 @@ class Table:
         self.emptied = 0  # how often the folder was emptied
         self._tasks = [task.to_bytes(_TASK, "big") for task in range(1 << 10)]
         self._to_flush = False
+        self._writing = threading.RLock()
         self._logged, self._unlogged = WriteOptions(), WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[assignment, method-assign]
         # Shared with all batches: answers of `WorkBatch.soonest`, and the tasks of some keys.
@@ -130,8 +135,6 @@ class Table:
 
         Without ``logged`` it is faster, but a crash before `flush` undoes the changes.
         """
-        if logged:
-            self.flush()  # otherwise a crash could lose only the earlier changes
         batch = WriteBatch(raw_mode=True)
         put, delete = batch.put, batch.delete
         for task, rows in changes:
@@ -143,15 +146,18 @@ class Table:
                     put(prefix + row, value)
         for task, mark in marks.items():
             put(_MARKS + self._tasks[task], "/".join(map(str, (_VERSION, *mark))).encode())
-        with named(self.folder, "written"):
+        with self._writing, named(self.folder, "written"):
+            if logged:
+                self.flush()  # otherwise a crash could lose only the earlier changes
             self._rows.write(batch, self._logged if logged else self._unlogged)
-        self._to_flush = not logged
+            self._to_flush = not logged
 
     def flush(self) -> None:
-        if self._to_flush:
-            with named(self.folder, "written"):
-                self._rows.flush()
-            self._to_flush = False
+        with self._writing:
+            if self._to_flush:
+                with named(self.folder, "written"):
+                    self._rows.flush()
+                self._to_flush = False
 
     def mark(self, task: int) -> Mark | None:
         """The mark of a task; None if the task has no rows here."""
@@ -173,6 +179,15 @@ class Table:
     def close(self) -> None:
         with named(self.folder, "closed"):
             self._rows.close()
+
+
+class TaskTable:
+    """The rows of a `Table`, for one thread of several: ``due`` depends on what its batches changed."""
+
+    def __init__(self, table: Table) -> None:
+        self.due: dict[tuple[int, bytes], int] = {}
+        self.known = table.known
+        self.get, self.scan = table.get, table.scan
 
 
 def _below(end: bytes, walk: Walk) -> Iterator[tuple[bytes, bytes]]:

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import datetime
 from math import inf
 from pathlib import Path
@@ -26,7 +26,7 @@ from anabranch.errors import (
     InvalidArgument,
     NotReady,
 )
-from anabranch.ports import Clock, TableError
+from anabranch.ports import Clock
 from anabranch.presentation.rows import bytes_text
 from anabranch.processing.batch import (
     BatchConflict,
@@ -138,6 +138,16 @@ class SharedTable:
                     f"rows of {self.name} are read while their event is handled: read them again"
                 )
 
+    def add(self, key: Any, number: int) -> NoReturn:
+        """Refuse a change that commutes, as of `TableTransaction.add`. Raises: InvalidArgument."""
+        raise InvalidArgument(
+            f"a batch's commit can't add to rows of {self.name}, as a commit changes at most 64 rows in this way, "
+            "and a batch may have more: read the row with a lock and write it; or write a stream of numbers, which "
+            "another program adds up: client.transact(lambda txn: txn.add(…), consume=reader)"
+        )
+
+    min = max = add
+
     def __iter__(self) -> NoReturn:
         raise TypeError(f"iterate over the rows of {self.name} by items()")
 
@@ -212,13 +222,12 @@ class WorkerTables:
     ) -> None:  # fmt: skip
         """Raises: as `Client.replica`."""
         self.near: Collection[str] = ()
-        self.committed_at = 0
+        self.committed_at = 0  # the last commit of any thread
         self.emptied = 0  # how often a folder was emptied
         self._stack = ExitStack()
         self._client, self._threads = client, threads
-        self._replica: Replica | None = None
-        self._ownership: TaskOwnership | None = None
-        self._past: TableSnapshot | None = None
+        self._is_open = False
+        self.replica: Replica | None = None
         self._replicas = replicas
         self._tables, self._place = tuple(tables), folder / _FOLDER
         self._places = [folder / f"{_FOLDER}-{number}" for number in range(len(replicas))]
@@ -235,8 +244,9 @@ class WorkerTables:
 
     def _open(self) -> None:
         try:
+            self._is_open = True
             if self._tables:
-                self._replica = self._opened(self._place, self._tables, None)
+                self.replica = self._opened(self._place, self._tables, None)
             for place, one in zip(self._places, self._replicas, strict=True):
                 one.opened = self._opened(place, one.tables, one.index)
         except BaseException:
@@ -273,69 +283,89 @@ class WorkerTables:
         return any(str(place) in str(error) for place in (self._place, *self._places))
 
     def empty(self, error: TableDamaged) -> None:
-        """Delete the rows of a damaged folder: the log has them. Raises: as `Client.replica`, OSError."""
+        """Delete the rows of a damaged folder: the log has them. `is_loaded` opens it again. Raises: OSError."""
         release_frames(error)
         self.close()
         for place in (self._place, *self._places):
             if str(place) in str(error):
                 self._delete(place, error)
-        self._open()
 
     def is_loaded(self, seconds: float) -> bool:
         """Wait for up to this long until all replicas have their tables, and return whether they do.
 
-        Raises: as `ReadReplica.wait`.
+        Raises: as `ReadReplica.wait`; after `empty` as `Client.replica`.
         """
+        if not self._is_open:
+            self._open()
         opened = [one.opened for one in self._replicas]
-        for replica in [*opened, *([] if self._replica is None else [self._replica])]:
+        for replica in [*opened, *([] if self.replica is None else [self.replica])]:
             try:
                 replica.wait(1, {}, replica.deadline(seconds))
             except NotReady:
                 return False
         return True
 
+    def close(self) -> None:
+        """Close the replicas."""
+        self.replica, self._is_open = None, False
+        for one in self._replicas:
+            one.opened = None
+        self._stack.close()
+
+
+class TaskTables:
+    """The `Source` of the batches of one thread."""
+
+    def __init__(self, tables: WorkerTables) -> None:
+        self._tables = tables
+        self._ownership: TaskOwnership | None = None
+        self._past: TableSnapshot | None = None
+
+    @property
+    def near(self) -> Collection[str]:
+        return self._tables.near
+
+    @property
+    def committed_at(self) -> int:
+        return self._tables.committed_at
+
+    @committed_at.setter
+    def committed_at(self, timestamp: int) -> None:
+        self._tables.committed_at = max(self._tables.committed_at, timestamp)
+
     def of_batch(self, ownership: TaskOwnership, batch_bytes: int) -> BatchTables | None:
         """The tables for a new batch of these tasks; None if the program has none."""
-        if self._replica is None:
+        if self._tables.replica is None:
             return None
         self._ownership = ownership
         return BatchTables(self, 2 * batch_bytes // LOCKS.value)
 
     def begin(self, least: int) -> TableTransaction:
         """As of `Source`. Raises: as `Replica.begin`."""
-        replica, ownership = self._replica, self._ownership
+        replica, ownership = self._tables.replica, self._ownership
         if replica is None or ownership is None:
             raise IllegalState("the program has no tables")
         return replica.begin_tasks(ownership, least)
 
     def get_at(self, table: str, key: bytes, at: int | datetime) -> bytes | None:
         """As of `Source`. Raises: as `ReadReplica.snapshot`."""
-        if self._replica is None:
+        if self._tables.replica is None:
             raise IllegalState("the program has no tables")
         if self._past is None or self._past.timestamp != at:
             self._end_past()
-            self._past = self._replica.snapshot(at)
+            self._past = self._tables.replica.snapshot(at)
         return self._past.get(table, key)
 
     def _end_past(self) -> None:
-        if self._past is not None:
-            self._past.close()
-            self._past = None
+        past, self._past = self._past, None
+        if past is not None:
+            past.close()
 
     def end_batch(self, tables: BatchTables | None) -> None:
         """Let the replica sweep versions that a batch has read."""
         self._end_past()
         if tables is not None:
             tables.close()
-
-    def close(self) -> None:
-        """Close the replicas."""
-        with suppress(TableError):
-            self._end_past()
-        self._replica = self._past = None
-        for one in self._replicas:
-            one.opened = None
-        self._stack.close()
 
 
 def write_rows(txn: Transaction | TableTransaction, tables: BatchTables) -> None:
@@ -363,6 +393,7 @@ class Conflicts:
         self._name, self._metrics, self._clock = name, metrics, clock
         self._log_at: dict[str, float] = {}  # by table: from when on a conflict is logged as INFO
         self._counts = Counter[tuple[str, bytes]]()
+        self.task: int | None = None  # whose event locks a row that was broken `_ALONE` times
         self._tries = 0
         self._cuts: deque[int] = deque()  # numbers of input commits of the next batches
         self._pauses = Backoff(
@@ -387,9 +418,10 @@ class Conflicts:
             self._metrics.add("processor_conflicts", conflict.table)
         self._log(conflict)
         self._cuts.clear()
+        self.task = None
         if self._counts[row] >= _ALONE:
             places = {} if batch.tables is None else batch.tables.places
-            before = places.get(row, 0)
+            before, self.task = places.get(row, (0, None))
             self._cuts += [before, 1] if before else [1]
         elif self._tries % _ALONE == 0 or not conflict.table:
             self._cuts.append(max(1, batch.commits // 2))

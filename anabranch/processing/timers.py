@@ -383,10 +383,9 @@ class TimeOfTasks:
         self._wall_ms = self._latest = 0
         self._last_event_ms: dict[int, int] = {}  # when a task's last event came, by the wall clock
         self._timers = {one.prefix: one for one in timers}
-        for one in self._timers.values():
-            one.is_ahead = self.is_ahead
         self._begun = [one for one in self._timers.values() if _has(one, Timed.begin_batch)]
         self._noting = [one for one in self._timers.values() if _has(one, Timed.before_due)]
+        self._bind()
         self._failures = failures
         # Tasks and scopes that may have a row of `_PART`; the batch has the row or not.
         self._parted = set[tuple[int, bytes]]()
@@ -394,6 +393,7 @@ class TimeOfTasks:
     def resume(self, table: TaskRows, tasks: Collection[int]) -> None:
         """Begin with these tasks, and find the tasks that have handled a part of an input transaction."""
         end = after(_PART)
+        self._bind()
         table.due.clear()
         self._last_event_ms = {}
         times = (table.get(task, _NOW) or b"" for task in tasks)
@@ -401,6 +401,11 @@ class TimeOfTasks:
         self._parted = {
             (task, row[len(_PART) :]) for task in tasks for row, _ in table.scan(task, _PART, end)
         }
+
+    def _bind(self) -> None:
+        """Let the timers ask this object, whose clock is that of a thread at work."""
+        for one in self._timers.values():
+            one.is_ahead = self.is_ahead
 
     def is_ahead(self, event: Event) -> bool:
         """Whether an event's time is too far after its commit, or, of a plain topic, after the worker's clock."""
@@ -512,6 +517,8 @@ class TimeOfTasks:
     def _call(self, at: HandlerContext, timer: Timed, row: bytes, size: int) -> None:
         """Fire one timer, or write a dead letter instead. ``size``: bytes before the time in a row."""
         due, place = int.from_bytes(row[size : size + _SIZE], "big"), row[size + _SIZE :]
+
+        at.seen = 0
 
         def fire() -> None:
             at.undo.clear()

@@ -1,29 +1,26 @@
 """A worker: takes tasks, reads their state, and handles one batch after another, each in one commit.
 
 After any error of unknown effect it drops what it has computed, takes its tasks again, and continues from the
-positions and state sequences in their rows. `run_worker` runs one until a signal, with its HTTP server and the
-mirror of its positions.
+positions and state sequences in their rows.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from anabranch.backoff import Backoff
 from anabranch.batches import columns_read, columns_write
 from anabranch.client.client import Client
-from anabranch.controller.monitor import Monitor, Numbers
+from anabranch.controller.monitor import Numbers
 from anabranch.errors import (
     AnabranchError,
     AskOutcomeError,
@@ -34,7 +31,6 @@ from anabranch.errors import (
     RetryError,
     SnapshotExpired,
 )
-from anabranch.logs import about
 from anabranch.ports import GroupMember, TopicPartition
 from anabranch.processing.batch import SLICE_BYTES, BatchConflict, Limits, WorkBatch
 from anabranch.processing.commits import FIRST_PAUSE_S, LONGEST_PAUSE_S, Commits
@@ -44,13 +40,12 @@ from anabranch.processing.plain import PlainReader, plain_inputs, plain_ports
 from anabranch.processing.program import Program
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
-from anabranch.processing.tables import Conflicts, WorkerTables
+from anabranch.processing.tables import Conflicts, TaskTables, WorkerTables
 from anabranch.protocol.defaults import SESSION_S
 from anabranch.protocol.hybrid_time import to_ms
 from anabranch.protocol.legal_names import PLAIN, state_stream
 from anabranch.protocol.schemas.records import ProcessorInfo, ProcessorInput, TaskInfo
 from anabranch.reading.history import check_start
-from anabranch.reading.positions import Mirror
 from anabranch.reading.slices import Piece
 from anabranch.reading.task_reader import TaskReader
 from anabranch.tables.rocks import TableDamaged
@@ -115,6 +110,21 @@ class Membership:
             raise error
         return self.wanted
 
+    def claim(self, tasks: frozenset[int]) -> frozenset[int]:
+        """As of `Tasks`: all. The controller decides between workers."""
+        return tasks
+
+    def unclaim(self) -> None:
+        """Do nothing: no other thread waits for these tasks."""
+
+    def keep_alone(self, _: int) -> bool:
+        """As of `Tasks`: no. There is no other thread."""
+        return False
+
+    def of_others(self) -> frozenset[int]:
+        """As of `Tasks`: none."""
+        return frozenset()
+
     def close(self) -> None:
         self._ended.set()
         self._thread.join()
@@ -175,12 +185,90 @@ class AllTasks:
     def serve(self, _: float) -> frozenset[int]:
         return self.wanted
 
+    def claim(self, tasks: frozenset[int]) -> frozenset[int]:
+        return tasks
+
+    def unclaim(self) -> None:
+        """Do nothing: as of `Membership`."""
+
+    def keep_alone(self, _: int) -> bool:
+        return False
+
+    def of_others(self) -> frozenset[int]:
+        return frozenset()
+
     def close(self) -> None:
         """Do nothing: there is no group to leave."""
 
 
+class Shared:
+    """What the threads of one worker share: its folder, with state and tables, limits and metrics."""
+
+    def __init__(self, app: Program, client: Client, folder: Path, *, threads: bool) -> None:
+        """Raises: as `Client.create_processor`, `Table` and `Client.replica`."""
+        self.stop = threading.Event()
+        self.metrics = Numbers(TABLE)
+        self._stack = ExitStack()
+        try:
+            self.info = make_processor(client, app)
+            log.info("%s: loading compiled code; the first time it takes half a minute", app.name)
+            columns_read.warm()
+            columns_write.warm()
+            self.table = Table(folder)
+            self._stack.callback(self.table.close)
+            self.limits = Limits(state_stream(app.name), partial(client.check_outputs, app.name))
+            self.tables = WorkerTables(
+                client, folder, app.tables, app.replicas, app.inputs, threads=threads
+            )
+            self._stack.callback(self.tables.close)
+        except BaseException:
+            self.close()
+            raise
+        emptied = self.table.emptied + self.tables.emptied
+        self.metrics.add("processor_folders_emptied", by=emptied)
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+class Tasks(Protocol):
+    """The tasks that a worker should have: a `Membership`, `AllTasks`, or one thread's part of them."""
+
+    @property
+    def wanted(self) -> frozenset[int]: ...
+
+    @property
+    def generation(self) -> int:
+        """Raised with each assignment; 0 before the first."""
+        ...
+
+    def serve(self, wait: float) -> frozenset[int]: ...
+
+    def claim(self, tasks: frozenset[int]) -> frozenset[int]:
+        """Those of these tasks that may be taken now."""
+        ...
+
+    def unclaim(self) -> None:
+        """Note that no commit of claimed tasks is under way any more, and that none will be sent."""
+        ...
+
+    def keep_alone(self, task: int) -> bool:
+        """Give all other claimed tasks to another thread, once they are dropped. Returns whether one is free."""
+        ...
+
+    def of_others(self) -> frozenset[int]:
+        """Tasks of the worker's other threads."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TaskMoved(BeginAgainError):
+    """Another thread of this worker takes tasks of a batch, which has no effect."""
+
+
 class Worker:
-    """One worker of a processor. For one thread; others may set `stop`."""
+    """One worker of a processor, or one of its threads. For one thread; others may set `stop`."""
 
     def __init__(
         self,
@@ -188,22 +276,24 @@ class Worker:
         client: Client,
         folder: Path,
         *,
-        tasks: AllTasks | None = None,
+        tasks: Tasks | None = None,
         standby: bool = False,
         threads: bool = True,
         handlers: Callable[[Program, Sequence[str], Numbers, threading.Event], Handlers] = Handlers,
+        shared: Shared | None = None,
     ) -> None:
-        """Raises as `Client.create_processor`.
+        """Raises: as `Shared`.
 
         ``tasks`` None: the tasks that the workers' group assigns. ``threads`` False: commit in the caller's thread.
+        ``shared``: what it shares with other threads, which the caller closes.
         """
         self._app = app
         self._client = client
         self._standby = standby
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(2).hex()}"
         self._stack = ExitStack()
-        self.stop = threading.Event()
-        self.metrics = Numbers(TABLE)
+        self._shown = 0  # tasks that the metrics show
+        self.on_damage: Callable[[TableDamaged], None] = self.empty
         self._ownership: TaskOwnership | None = None
         self._reader: TaskReader | PlainReader | None = None
         self._generation = -1
@@ -216,35 +306,26 @@ class Worker:
         try:
             ports = client.reader_ports()
             self._clock = ports.clock
-            info = make_processor(client, app)
+            if shared is None:
+                shared = Shared(app, client, folder, threads=threads)
+                self._stack.callback(shared.close)
+            self._shared = shared
+            self.stop, self.metrics = shared.stop, shared.metrics
+            self._table, self._limits = shared.table, shared.limits
+            info = shared.info
             self._incarnation = info.incarnation
-            log.info("%s: loading compiled code; the first time it takes half a minute", app.name)
-            columns_read.warm()
-            columns_write.warm()
             self._handlers = handlers(app, info.stores, self.metrics, self.stop)
             self._handlers.monotonic = self._clock.monotonic
             self._stack.callback(self._handlers.close)
-            self._table = Table(folder)
-            self.metrics.add("processor_folders_emptied", by=self._table.emptied)
-            self._stack.callback(self._table.close)
             self._source = self._stack.enter_context(closing(ports.committed_log(_ASK_S)))
             state = StateReader(self._source, self._table, app.name, info.incarnation)
-            self._limits = Limits(state_stream(app.name), partial(client.check_outputs, app.name))
             self._commits = Commits(
                 client, self._table, state, self.metrics, self._limits, threads=threads
             )
             self._stack.callback(self._commits.close)
-            self._tables = WorkerTables(
-                client, folder, app.tables, app.replicas, app.inputs, threads=threads
-            )
-            self.metrics.add("processor_folders_emptied", by=self._tables.emptied)
-            self._stack.callback(self._tables.close)
+            self._tables = TaskTables(shared.tables)
             self._conflicts = Conflicts(app.name, self.metrics, self._clock)
-            topic = stream_topic(state_stream(app.name))
-            group = f"{app.scope}.{app.name.partition('/')[2]}.workers"
-            self._member: Membership | AllTasks = tasks or Membership(
-                ports.member(group, SESSION_S, self._table.identity()), topic, self._watch
-            )
+            self._member: Tasks = tasks or join_group(app, client, self._table, self.watch)
             self._stack.callback(self._member.close)
         except BaseException:
             self._stack.close()
@@ -270,6 +351,21 @@ class Worker:
             return f"its handlers, or a commit, have been at work for {silent_s:.0f} s"
         return None
 
+    def slow_tasks(self, times: int) -> set[int]:
+        """As `Handlers.slow_tasks`. For another thread."""
+        return self._handlers.slow_tasks(times)
+
+    def give_up(self) -> None:
+        """Let the batch at work have no effect, and send nothing until tasks are taken. For another thread."""
+        error = TaskMoved("other tasks of this thread continue on another one")
+        self._commits.hold(error)
+        self._handlers.stop(error)
+
+    @property
+    def is_committing(self) -> bool:
+        """Whether a commit is under way. For any thread."""
+        return self._commits.is_under_way
+
     def run(self) -> None:
         """Work until `stop` is set. Raises: FixCallError, HandlerFailed."""
         pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._clock)
@@ -278,6 +374,9 @@ class Worker:
             try:
                 self.step()
                 pauses.reset()
+            except TaskMoved as error:
+                log.info("%s: tasks %s: %s", self._app.name, sorted(self._member.wanted), error)
+                self._drop()
             except (RetryError, BeginAgainError, AskOutcomeError) as error:
                 if self.stop.is_set():
                     break
@@ -293,7 +392,7 @@ class Worker:
                 if damages.count > _DAMAGES:
                     raise
                 self.stop.wait(pause)
-                self._empty(error)
+                self.on_damage(error)
 
     def close(self) -> None:
         """Release the tasks and leave the group, after the commit under way has ended."""
@@ -312,12 +411,12 @@ class Worker:
         self._seen_at = self._clock.monotonic()
         wanted = self._wanted()
         if self._ownership is None or wanted != self._ownership.tasks.keys():
-            if wanted and not self._tables.is_loaded(IDLE_S):
+            if wanted and not self._shared.tables.is_loaded(IDLE_S):
                 wanted = frozenset()  # others may have the tasks meanwhile
             self._take(wanted)
         if self._ownership is None or self._reader is None:
-            self._member.serve(0.0 if self._standby else IDLE_S)
-            self._follow(set())
+            self._member.serve(0.0 if self._others(()) else IDLE_S)
+            self._follow(())
         elif not self._process_batch(self._ownership, self._reader):
             self._follow(self._ownership.tasks)
             # Without commits, no reply says that the tasks were taken.
@@ -327,9 +426,14 @@ class Worker:
         elif self._clock.monotonic() >= self._follow_at:
             self._follow(self._ownership.tasks, _SLICE_S)
 
+    def _others(self, own: Collection[int]) -> set[int]:
+        """The tasks of other workers whose state this one copies."""
+        if not self._standby:
+            return set()
+        return set(range(self._app.tasks)).difference(own, self._member.of_others())
+
     def _follow(self, own: Collection[int], seconds: float = IDLE_S) -> None:
-        if self._standby:
-            others = set(range(self._app.tasks)) - set(own)
+        if others := self._others(own):
             now = self._clock.monotonic()
             self._follow_at = now + _FOLLOW_S
             self._commits.state.follow(others, now + seconds)
@@ -341,13 +445,18 @@ class Worker:
         if self._reader is not None:
             self._reader.close()
         self._reader = self._ownership = None
-        self.metrics.set("processor_tasks", 0)
+        self._show(0)
+        self._member.unclaim()
 
-    def _empty(self, error: TableDamaged) -> None:
+    def _show(self, count: int) -> None:
+        self.metrics.add("processor_tasks", by=count - self._shown)
+        self._shown = count
+
+    def empty(self, error: TableDamaged) -> None:
         """Empty the folder, whose files are damaged. The state, or the tables, are then read from the log."""
         self.metrics.add("processor_folders_emptied")
-        if self._tables.has(error):
-            self._tables.empty(error)
+        if self._shared.tables.has(error):
+            self._shared.tables.empty(error)
             return
         self._table.empty(error)
         self._commits.state.forget(range(self._app.tasks))
@@ -359,6 +468,8 @@ class Worker:
         if before is not None and before.tasks.keys() - wanted:
             left = {task: info for task, info in before.tasks.items() if task not in wanted}
             self._client.release_tasks(replace(before, tasks=left))
+        self._commits.admit()  # before the claim: who stops them later has taken tasks away
+        wanted = self._member.claim(wanted)
         if not wanted:
             return
         ownership = self._client.take_tasks(self._app.name, wanted, holder=self._holder)
@@ -377,7 +488,7 @@ class Worker:
                 raise NotReady("the worker ends, or its group assigns again")
 
         state = self._commits.state
-        state.forget(wanted)
+        state.forget(range(self._app.tasks))
         self._limits.learn({*self._app.outputs, *self._app.tables, self._limits.state})
         self._conflicts.forget()
         try:
@@ -386,11 +497,11 @@ class Worker:
             self._check_holder(wanted)  # commits of another owner explain the error, too
             raise
         state.forget(wanted)  # from now on this worker's commits set their marks
-        self._handlers.resume(self._table, wanted)
+        self._handlers.resume(self._commits.rows, wanted)
         self._reader = self._read(ownership)
         if self._app.on_lost == "skip":
             self._reader.on_lost = self._note_lost
-        self.metrics.set("processor_tasks", len(wanted))
+        self._show(len(wanted))
         self.metrics.add("processor_restored_rows", by=rows)
         took = self._clock.monotonic() - begun
         log.info("%s: tasks %s; %d rows read in %.1f s", self._app.name, sorted(wanted), rows, took)
@@ -422,10 +533,12 @@ class Worker:
             if row.task in tasks and row.holder != self._holder:
                 raise OwnershipLost(f"task {row.task} of {self._app.name} is {row.holder}'s")
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
         """While handlers are at work for long, check that the tasks are still this worker's. For another thread."""
         now, ownership = self._clock.monotonic(), self._ownership
         if ownership is None or now < max(self._seen_at + SESSION_S, self._watch_at):
+            return
+        if self._commits.is_held:  # other tasks are another thread's by now
             return
         self._watch_at = now + SESSION_S
         try:
@@ -457,7 +570,9 @@ class Worker:
             return self._fill_and_commit(ownership, reader, batch)
         except BatchConflict as conflict:
             pause_s = self._conflicts.note(conflict, batch)
-            self._handlers.again(batch, self._table, ownership.tasks)
+            if (task := self._conflicts.task) is not None and self._member.keep_alone(task):
+                raise TaskMoved(f"{conflict}; its task gets a thread of its own") from conflict
+            self._handlers.again(batch, self._commits.rows, ownership.tasks)
         finally:
             self._tables.end_batch(batch.tables)
         self.stop.wait(pause_s)
@@ -526,6 +641,14 @@ class Worker:
         return True
 
 
+def join_group(app: Program, client: Client, table: Table, also: Callable[[], None]) -> Membership:
+    """Join the workers' group. ``also``: as of `Membership`."""
+    topic = stream_topic(state_stream(app.name))
+    group = f"{app.scope}.{app.name.partition('/')[2]}.workers"
+    member = client.reader_ports().member(group, SESSION_S, table.identity())
+    return Membership(member, topic, also)
+
+
 def make_processor(client: Client, app: Program) -> ProcessorInfo:
     """Create the processor of a program, as `Client.create_processor`. If it exists, add its new stores."""
     inputs: Sequence[str | ProcessorInput] = app.check()
@@ -542,71 +665,3 @@ def make_processor(client: Client, app: Program) -> ProcessorInfo:
             inputs = plain_inputs(source, topics, app.tasks, start_ms, deadline)
     stores = {name: store.kind for name, store in app.stores.items()} or (NO_STORE,)
     return client.create_processor(app.name, inputs, app.tasks, app.start, stores=stores)
-
-
-def run_worker(
-    app: Program, client: Client, *, folder: str | Path | None = None, standby: bool = False,
-    http: str | None = None, until: Callable[[ProcessorInfo], bool] | None = None,
-) -> None:  # fmt: skip
-    """Run a worker in this process until SIGTERM, SIGINT, or ``until`` returns true; see `Processor.run`."""
-    with ExitStack() as stack:
-        stack.enter_context(about(processor=app.name))
-        if folder is None:
-            made = tempfile.TemporaryDirectory(prefix="anabranch-processor-")
-            folder = stack.enter_context(made)
-        worker = Worker(app, client, Path(folder), standby=standby)
-        with ExitStack() as until_closed:
-            until_closed.callback(worker.close)
-            if http is not None:
-                measured = {app.name: worker.metrics}
-                monitor = Monitor(http, TABLE, lambda: measured, lambda: worker.trouble)
-                stack.enter_context(closing(monitor))
-                log.info("%s: /metrics, /live and /ready at port %d", app.name, monitor.port)
-            if app.cluster is None:
-                # At the end the worker releases its tasks first, even if the mirror has to wait.
-                mirror = stack.enter_context(
-                    closing(client.mirror(app.name, partial(worker.described, MIRROR_S)))
-                )
-                lags = None if http is None else partial(_show_lags, worker, client)
-                showing = threading.Thread(target=_show, args=(worker, mirror, lags), name="mirror")
-                stack.callback(showing.join)
-                stack.callback(worker.stop.set)
-                showing.start()
-            if until is not None:
-                watching = threading.Thread(target=_stop_when, args=(worker, until), name="until")
-                stack.callback(watching.join)
-                stack.callback(worker.stop.set)
-                watching.start()
-            if threading.current_thread() is threading.main_thread():
-                for number in (signal.SIGTERM, signal.SIGINT):
-                    before = signal.signal(number, lambda *_: worker.stop.set())
-                    stack.callback(signal.signal, number, before)
-            worker.run()
-
-
-def _stop_when(worker: Worker, until: Callable[[ProcessorInfo], bool]) -> None:
-    while not worker.stop.wait(IDLE_S):
-        with suppress(AnabranchError):
-            if until(worker.described(IDLE_S)):
-                worker.stop.set()
-
-
-def _show(worker: Worker, mirror: Mirror, lags: Callable[[], None] | None) -> None:
-    """Copy the positions to the mirror while this worker has task 0, and update the lag in `/metrics`."""
-    while not worker.stop.wait(MIRROR_S):
-        if 0 in worker.tasks:
-            mirror.step()
-        if lags is not None:
-            lags()
-
-
-def _show_lags(worker: Worker, client: Client) -> None:
-    values = worker.metrics.values
-    events, seconds = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
-    with suppress(AnabranchError):
-        if 0 in worker.tasks:
-            for lag in client.lag(worker.described(MIRROR_S)):
-                if not lag.trouble:
-                    events[lag.stream,] = lag.most.events
-                    seconds[lag.stream,] = lag.most.age_s(time.time())
-    values["processor_lag_events"], values["processor_lag_seconds"] = events, seconds

@@ -69,6 +69,8 @@ CUT_BYTES = 8 << 20
 HANDLER_RETRIES = 2
 # This many `async` handlers of a worker run concurrently.
 HANDLER_CONCURRENCY = 64
+# A worker has this many threads at most; a slow event then delays its own task alone.
+HANDLER_THREADS = 1
 # A worker that is silent for this long loses its tasks to others of its group.
 SESSION_S = 6.0
 

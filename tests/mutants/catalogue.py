@@ -540,6 +540,8 @@ CATALOGUE: tuple[Mutant, ...] = (
            simulated=False, by_clients=True, suite="tests/processing/test_in_time.py"),
     Mutant("a part's rest begins with its commit", tasks.rest_from_the_beginning, simulated=False,
            by_clients=True, suite="tests/processing/test_in_time.py"),
+    Mutant("a task moves to another thread before its last commit has ended", tasks.claims_of_no_thread,
+           simulated=False, by_clients=True, suite="tests/processing/test_threads.py"),
     Mutant("a driver forgets input that a commit has no room for", tasks.a_driver_forgets_left_input,
            simulated=False, by_clients=True, suite="tests/testing/test_driver.py"),
     Mutant("a level is used before it is raised", decisions.levels_are_not_checked, simulated=False,

@@ -13,6 +13,7 @@ from anabranch.core.decisions import one_shot, ownership, positions
 from anabranch.core.decisions.turn import Turn
 from anabranch.processing.batch import WorkBatch
 from anabranch.processing.handlers import Handlers
+from anabranch.processing.threads import Part
 from anabranch.protocol.ids import hash_of
 from anabranch.protocol.schemas.records import (
     CommitRecord,
@@ -237,3 +238,8 @@ def a_driver_forgets_left_input(commit: Any, self: Driver, batch: WorkBatch) -> 
     """A driver keeps no input that a commit had no room for, so that a failure of the next commit drops it."""
     commit(self, batch)
     self._uncommitted = []
+
+
+def claims_of_no_thread() -> Planted:
+    """A thread takes its tasks without a claim, so that another one gets them at once."""
+    return patch.object(Part, "claim", lambda part, tasks: tasks & part.wanted)

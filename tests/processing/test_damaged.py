@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.errors import IllegalState
+from anabranch.errors import IllegalState, NotReady
 from anabranch.ports import TableError
 from anabranch.processing.table import Table
 from anabranch.processing.worker import Worker
@@ -85,13 +85,13 @@ def test_a_folder_that_is_damaged_again_and_again_stops_the_worker(place: Place)
         def broken() -> None:
             worker._table._get = bad  # type: ignore[assignment]
 
-        empty = worker._empty
+        empty = worker.on_damage
 
         def emptied(error: Any) -> None:
             empty(error)
             broken()
 
-        worker._empty = emptied  # type: ignore[method-assign]
+        worker.on_damage = emptied
         broken()
         with pytest.raises(TableError, match="planted"):
             worker.run()
@@ -129,6 +129,32 @@ class Damaged:
         raise Exception(f"Corruption: planted in {self._folder}/000008.sst")  # as rocksdict does
 
 
+def test_an_emptied_folder_of_tables_waits_for_the_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = Shop(tmp_path)
+    unreachable = iter([NotReady("planted")] * 2)
+    shop.write(*KEYS[:200])
+    with closing(shop.worker(counting_rows(shop))) as worker:
+        work_until(worker, lambda: len(shop.events("nyc/out")) == 200)
+        real = shop.client.replica
+
+        def replica(*tables: str, **more: Any) -> Any:
+            if (error := next(unreachable, None)) is not None:
+                raise error
+            return real(*tables, **more)
+
+        monkeypatch.setattr(shop.client, "replica", replica)
+        store = worker._shared.tables.replica._store  # type: ignore[union-attr]
+        (folder,) = {path.parent for path in (shop.folder / "w" / "tables").rglob("CURRENT")}
+        store._db = Damaged(store._db, folder)
+        shop.write(*KEYS[:200])
+        work_until(worker, lambda: len(shop.events("nyc/out")) == 400)
+        assert worker.metrics.values["processor_taken_again"] == {("NotReady",): 2}
+        assert worker.metrics.total("processor_folders_emptied") == 1
+    assert set(shop.rows().values()) == {2}
+
+
 @pytest.mark.parametrize("kind", [".sst", "CURRENT", "at work"])
 def test_a_damaged_folder_of_tables_is_emptied_alone(tmp_path: Path, kind: str) -> None:
     shop = Shop(tmp_path)
@@ -146,7 +172,7 @@ def test_a_damaged_folder_of_tables_is_emptied_alone(tmp_path: Path, kind: str) 
     shop.write(*KEYS[:200])
     with closing(shop.worker(app)) as worker:
         if kind == "at work":
-            store = worker._tables._replica._store  # type: ignore[union-attr]
+            store = worker._shared.tables.replica._store  # type: ignore[union-attr]
             store._db = Damaged(store._db, folder)
         work_until(worker, lambda: handled() == 400)
         assert worker.metrics.total("processor_folders_emptied") == 1

@@ -148,7 +148,7 @@ def test_a_worker_that_lost_its_tasks_stops_while_handlers_run(place: Place) -> 
         out.write(b"", key=event.key)
         if event.key == b"02":
             place.client.take_tasks("nyc/p", holder="another")
-        worker[0]._watch()  # as the group's thread calls it
+        worker[0].watch()  # as the group's thread calls it
 
     place.write(*keys())
     with closing(place.worker(app)) as busy:

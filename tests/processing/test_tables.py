@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -93,18 +94,24 @@ def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path)
 
 
-def counting(shop: Shop, before: Callable[[Any], None] = lambda _: None, **more: Any) -> Processor:
-    """Counts events by key, in rows. ``before``: called between read and write."""
+def counting(
+    shop: Shop, before: Callable[[Any], None] = lambda _: None, *, waits: bool = False, **more: Any
+) -> Processor:
+    """Counts events in rows. ``before``: called between read and write. ``waits``: in an ``async`` handler."""
     app, rows = shop.program(**more)
     out = app.output("nyc/out")
 
-    @app.on(app.input("nyc/in"))
     def count(event: Any) -> None:
         now = rows.get(event.key, 0)
         before(event)
         rows[event.key] = now + 1
         out.write(b"%d" % (now + 1), key=event.key)
 
+    async def count_later(event: Any) -> None:
+        await asyncio.sleep(0)
+        count(event)
+
+    app.on(app.input("nyc/in"))(count_later if waits else count)
     return app
 
 
@@ -205,7 +212,7 @@ def test_a_lock_that_is_seen_broken_ends_the_batch_in_the_handler(
         found = rows.get("x")
         if calls == 1:
             shop.put(a=1, b=1)
-            worker._tables._replica.snapshot().close()  # type: ignore[union-attr]
+            worker._shared.tables.replica.snapshot().close()  # type: ignore[union-attr]
         try:
             found = rows.get("a"), rows.get("b")
         except BatchConflict:
@@ -221,9 +228,11 @@ def test_a_lock_that_is_seen_broken_ends_the_batch_in_the_handler(
     assert not shop.dead()
 
 
+@pytest.mark.parametrize("waits", [False, True])
 def test_a_row_whose_locks_break_three_times_gets_a_batch_of_its_own(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, *, waits: bool
 ) -> None:
+    """``async`` handlers work on one input transaction at a time, too: snapshot and cuts are by transaction."""
     batches = list[list[bytes]]()
     times = 0
 
@@ -236,7 +245,7 @@ def test_a_row_whose_locks_break_three_times_gets_a_batch_of_its_own(
 
     for key in (b"a", b"b", b"hot", b"c"):
         shop.write(key)
-    app = counting(shop, before)
+    app = counting(shop, before, waits=waits)
     with closing(shop.worker(app)) as worker:
         new = worker._commits.new_batch
 
@@ -678,3 +687,13 @@ def test_a_table_of_another_control_partition_is_refused(
     monkeypatch.setattr(Session, "find_scope", lambda _, scope, __: int(scope == "elsewhere"))
     with pytest.raises(CrossScope):
         shop.worker(app)
+
+
+@pytest.mark.parametrize("change", ["add", "min", "max"])
+def test_changes_that_commute_are_refused_by_name(shop: Shop, change: str) -> None:
+    app, rows = shop.program()
+    app.on(app.input("nyc/in"))(lambda event: getattr(rows, change)(event.key, 1))
+    shop.write(b"a")
+    shop.run(app)
+    assert "a commit changes at most 64 rows in this way" in shop.dead()[0]
+    assert not shop.rows()

@@ -772,14 +772,16 @@ def test_a_failed_event_is_tried_again_by_itself_with_pauses(place: Place) -> No
 def test_pauses_that_changed_nothing_are_not_repeated_for_the_same_error(place: Place) -> None:
     app, calls = place.with_dead_letters(), list[bytes]()
     failing_by_key(app, ValueError, calls)
-    assert pauses(place, app, b"a", b"bad", b"b", b"bad", b"c") == [0.1, 0.2]
+    assert pauses(place, app, b"a", b"bad", b"b", b"bad", b"c") == [0.02, 0.04]
     assert calls == [b"a", *[b"bad"] * 3, b"b", *[b"bad"] * 3, b"c"]
-    assert pauses(place, app, b"bad", b"other", b"bad", b"other") == [0.1, 0.2] * 2
-    assert pauses(place, app, b"bad", b"later", b"bad") == [0.1, 0.2] * 2, "it may pass by itself"
+    assert pauses(place, app, b"bad", b"other", b"bad", b"other") == [0.02, 0.04] * 2
+    assert pauses(place, app, b"bad", b"later", b"bad") == [0.02, 0.04] * 2, "it may pass by itself"
     with patch("anabranch.processing.failures._LASTING_S", 0.0):
-        assert pauses(place, app, b"bad", b"bad") == [0.1, 0.2] * 2, "later it may be another cause"
+        assert pauses(place, app, b"bad", b"bad") == [0.02, 0.04] * 2, (
+            "later it may be another cause"
+        )
     dead = len(place.written("nyc/dead"))
-    assert pauses(place, app, *[b"bad"] * 1000) == [0.1, 0.2]
+    assert pauses(place, app, *[b"bad"] * 1000) == [0.02, 0.04]
     assert len(place.written("nyc/dead")) == dead + 1000
     assert place.written() == [b"a", b"b", b"c", b"later"]
 
