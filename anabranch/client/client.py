@@ -20,11 +20,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from anabranch.client.calls.admin import Administration, lane_acls
+from anabranch.client.calls.derivations import Deriving
 from anabranch.client.calls.processors import Processors, check_imported
 from anabranch.client.calls.reading import Reading, SystemTables
 from anabranch.client.calls.streams import Streams, given
 from anabranch.client.commit_parts import CommitParts
-from anabranch.client.calls.derivations import Deriving
 from anabranch.client.ports import ClientPorts
 from anabranch.client.reservation import (
     Reservation,
