@@ -32,7 +32,7 @@ class Ending:
 
     ``row``: of its transaction; the caller puts it. ``check_events``: the check of its events, which for journals
     sets ``weighed``. ``writes``: its writes by table, called if a lock may need them. ``locks``: those of the
-    command; others are registered. ``changes``: of rows; their check sets ``values``. ``at_once``: it is merged in
+    command; others are registered. ``follows``: rows that were read as others write them. ``changes``: of rows; their check sets ``values``. ``at_once``: it is merged in
     this round. ``pending``: the row that keeps a prepare until its coordinator decides, if it needs one;
     ``events``: those that a prepare keeps.
 
@@ -47,6 +47,7 @@ class Ending:
     check_events: Callable[[], None]
     writes: Callable[[], Mapping[str, Write]]
     locks: tuple[r.TableLocks, ...] = ()
+    follows: tuple[r.FollowedRows, ...] = ()
     changes: tuple[r.RowChange, ...] = ()
     values: Sequence[int] = ()
     at_once: bool = False
@@ -141,8 +142,8 @@ def _check_locks(turn: Turn, ending: Ending) -> None:
         writers = () if ending.pending is None else ending.pending.writers
         if ending.again is None:
             conflicts.check_conflicts(turn, txn, writers)
-    elif ending.locks:
-        ending.again = conflicts.judge(turn, ending.locks)
+    elif ending.locks or ending.follows:
+        ending.again = conflicts.judge(turn, ending.locks, ending.follows)
     if ending.again is not None:
         return
     if ending.prepare is not None:

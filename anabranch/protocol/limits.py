@@ -133,6 +133,7 @@ RANGES = Limit(
 )
 TABLES = Limit(1_000, "tables", "the tables that a transaction reads")
 TURN_MS = Limit(1_000, "ms", "a transaction's turn at a row at which others wait")
+FOLLOWED = Limit(64, "transactions", "whose uncommitted rows one transaction has read")
 ROW_TURNS = Limit(
     256, "transactions", "transactions that wait for a turn at one row; a lane may have half"
 )
