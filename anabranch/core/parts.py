@@ -32,9 +32,9 @@ class Ending:
 
     ``row``: of its transaction; the caller puts it. ``check_events``: the check of its events, which for journals
     sets ``weighed``. ``writes``: its writes by table, called if a lock may need them. ``locks``: those of the
-    command; others are registered. ``follows``: rows that were read as others write them. ``changes``: of rows; their check sets ``values``. ``at_once``: it is merged in
-    this round. ``pending``: the row that keeps a prepare until its coordinator decides, if it needs one;
-    ``events``: those that a prepare keeps.
+    command; others are registered. ``follows``: rows that were read as commits under way write them. ``changes``:
+    of rows; their check sets ``values``. ``at_once``: it is merged in this round. ``pending``: the row that keeps a
+    prepare until its coordinator decides, if it needs one; ``events``: those that a prepare keeps.
 
     Two fields say what is answered instead: ``instead`` (the earlier claim to which it gives way), ``again``.
     """

@@ -152,7 +152,8 @@ def _queues_of(turn: Turn, command: r.OneShot) -> list[tuple[Row, RowQueue]]:
     queues = turn.row_turns.queues.as_dict()
     if not queues:
         return []
-    read = {(its.table, point) for its in (*command.locks, *command.follows) for point in its.points}
+    read = {(its.table, point) for its in command.locks for point in its.points}
+    read |= {(its.table, point) for its in command.follows for point in its.points}
     return [(row, queues[row]) for row in sorted(read & queues.keys())]
 
 

@@ -21,8 +21,8 @@ def _names(text: str) -> frozenset[str]:
 
 TUPLES = _names(
     """
-    CommitRecord Event EventHeader FollowedRows LanePositionRow OneShot Outcome Position Reply RowChange TableLocks TableRow
-    TableTime TaskPosition TaskRow TxnRow
+    CommitRecord Event EventHeader FollowedRows LanePositionRow OneShot Outcome Position Reply RowChange TableLocks
+    TableRow TableTime TaskPosition TaskRow TxnRow
     """
 )
 # Fields that a dataclass's repr leaves out.
@@ -67,8 +67,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         (),
         """
         CreateProcessor.kinds CreateProcessor.stores PreparedRow.events ProcessorInfo.stores
-        ProcessorRow.kinds ProcessorRow.stores OneShot.changes OneShot.follows OneShot.locks PrepareEvents.locks SafeTime.tables
-        SafeTimeReply.tables Outcome.tables
+        ProcessorRow.kinds ProcessorRow.stores OneShot.changes OneShot.follows OneShot.locks PrepareEvents.locks
+        SafeTime.tables SafeTimeReply.tables Outcome.tables
         Commit.validated LockReads.locks LockReads.read_from LockReads.tables LockReads.validated Revalidate.writers
         ReadLockRow.read_from ReadsLocked.locks StreamInfo.blockers DeleteStream.despite
         """,

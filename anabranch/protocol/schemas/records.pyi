@@ -314,6 +314,13 @@ class FindScope:
     create: bool
     near: str | None = None
 
+class FollowedRows(NamedTuple):
+    """Rows of a table that a transaction read as another one writes them. They are locked since that one's commit."""
+
+    txn_id: bytes
+    table: str
+    points: tuple[int, ...]
+
 @dataclass(frozen=True, slots=True)
 class Force:
     """Command: abort a transaction whose merge can't finish, or end a PREPARED one. Repeating it is harmless."""
@@ -595,6 +602,8 @@ class OneShot(NamedTuple):
     consumed: Consumed | None = None
     locks: tuple[TableLocks, ...] = ()
     changes: tuple[RowChange, ...] = ()
+    follows: tuple[FollowedRows, ...] = ()
+    turn_to: bytes | None = None
 
 @dataclass(frozen=True, slots=True)
 class OpenInfo:
