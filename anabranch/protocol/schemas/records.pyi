@@ -315,7 +315,7 @@ class FindScope:
     near: str | None = None
 
 class FollowedRows(NamedTuple):
-    """Rows of a table that a transaction read as another one writes them. They are locked since that one's commit."""
+    """Rows of a table, read as another transaction writes them. They are locked since its commit."""
 
     txn_id: bytes
     table: str
