@@ -43,7 +43,7 @@ log = logging.getLogger("anabranch.client")
 _MOST_HOT = 1_000  # rows that are remembered
 _LONGEST_S = limits.TURN_MS.value / 1000  # a call computes alone
 _LEAST_S = 0.001
-_MOST_SENT = 256  # commits under way whose rows are remembered
+_MOST_SENT = 64  # commits under way whose rows are remembered
 
 Row = tuple[str, bytes]  # table, key
 
@@ -186,6 +186,12 @@ class Chain:
     def _grant(self, member: Member) -> None:
         self._holder, self._since = member, self.session.now()
 
+    def wait_for_turn(self, member: Member, until: float) -> None:
+        """Let the call begin its time when its turn has come, at this time at the latest."""
+        with self._lock:
+            if self._holder is member:
+                self._since = until
+
     def begin_turn(self, member: Member, timestamp: int) -> None:
         """Note that a turn has come, in which no row of the commits before it is read until it is in a snapshot."""
         with self._lock:
@@ -193,6 +199,12 @@ class Chain:
             self._sent.clear()
             if self._holder is member:
                 self._since = self.session.now()
+
+    def end_turn(self, txn_id: bytes) -> None:
+        """Drop the chain's turn if it is that of this transaction."""
+        with self._lock:
+            if self.turn is not None and self.turn.txn_id == txn_id:
+                self.turn = None
 
     def leave(self, member: Member) -> RowTurn | None:
         """Let the next call compute. Returns the chain's turn if no call waits for it."""
@@ -374,6 +386,8 @@ class Member:
         if self._sent is not None:
             self._chain.end(self._sent, committed_at)
             self._sent = None
+        if not committed_at and self._heir is not None:
+            self._chain.end_turn(self._heir)  # it is passed on with the commit only
 
     def committed(self, result: Result) -> None:
         """Note that the call has committed, which has ended its turn, or passed it on.
@@ -462,6 +476,7 @@ class Member:
         before = None if former is None else former.txn_id
         wait_ms = max(1, int((deadline - now) * 1000))
         command = r.TakeTurn(txn_id, before, *there, tuple(tables), wait_ms)
+        chain.wait_for_turn(self, deadline)
         try:
             answer = self._session.take_turn(command, deadline)
         except (FeatureNotEnabled, UnsupportedVersion, NotAuthorized) as none:
@@ -476,7 +491,11 @@ class Member:
         last = {each.table: each.last for each in answer.tables}
         chain.replica.observe(answer.timestamp, last)
         until = self._session.now() + limits.TURN_MS.value / 1000
-        return RowTurn(txn_id, there, answer.timestamp, last, until)
+        turn = RowTurn(txn_id, there, answer.timestamp, last, until)
+        if self.is_inside:
+            return turn
+        self._give_up(turn)
+        return None
 
     def give_up(self) -> None:
         """Leave the chain, and let other clients have the row."""
