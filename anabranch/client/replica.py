@@ -172,10 +172,10 @@ class Replica(ReadReplica):
         The function may be called several times, so it must have no side effects. After locks broke at a row, the
         next calls come there one after the other (docs/how-to/tables.md, "Hot rows"). The result has what it
         returned as ``value``. An exception from it drops the transaction, and is raised. An unknown outcome is
-        resolved before the function is called again. Also if the ``name`` is committed, the function runs, on the present
-        rows, and its writes are dropped. ``consume``: as of `Client.transact`; needs feature level 3. ``fresh``: as
-        for `begin`. Raises: as `TableTransaction.commit`; LocksBroken after the timeout; with ``consume`` as
-        `Client.transact`.
+        resolved before the function is called again. Also if the ``name`` is committed, the function runs, on the
+        present rows, and its writes are dropped. ``consume``: as of `Client.transact`; needs feature level 3.
+        ``fresh``: as for `begin`. Raises: as `TableTransaction.commit`; LocksBroken after the timeout; with
+        ``consume`` as `Client.transact`.
         """
         _check(isolation, "own")
         ownership = None if consume is None else ownership_of(consume)

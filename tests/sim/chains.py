@@ -57,7 +57,7 @@ class Try:
 
 @dataclass(slots=True)
 class Call:
-    """A call of `transact`. ``seen``: the time that its client had seen. ``told``: the commit timestamp; 0: none."""
+    """A call of `transact`. ``seen``: what its client had seen. ``told``: the commit timestamp; 0: none."""
 
     seen: int
     tries: list[Try] = field(default_factory=list)
@@ -103,7 +103,9 @@ class ChainMachine(TableMachine):
     # -- its work -------------------------------------------------------------------------------------
 
     def _job(self, client: Client, replica: Replica) -> None:
-        kind = self._random.choices((self._side_by_side, self._blind, self._plain), (8, 2, 1))[0]
+        kind = self._random.choices(
+            (self._side_by_side, self._write_blindly, self._write_plainly), (8, 2, 1)
+        )[0]
         kind(client, replica)
 
     def _side_by_side(self, client: Client, replica: Replica) -> None:
@@ -129,7 +131,7 @@ class ChainMachine(TableMachine):
 
         def use(txn: TableTransaction) -> None:
             call.tries.append(now := Try())
-            self._use(txn, now)
+            self._read_and_write(txn, now)
             if now.refuses:
                 raise Refused
 
@@ -150,7 +152,7 @@ class ChainMachine(TableMachine):
         self._chained.writes += 1
         return f"c{self._chained.writes}" if self._random.random() < 0.1 else None
 
-    def _use(self, txn: TableTransaction, now: Try) -> None:
+    def _read_and_write(self, txn: TableTransaction, now: Try) -> None:
         keys = {HOT} if self._random.random() < 0.8 else set()
         keys |= {self._random.choice(KEYS) for _ in range(self._random.choice((0, 1, 2)))}
         for key in sorted(keys, key=lambda key: (key != HOT, key)):
@@ -176,7 +178,7 @@ class ChainMachine(TableMachine):
                     txn.put(CHAINED, key, value)
                 now.wrote[key] = value
 
-    def _blind(self, client: Client, replica: Replica) -> None:
+    def _write_blindly(self, client: Client, replica: Replica) -> None:
         del replica
         with client.begin(SCOPE, keepalive=6.0) as txn:
             for key in {self._random.choice(KEYS) for _ in range(self._random.randint(1, 2))}:
@@ -185,7 +187,7 @@ class ChainMachine(TableMachine):
                 txn.flush(timeout=5.0)  # then it commits from a journal
             txn.commit(timeout=5.0)
 
-    def _plain(self, client: Client, replica: Replica) -> None:
+    def _write_plainly(self, client: Client, replica: Replica) -> None:
         """By a program that knows nothing of the library."""
         del client, replica
         record = Record(0, self.world.wall_ms, self._random.choice(KEYS), self._other())
@@ -228,11 +230,14 @@ def check_chains(picture: Picture, chained: Chained) -> None:
         rows.update(wrote)
         states.append((record.timestamp, rows))
     for call in chained.calls:
-        at, one = found.get(id(call), (0, None))
-        if one is not None:
+        at, committed = found.get(id(call), (0, None))
+        if committed is not None:
             hold(not call.is_over, f"a call at {at} is in the table, and told to have no effect")
             hold(not call.told or at == call.told, f"a call was told {call.told}, and is at {at}")
-            hold(not call.told or one is call.tries[-1], f"a call at {at} is not of its last try")
+            hold(
+                not call.told or committed is call.tries[-1],
+                f"a call at {at} is not of its last try",
+            )
         if call.reported:
             read = call.tries[-1].read
             true = [

@@ -120,7 +120,7 @@ def waiting_in(world: World, name: str) -> Iterator[None]:
 
     def find() -> waits.Waits:
         if world.runs(name):
-            return own  # type: ignore[return-value]
+            return own
         return known[0]() if known else waits.THREADS
 
     waits.found_by(find)

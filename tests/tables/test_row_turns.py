@@ -209,7 +209,7 @@ def test_a_late_copy_of_an_advised_commit_does_no_harm(hot: Hot) -> None:
             hot.put(hot.blind, k="20")
         return take(command, deadline)
 
-    session.locked_shot, session.take_turn = noted, disturbed  # type: ignore[method-assign]
+    session.locked_shot, session.take_turn = noted, disturbed  # type: ignore[assignment,method-assign]
     result = hot.rows.transact(hot.add)
     advised, asked, second = sent
     assert asked == advised, "the answer shows that no copy was carried out"
@@ -236,7 +236,7 @@ def test_a_copy_of_an_advised_commit_that_is_carried_out_is_its_outcome(
             assert isinstance(late.locked_shot(command, late.now() + 5), r.Outcome)
         return answer
 
-    session.locked_shot = copied  # type: ignore[method-assign]
+    session.locked_shot = copied  # type: ignore[assignment,method-assign]
     if by_hand:
         with hot.rows.begin() as txn:
             hot.add(txn)
