@@ -50,7 +50,7 @@ from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.legal_names import split_stream
 
 if TYPE_CHECKING:
-    from anabranch import Client, Committed, Event, Transaction
+    from anabranch import Client, Committed, Event, Result, Transaction
     from anabranch.cli.load_csv import Events
     from anabranch.reading.snapshot import Mode
 
@@ -453,12 +453,8 @@ def load(
 
     need("pyarrow")
     started = time.monotonic()
-    delimiter = "\t" if delimiter == "\\t" else delimiter
-    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
-        raise InvalidArgument(
-            f"--delimiter {delimiter!r} must be one ASCII character, but no quote or line end"
-        )
-    events = Events(form is Form.JSON, key, timestamp, delimiter, encoding.lower())
+    between = _checked_delimiter(delimiter)
+    events = Events(form is Form.JSON, key, timestamp, between, encoding.lower())
     with options.client() as client:
         if segments is not None:
             client.create_stream(stream, segments=segments)
@@ -473,27 +469,42 @@ def load(
                 _load_files(txn, stream, files, events, quiet=options.json)
                 result = txn.commit()
     seconds = round(time.monotonic() - started, 3)
-    count, rows, txn_id = len(files) if loaded else 0, result.counts.committed, result.txn_id.hex()
+    _show_load(stream, result, len(files) if loaded else 0, seconds, as_json=options.json)
+
+
+def _checked_delimiter(given: str) -> str:
+    """The delimiter that an option gives. Raises: InvalidArgument."""
+    delimiter = "\t" if given == "\\t" else given
+    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
+        raise InvalidArgument(
+            f"--delimiter {delimiter!r} must be one ASCII character, but no quote or line end"
+        )
+    return delimiter
+
+
+def _show_load(stream: str, result: Result, files: int, seconds: float, *, as_json: bool) -> None:
+    """Print what a load did. ``files``: 0 if its name was committed before."""
+    rows, txn_id = result.counts.committed, result.txn_id.hex()
     document = {
         "stream": stream,
         "txn_id": txn_id,
         "name": result.name,
-        "already_committed": not loaded,
+        "already_committed": not files,
         "commit_timestamp": result.commit_timestamp,
         "rows": rows,
-        "files": count,
+        "files": files,
         "seconds": seconds,
     }
     line = (
-        f"{count_of(rows, 'row')} of {count_of(count, 'file')} in {stream}, all at once, in {seconds:.1f} s "
+        f"{count_of(rows, 'row')} of {count_of(files, 'file')} in {stream}, all at once, in {seconds:.1f} s "
         f"({rows / max(seconds, 0.001):,.0f}/s): transaction {txn_id}"
     )
-    if not loaded:
+    if not files:
         line = (
             f"{result.name} was loaded earlier: transaction {txn_id}, {count_of(rows, 'event')}; nothing was "
             "written now"
         )
-    print_result(document, line, as_json=options.json)
+    print_result(document, line, as_json=as_json)
 
 
 def _load_files(

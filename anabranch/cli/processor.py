@@ -11,10 +11,11 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from itertools import islice
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from anabranch import logs
 from anabranch.backoff import Backoff
@@ -55,10 +56,12 @@ from anabranch.protocol.hybrid_time import to_ms, to_text
 from anabranch.protocol.legal_names import is_plain
 
 if TYPE_CHECKING:
+    from anabranch import Client
     from anabranch.cli.options import Target
     from anabranch.processing.app import Processor
     from anabranch.processing.dead import Letter
     from anabranch.protocol.schemas.records import ProcessorInfo, TaskInfo, TaskPosition
+    from anabranch.reading.committed_log import ReaderPorts
     from anabranch.reading.group_lag import InputLag, Lag
 
 
@@ -206,7 +209,8 @@ def list_dead(
     options: ClusterOptions,
     stream: Letters,
     every: Annotated[
-        bool, option("--all", "Also those that `dead retry` has sent back or passed over.")
+        bool,
+        option("--all", "Also list the letters that `dead retry` has sent back or passed over."),
     ] = False,
     most: Annotated[int, option("--most N", "At most this many, the oldest.", min=1)] = 100,
 ) -> None:
@@ -649,16 +653,11 @@ def bridge(
     import pyarrow as pa
 
     from anabranch.processing.app import Processor
-    from anabranch.processing.plain import Cluster, import_group, outputs_of, plain_ports
+    from anabranch.processing.plain import Cluster, outputs_of, plain_ports
     from anabranch.processing.worker import make_processor, run_worker
-    from anabranch.reading.group_lag import input_lags
 
-    app = Processor(
-        f"{stream}-bridge",
-        tasks=tasks,
-        dead_letter=dead_letter,
-        on_lost="stop" if strict else "skip",
-    )
+    on_lost: Literal["stop", "skip"] = "stop" if strict else "skip"
+    app = Processor(f"{stream}-bridge", tasks=tasks, dead_letter=dead_letter, on_lost=on_lost)
     config = parse_kafka(None, file=from_file)
     records, output = app.topic(topic, bootstrap=source, config=config), app.output(stream)
 
@@ -666,20 +665,33 @@ def bridge(
     def copy(batch: pa.RecordBatch) -> None:
         output.write_batch(outputs_of(batch))
 
-    def copied(info: ProcessorInfo) -> bool:
-        with closing(ports.committed_log(options.timeout)) as log:
-            lags = input_lags(log, info, options.timeout)
-        return not any(lag.trouble or lag.most.events for lag in lags)
-
     with options.client() as client:
         client.describe(stream)
         made = make_processor(client, app)
         ports = plain_ports(client, Cluster(source, config))
-        if group is not None and not any(
-            task.sequence for task in client.processor(app.name).tasks
-        ):
-            count = import_group(client, ports, app.name, group, options.timeout)
-            print_line(f"begins at the offsets of group {group}: {count_of(count, 'partition')}")
+        if group is not None:
+            _begin_at(client, ports, app.name, group, options.timeout)
         if not options.json:
             print_line(f"{topic} to {stream}, by processor {made.processor}; Ctrl-C ends it")
-        run_worker(app, client, until=copied if once else None)
+        is_copied = partial(_is_copied, ports, options.timeout)
+        run_worker(app, client, until=is_copied if once else None)
+
+
+def _begin_at(
+    client: Client, ports: ReaderPorts, processor: str, group: str, timeout: float
+) -> None:
+    """Begin at the offsets of a consumer group, unless the processor has committed before."""
+    from anabranch.processing.plain import import_group
+
+    if not any(task.sequence for task in client.processor(processor).tasks):
+        count = import_group(client, ports, processor, group, timeout)
+        print_line(f"begins at the offsets of group {group}: {count_of(count, 'partition')}")
+
+
+def _is_copied(ports: ReaderPorts, timeout: float, info: ProcessorInfo) -> bool:
+    """Whether the processor has copied its topic to the end."""
+    from anabranch.reading.group_lag import input_lags
+
+    with closing(ports.committed_log(timeout)) as log:
+        lags = input_lags(log, info, timeout)
+    return not any(lag.trouble or lag.most.events for lag in lags)

@@ -8,6 +8,7 @@ A commit passes through these files, from the user to the bus:
 
 - `transaction`: the handle of the process that begins a transaction. Its states are a table in
   `core.transaction_states`.
+- `commit_parts`: the arguments of a commit or prepare, as one record for all its paths.
 - `writer`: the handle of another process in it, and of an open transaction's own events. `receipts`: the place and
   checksum of each event, and the receipt. `reservation`: transactions that begin later.
 - `session`: the commands of the protocol, each repeated until it is answered.

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from anabranch.backoff import Backoff
+from anabranch.client.commit_parts import CommitParts
 from anabranch.client.receipts import with_trace
 from anabranch.client.row_chain import Member, Row, needs_commits
 from anabranch.client.session import unknown
 from anabranch.client.shared import Shared
 from anabranch.client.table_locks import Locks
-from anabranch.client.transaction import GRACE_S, check_id, place_null_keys
+from anabranch.client.transaction import GRACE_S, place_null_keys
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -55,7 +56,7 @@ class InMemory:
     broken: LocksBroken | None
 
     def changes_since(self, marks: Mapping[str, tuple[int, int]]) -> tuple[r.RowChange, ...]:
-        """The changes, each with its row as of its table's mark. `SnapshotExpired`."""
+        """The changes, each with its row as of its table's mark. Raises: SnapshotExpired."""
         found = []
         for (table, key), (kind, number) in self.changes.items():
             base = self.view.row_at(table, key, marks[table][0])
@@ -83,21 +84,19 @@ class TableOneShot:
         self._replica = replica
         self._member = member
         self.trace = shared.new_trace()
-        self.txn_id: bytes | None = None  # of the transaction, also of one that becomes long
+        self.txn_id: bytes | None = None  # the transaction's id, even if it becomes a long one
         self.is_sent = False  # a copy of the command was sent, and may have taken effect
         self.is_over = False
         self._command: r.OneShot | None = None  # the copy that was sent last
 
     @traced("commit", "PRODUCER")
-    def commit(
-        self, held: InMemory, name: str | None, consumed: r.Consumed | None, deadline: float
-    ) -> r.Outcome:
+    def commit(self, held: InMemory, parts: CommitParts, deadline: float) -> r.Outcome:
         """Send the command until it has an outcome. Raises: as `TableTransaction.commit`."""
         member, committed_at = self._member, 0
         if member is None:
-            return self._commit(held, name, consumed, deadline)
+            return self._commit(held, parts, deadline)
         try:
-            outcome = self._commit(held, name, consumed, deadline)
+            outcome = self._commit(held, parts, deadline)
             if outcome.txn_id == self.txn_id:
                 committed_at = outcome.commit_timestamp
             elif held.locks.followed:
@@ -106,15 +105,13 @@ class TableOneShot:
             member.answered(committed_at)
         return outcome
 
-    def _commit(
-        self, held: InMemory, name: str | None, consumed: r.Consumed | None, deadline: float
-    ) -> r.Outcome:
+    def _commit(self, held: InMemory, parts: CommitParts, deadline: float) -> r.Outcome:
         self._shared.check()
-        scope, marked = held.scope, consumed is not None and name is None
-        txn_id = self.txn_id
-        check_id(txn_id, marked=marked and not self.is_sent)
-        if txn_id is None or (is_marked(txn_id) != marked and not self.is_sent):
-            txn_id = self.txn_id = self._new_id(scope, deadline, marked=marked)
+        scope, txn_id = held.scope, self.txn_id
+        if not self.is_sent:
+            parts.check_id(txn_id)
+        if txn_id is None or (is_marked(txn_id) != parts.are_marked and not self.is_sent):
+            txn_id = self.txn_id = self._new_id(scope, deadline, marked=parts.are_marked)
         place_null_keys(self._shared, held.events, deadline)
         pauses, unsure = self._pauses(), False
         while True:
@@ -140,7 +137,7 @@ class TableOneShot:
             follows = held.locks.follows()
             heir = None if self._member is None else self._member.heir(txn_id, deadline)
             command = r.OneShot(
-                txn_id, scope, name, events, consumed, locks, changes, follows, heir
+                txn_id, scope, parts.name, events, parts.consumed, locks, changes, follows, heir
             )
             try:
                 with self._replica.report_due():
@@ -153,9 +150,9 @@ class TableOneShot:
             if isinstance(answer, r.Outcome):
                 self._replica.observe(answer.commit_timestamp, last)
                 return answer
-            # A copy may be carried out yet: of a one-shot that was advised to take a turn, of one that follows a
-            # commit under way, or of one with changes, when another commit leaves the numbers of these rows with
-            # the controller.
+            # A copy of this command may still be carried out, in three cases: the answer was only the advice to
+            # take a turn; the command follows a commit under way, which comes; or it has changes, and another
+            # commit leaves the numbers of their rows with the controller.
             self.is_sent = bool(answer.writers or changes or follows)
             unsure = bool(answer.writers or (changes and not follows))
             timestamp = answer.timestamp
@@ -187,7 +184,7 @@ class TableOneShot:
     def _pauses(self) -> Backoff:
         """The pauses after answers that ask to revalidate: clients that change one row must not send together.
 
-        The first one of them that commits leaves its number with the controller, which is enough for all others.
+        The first client that commits leaves the row's number with the controller. All others then need no more.
         """
         return Backoff(
             defaults.FIRST_CHANGE_PAUSE_S,
@@ -242,11 +239,12 @@ class TableOneShot:
         ) from error
 
     def _repeated(self, error: AnabranchError, deadline: float) -> r.Outcome:
-        """Send the last command again, if a copy of it is not answered; RESOLVE takes no marked id.
+        """Send the last command again, if a copy of it was not answered, as RESOLVE takes no marked id.
 
-        Returns the outcome if a copy was carried out. Otherwise raises ``error``, and `commit` may be repeated
-        unless locks are broken: no copy can be carried out after this one, as what broke its locks stays. Raises
-        OutcomeUnknown if only others' turns, or their writes to rows that this one changes, were in the way.
+        Returns the outcome if a copy was carried out. Otherwise raises ``error``: no copy can be carried out any
+        more, as the commit that broke its locks stays. Then `commit` may be repeated, unless ``error`` is
+        `LocksBroken`. Raises OutcomeUnknown if a copy may still be carried out: if the answer was only the advice
+        to take a turn, or if the command was refused only because of writes to rows that it changes.
         """
         if self.is_sent and self._command is not None:
             answer = self._send(self._command, deadline)

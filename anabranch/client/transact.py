@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import fields
+from dataclasses import fields, replace
 from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar, cast
 
 from anabranch.backoff import Backoff
+from anabranch.client.commit_parts import CommitParts
 from anabranch.client.reservation import keepalive_ms_of
 from anabranch.client.row_chain import HotRow, Member
 from anabranch.client.shared import Shared
@@ -53,7 +54,7 @@ class Repeatable(AbstractContextManager[object], Protocol):
     def txn_id(self) -> bytes | None: ...
 
     @property
-    def commit(self) -> Callable[..., Result]: ...
+    def commit_with(self) -> Callable[[CommitParts, float | None], Result]: ...
 
 
 H = TypeVar("H", bound=Repeatable)
@@ -76,7 +77,8 @@ def transact(
     commit. ``member``: of a chain, for the tries after locks broke at a row. Raises: what the last try raised.
     """
     check_name(name)
-    commit = _Commit(name, shared, None if reader is None else reader.consumed())
+    consumed = None if reader is None else reader.consumed()
+    commit = _Commit(shared, CommitParts(name=name, consumed=consumed))
     try:
         return _transact(shared, begin, function, commit, deadline, member)
     except BaseException as error:
@@ -84,10 +86,10 @@ def transact(
             raise
         if commit.in_doubt:
             reader.end(f"the commit of this reader's positions ended by {type(error).__name__}")
-        elif commit.consumed is not None:
+        elif consumed is not None:
             try:
-                reader.put_back(commit.consumed)
-            except IllegalState:  # raised by the reader: the function's error stays the one raised
+                reader.put_back(consumed)
+            except IllegalState:  # the caller gets the error of the function
                 reader.end("positions were taken while others were not committed yet")
         raise
 
@@ -148,44 +150,41 @@ def _transact(
 
 
 class _Commit:
-    """The commit of `transact`: its name, and the positions that it moves.
+    """The commit of `transact`, each time that it is sent.
 
     If the name was committed earlier, the effects of that commit count, and the positions move alone, by another
     commit: a worker that fails between the two repeats its events, whose commit by name again has no effect.
     """
 
-    def __init__(
-        self, name: str | None, shared: Shared, consumed: r.Consumed | None = None
-    ) -> None:
-        self.name, self.consumed = name, consumed
-        self._shared = shared
+    def __init__(self, shared: Shared, parts: CommitParts) -> None:
+        self._shared, self._parts = shared, parts
         self.earlier: Result | None = None  # of the name
         self.in_doubt = False  # whether the positions may have moved
 
     def send(self, txn: Repeatable, timeout: float) -> Result | None:
         """Commit once; None: the positions have yet to move alone. Raises: as `Transaction.commit`."""
-        if self.consumed is None:
-            return txn.commit(name=self.name, timeout=timeout)
-        name = self.name if self.earlier is None else None
+        parts = self._parts if self.earlier is None else replace(self._parts, name=None)
+        if parts.consumed is None:
+            return txn.commit_with(parts, timeout)
         self.in_doubt = True
         try:
-            result = txn.commit(name=name, consumed=self.consumed, timeout=timeout)
+            result = txn.commit_with(parts, timeout)
         except (OutcomeUnknown, OwnershipLost, MalformedRecord, UnsupportedVersion):
             raise  # no answer, an unreadable one, or another owner
         except AlreadyCommitted:
             self.in_doubt = False
-            if name is None:
+            if parts.name is None:
                 raise
-            self.earlier = self._named(name, timeout)
+            self.earlier = self._named(parts.name, parts.consumed, timeout)
             return None
         except AnabranchError:
             self.in_doubt = False
             raise
         return self.earlier or result
 
-    def _named(self, name: str, timeout: float) -> Result:
+    def _named(self, name: str, consumed: r.Consumed, timeout: float) -> Result:
         """The result of the commit of this name: another commit by the name, without events, has it."""
-        scope = "" if self.consumed is None else split_stream(self.consumed.processor)[0]
+        scope = split_stream(consumed.processor)[0]
         keepalive_ms = keepalive_ms_of(defaults.KEEPALIVE_S)
         with self._shared.outside():
             asking = Transaction(self._shared, scope, None, keepalive_ms)

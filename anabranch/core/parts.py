@@ -1,9 +1,11 @@
-"""The parts of a commit, and the steps of each: a commit by journals, a one-shot and a prepare walk the same list.
+"""The parts of a commit, and the steps of each part.
 
-A commit may have any of them together, so no step asks which other parts there are. A step that can refuse is a
-*check*, and puts nothing. When the commit is decided or prepared, each part *holds* its name, number, tasks or
-locks: from then on no other commit gets these. Positions also move in the round of the merge (`positions.merged`).
-A transaction that is aborted after all gives back all that it holds (`transactions.GIVE_BACK`).
+A commit by journals, a one-shot and a prepare all go through the same list of parts, `PARTS`. A commit may have any
+parts together, so no step asks which other parts the commit has. Each part has two steps. Its *check* may refuse
+the commit, and changes no row. Its *hold* runs when the commit is decided or prepared, and takes a name, a number,
+tasks or locks: from then on no other commit gets them. Two more steps are elsewhere: positions move in the round of
+the merge (`positions.merged`), and a transaction that is aborted after all gives back everything that it holds
+(`transactions.GIVE_BACK`).
 """
 
 from __future__ import annotations
@@ -23,20 +25,23 @@ from anabranch.core.locks.table_writes import Write
 from anabranch.protocol.ids import is_marked
 from anabranch.protocol.schemas import records as r
 
-TOGETHER_LEVEL = 3  # the feature level from which on all parts come together
+TOGETHER_LEVEL = 3  # the feature level that allows any parts together
 
 
 @dataclass(slots=True)
 class Ending:
-    """A commit or a prepare while it is decided.
+    """A commit or a prepare while it is being decided.
 
-    ``row``: of its transaction; the caller puts it. ``check_events``: the check of its events, which for journals
-    sets ``weighed``. ``writes``: its writes by table, called if a lock may need them. ``locks``: those of the
-    command; others are registered. ``follows``: rows that were read as commits under way write them. ``changes``:
-    of rows; their check sets ``values``. ``at_once``: it is merged in this round. ``pending``: the row that keeps a
-    prepare until its coordinator decides, if it needs one; ``events``: those that a prepare keeps.
+    ``row``: the row of its transaction, which the caller puts. ``check_events``: checks its events; if they are in
+    journals, it also sets ``weighed``. ``writes``: returns its writes by table; it is called only if a lock may
+    need them. ``locks``: the locks in the command (a long transaction has registered its locks before).
+    ``follows``: the rows that were read as commits under way write them.
+    ``changes``: its changes of rows; their check sets ``values``. ``at_once``: whether it is merged in this round.
+    ``pending``: the row that keeps a prepare until its coordinator decides, if it needs one. ``events``: the events
+    that a prepare keeps.
 
-    Two fields say what is answered instead: ``instead`` (the earlier claim to which it gives way), ``again``.
+    If the commit is not carried out, a check sets one of two fields: ``instead`` (an earlier commit has the name or
+    number), or ``again`` (the client has to validate its locks again).
     """
 
     row: r.TxnRow
@@ -59,9 +64,9 @@ class Ending:
 
 
 def check(turn: Turn, ending: Ending) -> bool:
-    """Whether the commit may be decided now; False: ``instead`` or ``again`` is answered.
+    """Whether the commit may be decided now. If not, the answer is in ``ending.instead`` or ``ending.again``.
 
-    Raises: as each check of `PARTS`; OwnershipLost and UnknownProcessor before all others.
+    Raises: the errors of all checks in `PARTS`; OwnershipLost and UnknownProcessor before all others.
     """
     locks = bool(ending.locks or turn.state.locks.of(ending.row.txn_id).rows)
     check_level(turn, ending, locks=locks, at_once=ending.at_once)
@@ -73,7 +78,7 @@ def check(turn: Turn, ending: Ending) -> bool:
 
 
 def hold(turn: Turn, ending: Ending) -> None:
-    """Put what the parts hold. Call it after `check`, and put ``row`` then."""
+    """Put what the parts hold. Call it after `check`; put ``ending.row`` afterwards."""
     for part in PARTS:
         part.hold(turn, ending)
 
@@ -81,10 +86,18 @@ def hold(turn: Turn, ending: Ending) -> None:
 def check_level(
     turn: Turn, wanted: Ending | r.Commit, *, locks: bool, at_once: bool = False
 ) -> None:
-    """`FeatureNotEnabled` for parts that level 2 does not accept together. ``locks``: whether there are some."""
+    """Raise `FeatureNotEnabled` if the commit has two parts that level 2 does not accept together.
+
+    ``locks``: whether the transaction has locks.
+    """
     moves, prepares = wanted.consumed is not None, wanted.prepare is not None
-    claims_one = wanted.name is not None
-    if (locks and (prepares or (moves and at_once))) or (moves and (claims_one or prepares)):
+    together = (
+        locks and prepares,
+        locks and moves and at_once,
+        moves and prepares,
+        moves and wanted.name is not None,
+    )
+    if any(together):
         turn.state.check_enabled(TOGETHER_LEVEL, "a commit with these parts together")
 
 
@@ -99,7 +112,7 @@ def _check_positions(turn: Turn, ending: Ending) -> None:
 
 def _hold_positions(turn: Turn, ending: Ending) -> None:
     if ending.consumed is not None:
-        if not is_marked(ending.row.txn_id):  # else it leaves no row
+        if not is_marked(ending.row.txn_id):  # a one-shot with a marked id leaves no row
             ending.row = ending.row._replace(consumes=positions.digest_of(ending.consumed))
         if not ending.at_once:
             positions.begin_moving(turn, ending.consumed, ending.row.txn_id)
@@ -134,7 +147,7 @@ def _hold_claim(turn: Turn, ending: Ending) -> None:
 
 
 def _check_locks(turn: Turn, ending: Ending) -> None:
-    """Check that they hold until now; those of a prepare have to be such that they may be frozen."""
+    """Check that the locks hold until now, and that the locks of a prepare can be frozen."""
     txn_id = ending.row.txn_id
     txn = turn.state.open.get(txn_id)
     if txn is not None:
@@ -157,7 +170,7 @@ def _check_locks(turn: Turn, ending: Ending) -> None:
 
 def _hold_locks(turn: Turn, ending: Ending) -> None:
     if ending.prepare is not None and ending.locks:
-        key = k.read_lock_key(ending.row.txn_id, 0, 1)  # no writer is 0
+        key = k.read_lock_key(ending.row.txn_id, 0, 1)  # no writer has the number 0
         turn.put(key, r.ReadLockRow(ending.locks, ()))
 
 
@@ -194,17 +207,17 @@ def _hold_coordinator(turn: Turn, ending: Ending) -> None:
 
 
 def _nothing(_: Turn, __: Ending) -> None:
-    """A step of a part that has none."""
+    """The step of a part that holds nothing."""
 
 
 class Part(NamedTuple):
-    """The steps of a part, up to its decision."""
+    """The steps of a part until the commit is decided."""
 
     check: Callable[[Turn, Ending], None]
     hold: Callable[[Turn, Ending], None] = _nothing
 
 
-# In the order of their checks. A name that was committed before is answered before any lock is checked.
+# In the order of the checks. If the name was committed before, that is answered before any lock is checked.
 PARTS: tuple[Part, ...] = (
     Part(_check_positions, _hold_positions),
     Part(lambda _, ending: ending.check_events()),

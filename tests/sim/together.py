@@ -197,7 +197,7 @@ class Together:
     def _commit(self, txn: TableTransaction, consumed: r.Consumed, name: str | None) -> Result:
         """As a table transaction commits, with positions in its command."""
         session, replica, deadline = txn._session, txn._replica, txn._shared.deadline(5.0)
-        txn_id = txn._txn_id = session.new_txn_id(SCOPE, deadline, marked=name is None)
+        txn_id = txn._one_shot.txn_id = session.new_txn_id(SCOPE, deadline, marked=name is None)
         where = control_partition_of(txn_id)
         while True:
             marks = replica.marks()

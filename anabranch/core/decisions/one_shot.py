@@ -77,6 +77,7 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     if not parts.check(turn, ending):
         _instead(turn, command, ending, to)
         return
+    # No part of the commit refuses it. If a client waits for the answer, it may still be advised to take a turn.
     if to is not None and (advice := row_turns.advice(turn, command)) is not None:
         turn.reply(to, advice)
         return
@@ -231,7 +232,7 @@ def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> 
         secret=command.secret,
         owner=turn.lane,
     )
-    # A row with the positions, where journals have one too.
+    # A commit through journals also has such a row, with its positions.
     moves = r.PendingCommitRow(
         (), True, (), command.name, None, 0, command.consumed, command.prepare
     )
@@ -434,7 +435,7 @@ def _check_state(turn: Turn, consumed: r.Consumed | None, stream: str, rows: Som
 
 
 def _spread(turn: Turn, events: CommandEvents, by_stream: Mapping[str, Sequence[int]]) -> Placed:
-    """Group events by stream and present segment. ``by_stream``: their numbers.
+    """Group events by stream and present segment. ``by_stream``: the numbers of the events.
 
     Rows of a processor's state go to the segments that they name.
     """
