@@ -99,7 +99,7 @@ class TableOneShot:
             outcome = self._commit(held, parts, deadline)
             if outcome.txn_id == self.txn_id:
                 committed_at = outcome.commit_timestamp
-            elif held.locks.followed:
+            elif member.is_unsure:
                 raise needs_commits("gave way to an earlier commit of its name")
         finally:
             member.answered(committed_at)
