@@ -68,7 +68,7 @@ class Replica(ReadReplica):
     def __init__(self, shared: Shared, ports: ReaderPorts, settings: ReplicaSettings) -> None:
         super().__init__(ports, ControllerTimes(shared), settings)
         self._shared = shared
-        self._chain = Chain(shared.session, self, self.tables)
+        self._chain = Chain(shared.session, self.observe, self._newest_from, self.tables)
 
     def begin(
         self,
@@ -208,7 +208,7 @@ class Replica(ReadReplica):
             member=member,
         )
 
-    def newest_from(self, least: int, deadline: float) -> TableSnapshot:
+    def _newest_from(self, least: int, deadline: float) -> TableSnapshot:
         """The newest snapshot here, with all up to a time, and with the last commit that broke locks here."""
         return self._open_snapshot(max(least, self.broken_at), None, deadline)
 

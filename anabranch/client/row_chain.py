@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from anabranch.client.session import Session
 from anabranch.core.locks.table_writes import fingerprint
@@ -103,19 +103,19 @@ class _Waiter:
     wake: Signal
 
 
-class Snapshots(Protocol):
-    """The replica, as the chain needs it."""
-
-    def observe(self, timestamp: int, last: Mapping[str, int]) -> None: ...
-
-    def newest_from(self, least: int, deadline: float) -> TableSnapshot: ...
-
-
 class Chain:
     """The chain of a replica: one of its calls at a time reads and computes at hot rows. Thread-safe."""
 
-    def __init__(self, session: Session, replica: Snapshots, tables: Sequence[str]) -> None:
-        self.session, self.replica, self.tables = session, replica, tables
+    def __init__(
+        self,
+        session: Session,
+        observe: Callable[[int, Mapping[str, int]], None],
+        newest_from: Callable[[int, float], TableSnapshot],
+        tables: Sequence[str],
+    ) -> None:
+        """``observe``: as of `ReadReplica`. ``newest_from``: opens the newest snapshot, at a time or later."""
+        self.session, self.tables = session, tables
+        self.observe, self.newest_from = observe, newest_from
         self._lock = Lock()
         self._hot: dict[Row, float] = {}  # until when
         self._taken: dict[Row, float] = {}  # until when the row is taken to be hot for others, too
@@ -319,7 +319,7 @@ class Member:
             for sent in chain.sent_since(0):
                 chain.wait_for(sent, deadline)
             least = max(least, self._session.highest_timestamp)
-        view = chain.replica.newest_from(least, deadline)
+        view = chain.newest_from(least, deadline)
         self._before = chain.sent_since(view.timestamp) if self.follows else ()
         self._began_inside = True
         return view
@@ -489,7 +489,7 @@ class Member:
         chain.note(row, taken=answer.decided)
         chain.begin_turn(self, answer.timestamp)
         last = {each.table: each.last for each in answer.tables}
-        chain.replica.observe(answer.timestamp, last)
+        chain.observe(answer.timestamp, last)
         until = self._session.now() + limits.TURN_MS.value / 1000
         turn = RowTurn(txn_id, there, answer.timestamp, last, until)
         if self.is_inside:
