@@ -20,6 +20,7 @@ A transaction on tables (docs/inside/tables.md) passes through these first:
 - `table_transaction`: the handle of the process that begins it, and that of a process that joins it.
 - `table_access`: their base class: reads of one snapshot, own writes, locks.
 - `table_one_shot`: the command by which a short transaction commits: made, sent, sent again, resolved.
+- `row_chain`: calls of `transact` at hot rows, each of which reads what the calls before it have sent.
 - `table_locks`: what was read, and whether it has newer versions. Long transactions register it with the
   controller.
 - `own_writes`: the rows that the transaction wrote, from memory or read back from journals.

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 from anabranch.client.own_writes import Writers
+from anabranch.client.row_chain import Chain, Member
 from anabranch.client.shared import Shared
 from anabranch.client.table_access import Isolation
 from anabranch.client.table_locks import explained
 from anabranch.client.table_transaction import JoinedTransaction, TableTransaction
-from anabranch.client.transact import HotRows, RowTurn, Turns, ownership_of, transact
+from anabranch.client.transact import ownership_of, transact
 from anabranch.client.writer import join
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import InvalidArgument
@@ -67,7 +68,7 @@ class Replica(ReadReplica):
     def __init__(self, shared: Shared, ports: ReaderPorts, settings: ReplicaSettings) -> None:
         super().__init__(ports, ControllerTimes(shared), settings)
         self._shared = shared
-        self._hot = HotRows(shared.session, self.tables)
+        self._chain = Chain(shared.session, self.observe, self._newest_from, self.tables)
 
     def begin(
         self,
@@ -170,25 +171,31 @@ class Replica(ReadReplica):
         """Call ``function`` with a transaction, and commit; repeat this while locks break, for ``timeout`` seconds.
 
         The function may be called several times, so it must have no side effects. After locks broke at a row, the
-        next call waits for its turn there (docs/how-to/tables.md, "Hot rows"). The result has what it returned as
-        ``value``. An exception from it drops the transaction, and is raised. An unknown outcome is resolved
-        before the function is called again. ``fresh``: as for `begin`. ``name``, ``consume``: as of
+        next calls come there one after the other (docs/how-to/tables.md, "Hot rows"). The result has what it
+        returned as ``value``. An exception from it drops the transaction, and is raised. An unknown outcome is
+        resolved before the function is called again. ``fresh``: as for `begin`. ``name``, ``consume``: as of
         `Client.transact`; if the name is committed already, the function still runs, on the present rows.
         ``consume`` needs feature level 3. Raises: as `TableTransaction.commit`; LocksBroken after the timeout; with
         ``consume`` as `Client.transact`.
         """
         _check(isolation, "own")
         ownership = None if consume is None else ownership_of(consume)
-        turns = Turns(self._hot, marked=consume is not None and name is None)
+        end = self.deadline(timeout)
+        member = Member(
+            self._chain,
+            end,
+            marked=consume is not None and name is None,
+            follows=consume is None and isolation == "serializable",
+        )
 
         def begin(left: float) -> TableTransaction:
             deadline = self.deadline(left)
-            if turns.held is None:
-                view = self._newest(ownership, deadline, fresh=fresh)
+            if member.is_inside:
+                view = member.snapshot(deadline)
             else:
-                view = self._in_turn(turns.held, deadline)
+                view = self._newest(ownership, deadline, fresh=fresh)
             return TableTransaction(
-                self._shared, self, view, isolation, ownership=ownership, turns=turns
+                self._shared, self, view, isolation, ownership=ownership, member=member
             )
 
         return transact(
@@ -196,15 +203,14 @@ class Replica(ReadReplica):
             begin,
             function,
             name,
-            self.deadline(timeout),
+            end,
             reader=consume,
-            turns=turns,
+            member=member,
         )
 
-    def _in_turn(self, held: RowTurn, deadline: float) -> TableSnapshot:
-        """A snapshot that includes all commits before this turn."""
-        self.observe(held.timestamp, held.last)
-        return self._open_snapshot(max(held.timestamp, self.broken_at), None, deadline)
+    def _newest_from(self, least: int, deadline: float) -> TableSnapshot:
+        """The newest snapshot here, with all up to a time, and with the last commit that broke locks here."""
+        return self._open_snapshot(max(least, self.broken_at), None, deadline)
 
 
 def _check(isolation: Isolation, writers: Writers) -> None:

@@ -180,12 +180,17 @@ class Session:
         return result
 
     def try_ask(
-        self, partition: int, command: Any, deadline: float, unanswered: list[bytes] | None = None
+        self,
+        partition: int,
+        command: Any,
+        deadline: float,
+        unanswered: list[bytes] | None = None,
+        sent: Callable[[], None] | None = None,
     ) -> Any | None:
         """As `ask`, for any type of answer; None if there was no answer in time.
 
         Raises `NotReady` if all answers were that refusal. The ids of copies that were sent and not answered are
-        added to ``unanswered``: such copies may still be carried out.
+        added to ``unanswered``: such copies may still be carried out. ``sent``: as of `locked_shot`.
         """
         unanswered = [] if unanswered is None else unanswered
         self._bus.ready(deadline)
@@ -207,7 +212,8 @@ class Session:
         copy = self._new_copy(partition, command, payload)
         try:
             while True:
-                result = self._send_until_answered(copy, command, deadline, unanswered)
+                result = self._send_until_answered(copy, command, deadline, unanswered, sent)
+                sent = None
                 result = result or refused
                 if not isinstance(result, r.Refusal):
                     return result
@@ -234,7 +240,12 @@ class Session:
         return _Copy(partition, self._entropy(CORRELATION_ID_SIZE), payload, headers)
 
     def _send_until_answered(
-        self, copy: _Copy, command: Any, deadline: float, unanswered: list[bytes]
+        self,
+        copy: _Copy,
+        command: Any,
+        deadline: float,
+        unanswered: list[bytes],
+        sent: Callable[[], None] | None,
     ) -> Any | None:
         digests = (command_digest(copy.payload),)
         pauses, is_first = Backoff(FIRST_REPEAT_S, LONGEST_REPEAT_S, self._clock), not unanswered
@@ -244,6 +255,9 @@ class Session:
                 if not waits:
                     unanswered.append(copy.correlation_id)
                     self._bus.send(copy.partition, copy.correlation_id, copy.payload, copy.headers)
+                    if sent is not None:
+                        sent()
+                        sent = None
                 waits = False
                 until = min(deadline, self.now() + pauses.next_s)
                 result = self._receive(copy.correlation_id, digests, until, command, copy.partition)
@@ -624,18 +638,22 @@ class Session:
         """
         return _outcome(self.locked_shot(command, deadline))
 
-    def locked_shot(self, command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
+    def locked_shot(
+        self, command: r.OneShot, deadline: float, sent: Callable[[], None] | None = None
+    ) -> r.Outcome | r.Revalidate:
         """Send a one-shot with locks until it is COMMITTED. Returns `Revalidate`, without effect, for newer marks.
 
-        Raises `OutcomeUnknown` at the deadline. An earlier copy that arrives late is judged by its own locks.
+        ``sent`` is called once the first copy is on its way: commands that are sent later arrive later. Raises
+        `OutcomeUnknown` at the deadline. An earlier copy that arrives late is judged by its own locks.
         """
         txn_id = command.txn_id
         if not is_marked(txn_id):
-            return self._until_known(txn_id, command, None, deadline)
+            return self._until_known(txn_id, command, None, deadline, sent)
         # RESOLVE takes no marked id: the rows of the tasks show the outcome.
         unanswered: list[bytes] = []
         try:
-            answer = self.try_ask(control_partition_of(txn_id), command, deadline, unanswered)
+            there = control_partition_of(txn_id)
+            answer = self.try_ask(there, command, deadline, unanswered, sent)
         except AnabranchError as error:
             _check_all_copies(error, unanswered, txn_id, None)
             raise
@@ -655,7 +673,12 @@ class Session:
         return self._until_known(command.txn_id, command, None, deadline)
 
     def _until_known(
-        self, txn_id: bytes, command: Any, token: bytes | None, deadline: float
+        self,
+        txn_id: bytes,
+        command: Any,
+        token: bytes | None,
+        deadline: float,
+        sent: Callable[[], None] | None = None,
     ) -> r.Outcome | r.Revalidate:
         """Send a commit until its outcome is known, or its locks have to be validated again.
 
@@ -664,7 +687,7 @@ class Session:
         self._bus.ready(deadline)  # a right that is missing here is a refusal: nothing was sent yet
         unanswered: list[bytes] = []
         try:
-            return self._try_until_known(txn_id, command, token, deadline, unanswered)
+            return self._try_until_known(txn_id, command, token, deadline, unanswered, sent)
         except AnabranchError as error:
             _check_all_copies(error, unanswered, txn_id, token)
             raise
@@ -676,6 +699,7 @@ class Session:
         token: bytes | None,
         deadline: float,
         unanswered: list[bytes],
+        sent: Callable[[], None] | None,
     ) -> r.Outcome | r.Revalidate:
         partition = control_partition_of(txn_id)
         by_id = token == txn_id
@@ -693,7 +717,8 @@ class Session:
                 wait_ms = max(0, min(int((ask_s - margin_s) * 1000), MAX_WAIT_MS))
                 command = replace(command, wait_ms=wait_ms)
             try:
-                outcome = self.try_ask(partition, command, asked_at + ask_s, unanswered)
+                outcome = self.try_ask(partition, command, asked_at + ask_s, unanswered, sent)
+                sent = None
             except AnabranchError as error:
                 early = self.now() - asked_at < min(FIRST_REPEAT_S, ask_s)
                 if isinstance(error, _FINAL) or early or by_secret:

@@ -12,9 +12,9 @@ from itertools import islice, starmap
 from typing import Any, Literal, NoReturn, Self, TypeVar, cast, overload
 
 from anabranch.client.own_writes import Local, OwnRows, Written, merged
+from anabranch.client.row_chain import HotRow, Member, SentRows, needs_commits
 from anabranch.client.shared import Shared, entered
 from anabranch.client.table_locks import Locks, broken
-from anabranch.client.transact import Turns
 from anabranch.client.writer import AllOrNothing
 from anabranch.core.derived_rows import READY, STATE_KEY, Function, of_value
 from anabranch.core.locks.numbers import changed
@@ -92,7 +92,9 @@ class TableAccess:
         self._read_from: dict[int, int] = {}  # writer that was read from -> sequence of its receipt
         self._broken: LocksBroken | None = None
         self._over = ""
-        self._turns: Turns | None = None  # at hot rows
+        self._member: Member | None = None  # of the chain at hot rows
+        self._again: HotRow | None = None
+        self._needs_snapshot = False  # reads that take no lock have to be true at one time
 
     def __enter__(self) -> Self:
         entered(self._shared, self)
@@ -105,6 +107,7 @@ class TableAccess:
     @property
     def timestamp(self) -> int:
         """The hybrid time of all reads."""
+        self._read_at_snapshot("its time was asked for")
         return self._view.timestamp
 
     @property
@@ -138,16 +141,55 @@ class TableAccess:
         if own is not None:
             self._note(own.by)
             return own.value
-        if self._turns is not None:
-            self._turns.check_cold(table, key)
+        lock = lock and self._reads_lock
+        sent = None if self._member is None else self._under_way(self._member, table, key)
         self._was_read = True
-        if not (lock and self._reads_lock):
+        if not lock:
+            self._read_at_snapshot("a row was read without a lock")
             return self._view.get(table, key)
+        if sent is not None:
+            self._follow(table, key, sent)
+            return sent.rows[table, key]
         seen = self._view.get_version(table, key)
         self._locks.point(table, key)
-        if seen.timestamp > self.timestamp:
-            self._break(broken(table, seen, self.timestamp))
+        if seen.timestamp > self._view.timestamp:
+            self._break(broken(table, seen, self._view.timestamp))
         return seen.value
+
+    def _under_way(self, member: Member, table: str, key: bytes) -> SentRows | None:
+        """The commit under way whose version of a row is read. At a hot row this enters the chain."""
+        if member.must_enter(table, key):
+            used = self._was_read or self._wrote or self._needs_snapshot
+            view = None if used else member.enter_at(table, key)
+            if view is None:
+                text = f"others take turns at {table} {key!r:.100}"
+                self._call_again(HotRow(text, table=table, key=key))
+            self._view.close()
+            self._view = view
+        return member.newest(table, key)
+
+    def _follow(self, table: str, key: bytes, sent: SentRows) -> None:
+        if self._needs_snapshot:
+            self._call_again(needs_commits("needs rows as of one time"))
+        self._view.check_open()
+        self._locks.follow(table, key, sent)
+        if len(self._locks.follows()) > limits.FOLLOWED.value:
+            self._call_again(needs_commits(f"of more than {limits.FOLLOWED.value} transactions"))
+
+    def _call_again(self, error: HotRow) -> NoReturn:
+        """End the try, even if the function does not let the error through."""
+        self._again = error
+        raise error
+
+    def _read_at_snapshot(self, why: str) -> None:
+        """Note a read that is true at the time of the snapshot only."""
+        if self._locks.followed:
+            self._call_again(needs_commits(why))
+        self._needs_snapshot = True
+
+    def _check_range_is_committed(self, table: str, low: bytes, high: bytes | None) -> None:
+        if self._member is not None and self._member.has_between(table, low, high):
+            self._call_again(needs_commits(f"a range of {table} with such rows was read or locked"))
 
     @overload
     def scan(
@@ -202,6 +244,9 @@ class TableAccess:
         self._was_read = True
         begin, end = bounds(low, high, prefix)
         self._check_range_unchanged(table, begin, end)
+        self._check_range_is_committed(table, begin, end)
+        if not (lock and self._reads_lock):
+            self._read_at_snapshot("a range was read without a lock")
         mine = self._own.scan(table, begin, end, reverse=reverse)
         seen = self._seen(table, begin, end, reverse, lock and self._reads_lock)
         return self._rows(merged(seen, mine, reverse), limit)
@@ -240,8 +285,8 @@ class TableAccess:
                 first, end = (seen.key, high) if reverse else (low, seen.key + b"\0")
                 span = span or self._locks.span(table, low, high)
                 span.low, span.high = first, end
-                if seen.timestamp > self.timestamp:
-                    self._break(broken(table, seen, self.timestamp))
+                if seen.timestamp > self._view.timestamp:
+                    self._break(broken(table, seen, self._view.timestamp))
             yield seen.key, Written(seen.value)
         if lock:
             span = span or self._locks.span(table, low, high)
@@ -262,15 +307,25 @@ class TableAccess:
             table, _, key = encoded(table, None, key)
         self._check()
         self._check_table(table)
-        self._was_read = True
         if key is not None and not low is high is prefix is None:
             raise InvalidArgument("give a key, a prefix, or low and high")
         if key is not None:
-            self._locks.point(table, check_row_key(key))
+            check_row_key(key)
+            sent = None if self._member is None else self._under_way(self._member, table, key)
+            self._was_read = True
+            if sent is None:
+                self._locks.point(table, key)
+            else:
+                self._follow(table, key, sent)
         elif low is high is prefix is None:
+            self._was_read = True
+            self._check_range_is_committed(table, b"", None)
             self._locks.whole(table)
         else:
-            self._locks.span(table, *bounds(low, high, prefix))
+            self._was_read = True
+            span = bounds(low, high, prefix)
+            self._check_range_is_committed(table, *span)
+            self._locks.span(table, *span)
 
     @alone
     def refresh(self) -> None:
@@ -537,6 +592,7 @@ class TableAccess:
         self._check_range_unchanged(name, low, high)
         functions = self._functions(name)
         self._ran.update(f.of for f in functions)
+        self._check_range_is_committed(name, low, high)
         self._was_read = True
         rows = merged(
             self._seen(name, low, high, False, True), self._own.scan(name, low, high), False
@@ -724,6 +780,8 @@ class TableAccess:
 
     def _check(self) -> None:
         self._view.check_fork()
+        if self._again is not None:
+            raise self._again
         if self._over:
             if self._over == BROKEN and self._broken is not None:
                 raise self._broken

@@ -6,9 +6,10 @@ A short transaction sends its `Locks` with its commit. A long one registers them
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 
+from anabranch.client.row_chain import SentRows
 from anabranch.client.shared import Shared
 from anabranch.core.locks.table_writes import fingerprint
 from anabranch.core.transaction_states import locks_broken
@@ -56,6 +57,10 @@ class Locks:
         self._whole: set[str] = set()  # tables that are locked as a whole
         self._count = 0
         self._registered: set[tuple[str, int]] = set()  # points
+        self._followed: dict[tuple[str, bytes], SentRows] = {}  # by table and key
+        self._resolved: set[tuple[str, bytes]] = (
+            set()
+        )  # of these, those that are validated as points
 
     def point(self, table: str, key: bytes) -> None:
         """Lock a key, whether it has a row or not. Raises `TooManyLocks`."""
@@ -63,6 +68,17 @@ class Locks:
         if key not in points and table not in self._whole:
             self._one_more()
             points.add(key)
+
+    def follow(self, table: str, key: bytes, sent: SentRows) -> None:
+        """Lock a key since a commit that is under way. Raises: TooManyLocks."""
+        if (table, key) not in self._followed:
+            self._one_more()
+            self._followed[table, key] = sent
+
+    @property
+    def followed(self) -> Collection[SentRows]:
+        """The commits under way whose rows were read."""
+        return self._followed.values()
 
     def span(self, table: str, low: bytes, high: bytes | None) -> Span:
         """Lock a range, which the caller may extend later. Raises `TooManyLocks`."""
@@ -91,7 +107,12 @@ class Locks:
 
         ``marks``: as for `records`. If the marks show no commit later than the snapshot, nothing is searched: the
         controller checks what is later than the marks. A table whose mark has no commit is being loaded again.
+        Keys that follow a commit are searched once the marks include that commit.
         """
+        if self._followed and marks is not None:
+            found = self._validate_followed(view, marks)
+            if found is not None:
+                return found
         if marks is not None and all(0 < last <= view.timestamp for _, last in marks.values()):
             return None
         for table, keys in self._points.items():
@@ -106,12 +127,43 @@ class Locks:
                         return broken(table, seen, view.timestamp)
         return None
 
+    def _validate_followed(
+        self, view: TableSnapshot, marks: Mapping[str, tuple[int, int]]
+    ) -> LocksBroken | None:
+        self._resolved.clear()
+        for (table, key), sent in self._followed.items():
+            at = sent.committed_at
+            if sent.has_failed:
+                return LocksBroken(
+                    f"{table} {key!r:.100} was read as {txn_text(sent.txn_id)} writes it, which is not committed: "
+                    "begin again",
+                    table=table,
+                    key=key,
+                )
+            if at and marks[table][0] >= at:
+                seen = view.get_version(table, key)
+                if seen.timestamp > at:
+                    return broken(table, seen, at)
+                self._resolved.add((table, key))
+        return None
+
+    def follows(self) -> tuple[r.FollowedRows, ...]:
+        """The keys that `validate` has not found to be points, for a command."""
+        found: dict[tuple[bytes, str], set[int]] = {}
+        for row, sent in self._followed.items():
+            if row not in self._resolved:
+                found.setdefault((sent.txn_id, row[0]), set()).add(fingerprint(row[1]))
+        return tuple(r.FollowedRows(*of, tuple(sorted(its))) for of, its in sorted(found.items()))
+
     def key_of(self, point: int) -> tuple[str, bytes]:
         """The table and key of the lock with this fingerprint; both are empty without one."""
         for table, keys in self._points.items():
             for key in keys:
                 if fingerprint(key) == point:
                     return table, key
+        for row in self._followed:
+            if fingerprint(row[1]) == point:
+                return row
         return "", b""
 
     def fresh(self) -> tuple[r.TableLocks, ...]:
@@ -154,11 +206,14 @@ class Locks:
 
         All tables are named, so that the answer has the newest commits of tables without a lock, too.
         """
+        keys = {table: [*self._points.get(table, ())] for table in tables}
+        for table, key in self._resolved:
+            keys[table].append(key)
         return tuple(
             r.TableLocks(
                 table,
                 *marks[table],
-                tuple(sorted(set(map(fingerprint, self._points.get(table, ()))))),
+                tuple(sorted(set(map(fingerprint, keys[table])))),
                 joined(self._spans.get(table, ())),
             )
             for table in sorted(tables)

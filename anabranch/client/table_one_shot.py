@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, MutableSequence
 from dataclasses import dataclass
+from functools import partial
 
 from anabranch.backoff import Backoff
 from anabranch.client.commit_parts import CommitParts
 from anabranch.client.receipts import with_trace
+from anabranch.client.row_chain import Member, Row, needs_commits
 from anabranch.client.session import unknown
 from anabranch.client.shared import Shared
 from anabranch.client.table_locks import Locks
-from anabranch.client.transact import Turns
 from anabranch.client.transaction import GRACE_S, place_null_keys
 from anabranch.errors import (
     AlreadyCommitted,
@@ -66,6 +67,14 @@ class InMemory:
             found.append(r.RowChange(table, key, kind, number, cut))
         return tuple(found)
 
+    def rows_of(self, tables: Collection[str]) -> dict[Row, bytes | None]:
+        """The rows of these tables as the events leave them; None: deleted."""
+        return {
+            (event.stream, event.key): event.value
+            for event in self.events
+            if event.key is not None and event.stream in tables
+        }
+
 
 class TableOneShot:
     """The one-shot of one transaction. The transaction lets one thread at a time call it.
@@ -73,10 +82,10 @@ class TableOneShot:
     An error ends the transaction if it is `LocksBroken`, or if ``is_over`` is set with it.
     """
 
-    def __init__(self, shared: Shared, replica: ReadReplica, turns: Turns | None) -> None:
+    def __init__(self, shared: Shared, replica: ReadReplica, member: Member | None) -> None:
         self._shared, self._session = shared, shared.session
         self._replica = replica
-        self._turns = turns
+        self._member = member
         self.trace = shared.new_trace()
         self.txn_id: bytes | None = None  # the transaction's id, even if it becomes a long one
         self.is_sent = False  # a copy of the command was sent, and may have taken effect
@@ -86,6 +95,20 @@ class TableOneShot:
     @traced("commit", "PRODUCER")
     def commit(self, held: InMemory, parts: CommitParts, deadline: float) -> r.Outcome:
         """Send the command until it has an outcome. Raises: as `TableTransaction.commit`."""
+        member, committed_at = self._member, 0
+        if member is None:
+            return self._commit(held, parts, deadline)
+        try:
+            outcome = self._commit(held, parts, deadline)
+            if outcome.txn_id == self.txn_id:
+                committed_at = outcome.commit_timestamp
+            elif member.is_unsure:
+                raise needs_commits("gave way to an earlier commit of its name")
+        finally:
+            member.answered(committed_at)
+        return outcome
+
+    def _commit(self, held: InMemory, parts: CommitParts, deadline: float) -> r.Outcome:
         self._shared.check()
         scope, txn_id = held.scope, self.txn_id
         if not self.is_sent:
@@ -114,13 +137,15 @@ class TableOneShot:
                 raise found
             locks = held.locks.records(self._replica.tables, marks)
             events = with_trace(held.events, self.trace)
+            follows = held.locks.follows()
+            heir = None if self._member is None else self._member.heir(txn_id, deadline)
             ran = tuple(sorted(held.ran))
             command = r.OneShot(
-                txn_id, scope, parts.name, events, parts.consumed, locks, changes, ran
+                txn_id, scope, parts.name, events, parts.consumed, locks, changes, follows, heir, ran
             )
             try:
                 with self._replica.report_due():
-                    answer = self._send(command, deadline)
+                    answer = self._send(command, deadline, held)
             except (NotANumber, NumberOverflow) as error:
                 if not self.is_sent:
                     raise
@@ -129,17 +154,19 @@ class TableOneShot:
             if isinstance(answer, r.Outcome):
                 self._replica.observe(answer.commit_timestamp, last)
                 return answer
-            # A copy of this command may still be carried out, in two cases: the answer was only the advice to take
-            # a turn; or the command has changes, and another commit leaves the numbers of their rows with the
-            # controller.
-            self.is_sent = unsure = bool(answer.writers or changes)
+            # A copy of this command may still be carried out, in three cases: the answer was only the advice to
+            # take a turn; the command follows a commit under way, which comes; or it has changes, and another
+            # commit leaves the numbers of their rows with the controller.
+            self.is_sent = bool(answer.writers or changes or follows)
+            unsure = bool(answer.writers or (changes and not follows))
             timestamp = answer.timestamp
-            if answer.writers and self._turns is not None:
+            if answer.writers and self._member is not None:
                 row = held.locks.key_of(answer.writers[0])
-                turn = self._turns.take_for(txn_id, *row, deadline)
+                turn = self._member.take_for(txn_id, *row, deadline)
                 timestamp, last = (timestamp, last) if turn is None else (turn.timestamp, turn.last)
             try:
                 self._replica.wait(timestamp, last, deadline)
+                self._wait_for_followed(held.locks, deadline)
                 if changes and not answer.writers and not pauses.sleep(deadline):
                     raise DeadlineExceeded(
                         "other writers keep writing the rows that this one changes"
@@ -147,11 +174,16 @@ class TableOneShot:
             except AnabranchError as error:
                 return self._given_up(txn_id, scope, error)
 
+    def _wait_for_followed(self, locks: Locks, deadline: float) -> None:
+        """Wait for the outcomes of the commits that this one follows, until the replica has what they wrote."""
+        if self._member is not None:
+            for sent in locks.followed:
+                self._member.wait_for(sent, deadline)
+                self._replica.wait(max(1, sent.committed_at), {}, deadline)
+
     def _new_id(self, scope: str, deadline: float, *, marked: bool) -> bytes:
-        turn = None if self._turns is None else self._turns.held
-        if turn is not None and is_marked(turn.txn_id) == marked:
-            return turn.txn_id
-        return self._session.new_txn_id(scope, deadline, marked=marked)
+        of_turn = None if self._member is None else self._member.turn_id(marked=marked)
+        return of_turn or self._session.new_txn_id(scope, deadline, marked=marked)
 
     def _pauses(self) -> Backoff:
         """The pauses after answers that ask to revalidate: clients that change one row must not send together.
@@ -165,10 +197,16 @@ class TableOneShot:
             jitter=lambda: self._session.random64() % 1024 / 1024,
         )
 
-    def _send(self, command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
+    def _send(
+        self, command: r.OneShot, deadline: float, held: InMemory | None = None
+    ) -> r.Outcome | r.Revalidate:
         before, self.is_sent, self._command = self.is_sent, True, command
+        sent, member = None, self._member
+        if member is not None and member.is_inside and held is not None:
+            rows = None if held.changes else held.rows_of(self._replica.tables)
+            sent = partial(member.sent, command.txn_id, rows)
         try:
-            return self._session.locked_shot(command, deadline)
+            return self._session.locked_shot(command, deadline, sent)
         except (OutcomeUnknown, MalformedRecord, UnsupportedVersion):
             raise  # no answer, or an unreadable one
         except (TransactionAborted, OwnershipLost, AlreadyCommitted):

@@ -17,6 +17,7 @@ from anabranch.client.commit_parts import CommitParts
 from anabranch.client.own_writes import Local, ReadBack, Writers
 from anabranch.client.receipts import EventFields, StateRow, check_shape
 from anabranch.client.reservation import keepalive_ms_of
+from anabranch.client.row_chain import HotRow, Member, needs_commits
 from anabranch.client.shared import Shared
 from anabranch.client.table_access import (
     BROKEN,
@@ -30,7 +31,6 @@ from anabranch.client.table_access import (
 )
 from anabranch.client.table_locks import RegisteredLocks, SentLocks
 from anabranch.client.table_one_shot import InMemory, TableOneShot
-from anabranch.client.transact import Turns
 from anabranch.client.transaction import (
     EVENT_OVERHEAD,
     GRACE_S,
@@ -111,12 +111,12 @@ class TableTransaction(TableAccess):
         writers: Writers = "own",
         *,
         ownership: TaskOwnership | None = None,
-        turns: Turns | None = None,
+        member: Member | None = None,
     ) -> None:
-        """``keepalive``: seconds; None for a short transaction. ``turns``: of the call that makes this try."""
+        """``keepalive``: seconds; None for a short transaction. ``member``: the call of `transact` that tries."""
         super().__init__(shared, replica, view, isolation)
-        self._turns = turns
-        self._one_shot = TableOneShot(shared, replica, turns)
+        self._member = member
+        self._one_shot = TableOneShot(shared, replica, member)
         self._ownership = ownership
         self._wrote = ownership is not None  # its commit at least moves positions
         self._keepalive = defaults.KEEPALIVE_S if keepalive is None else keepalive
@@ -160,10 +160,21 @@ class TableTransaction(TableAccess):
             log.warning("%r could not be aborted and will go stale: %s", self, trouble)
         finally:
             self._end("it could not be aborted")
+        if isinstance(error, Exception) and not isinstance(error, HotRow | LocksBroken):
+            try:
+                self._check_committed(f"raises {type(error).__name__}")
+            except HotRow as again:
+                raise again from error
+
+    def _check_committed(self, why: str) -> None:
+        """Raise `HotRow` if the transaction may have read what is not committed, or an old snapshot."""
+        if self._member is not None and self._member.is_unsure:
+            raise needs_commits(why)
 
     def __repr__(self) -> str:
         return (
-            f"<TableTransaction of {', '.join(self._replica.tables)} at {to_text(self.timestamp)}>"
+            f"<TableTransaction of {', '.join(self._replica.tables)} at "
+            f"{to_text(self._view.timestamp)}>"
         )
 
     @property
@@ -276,6 +287,7 @@ class TableTransaction(TableAccess):
             raise InvalidArgument(f"{ONE_COMMAND}: commit it, without a number, or `put` instead")
         opened = self._opened
         if opened is None or self._reads is None:
+            self._check_committed("it becomes a long one")
             opened = self._begun(timeout)
             self._reads = RegisteredLocks(
                 self._shared,
@@ -347,7 +359,7 @@ class TableTransaction(TableAccess):
             None,
             keepalive_ms_of(self._keepalive),
             self._ownership,
-            snapshot=self.timestamp,
+            snapshot=self._view.timestamp,
             txn_id=self._one_shot.txn_id,
         )
         made.ran = self._ran
@@ -462,7 +474,8 @@ class TableTransaction(TableAccess):
                 "no other process can have written, as the token was never asked for: give no receipts"
             )
         elif not (self._events or self._changes or parts.name is not None or parts.consumed):
-            self._result = Result(NO_TXN, self.timestamp, Counts(0, 0, 0))
+            self._check_committed("it ends without a commit")
+            self._result = Result(NO_TXN, self._view.timestamp, Counts(0, 0, 0))
         else:
             deadline = self._shared.deadline(timeout)
             with self._ends():
@@ -549,6 +562,7 @@ class TableTransaction(TableAccess):
             if self._changes:
                 raise InvalidArgument(f"{ONE_COMMAND}, which commits at once: `prepare` takes none")
             parts.check_consumed(self._ownership)
+            self._check_committed("it is prepared")
             self._check_outside("prepare", writes=True)
             if self._broken is not None:
                 self._fail(self._broken)
@@ -615,7 +629,7 @@ class TableTransaction(TableAccess):
             if wrote or self._others_wrote(opened):
                 self._fail(error)
             self._drop(opened)
-            return Result(NO_TXN, self.timestamp, Counts(0, 0, 0))
+            return Result(NO_TXN, self._view.timestamp, Counts(0, 0, 0))
         except (TransactionAborted, OwnershipLost) as error:
             self._end(_LOST if isinstance(error, OwnershipLost) else _ABORTED)
             raise

@@ -1,24 +1,23 @@
 """`transact`: call a function with a transaction and commit, again and again until nothing is in the way.
 
-After locks broke at a hot row, it waits for a turn at that row (`Turns`).
+After locks broke at a hot row, it comes there in the chain of its replica (`anabranch.client.row_chain`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar, cast
 
 from anabranch.backoff import Backoff
 from anabranch.client.commit_parts import CommitParts
 from anabranch.client.reservation import keepalive_ms_of
-from anabranch.client.session import Session
+from anabranch.client.row_chain import HotRow, Member
 from anabranch.client.shared import Shared
 from anabranch.client.transaction import Transaction
-from anabranch.core.locks.table_writes import fingerprint
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -29,7 +28,6 @@ from anabranch.errors import (
     InvalidArgument,
     LocksBroken,
     MalformedRecord,
-    NotAuthorized,
     OutcomeUnknown,
     OwnershipLost,
     RetryError,
@@ -37,8 +35,7 @@ from anabranch.errors import (
     UnsupportedVersion,
     WriteFailed,
 )
-from anabranch.protocol import defaults, limits
-from anabranch.protocol.ids import is_marked
+from anabranch.protocol import defaults
 from anabranch.protocol.legal_names import check_name, split_stream
 from anabranch.protocol.schemas import records as r
 from anabranch.types import Result, TaskOwnership, Transacted
@@ -49,7 +46,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("anabranch.client")
 
 _LEAST_S = 0.05  # the least time in which `transact` begins or commits
-_MOST_HOT = 1_000  # rows that are remembered
 
 
 class Repeatable(AbstractContextManager[object], Protocol):
@@ -68,130 +64,6 @@ H = TypeVar("H", bound=Repeatable)
 V = TypeVar("V")
 
 
-class HotRow(BeginAgainError):
-    """A row at which others take turns was read without a turn. `transact` catches this error."""
-
-    def __init__(self, message: str, *, table: str = "", key: bytes = b"") -> None:
-        super().__init__(message)
-        self.table, self.key = table, key
-
-
-class RowTurn(NamedTuple):
-    """A turn that has begun. ``txn_id``: the id under which a transaction has to commit in it.
-
-    ``timestamp``: the log has all commits up to this hybrid time. ``last``: the timestamp of each table's last one.
-    """
-
-    txn_id: bytes
-    row: tuple[str, int]  # table and fingerprint
-    timestamp: int
-    last: dict[str, int]
-
-
-class HotRows:
-    """The rows of a replica at which others took turns a moment ago. Thread-safe."""
-
-    def __init__(self, session: Session, tables: Sequence[str]) -> None:
-        self.session, self.tables = session, tables
-        self._until: dict[tuple[str, bytes], float] = {}
-        self.no_turns_until = 0.0  # the controller knows no turns
-
-    def has(self, table: str, key: bytes) -> bool:
-        """Whether the row is hot."""
-        return bool(self._until) and self.session.now() < self._until.get((table, key), 0.0)
-
-    def note(self, table: str, key: bytes, *, hot: bool) -> None:
-        """Note whether others want the row."""
-        if not hot:
-            self._until.pop((table, key), None)
-            return
-        if len(self._until) >= _MOST_HOT:
-            self._until.clear()
-        self._until[table, key] = self.session.now() + defaults.HOT_ROW_S
-
-
-class Turns:
-    """The turns of one call of `transact`, which has at most one at a time: ``held``.
-
-    ``marked``: whether the id of its commit is marked, as the commit moves positions and has no name.
-    """
-
-    def __init__(self, hot: HotRows, *, marked: bool = False) -> None:
-        self._hot, self._session, self._marked = hot, hot.session, marked
-        self.held: RowTurn | None = None
-
-    def check_cold(self, table: str, key: bytes) -> None:
-        """Raise `HotRow` if the row is hot and no turn is held: the locks would be broken."""
-        if self.held is None and self._hot.has(table, key):
-            raise HotRow(f"others take turns at {table} {key!r:.100}", table=table, key=key)
-
-    def take_after(self, error: AnabranchError, deadline: float) -> bool:
-        """Wait for a turn for the next try, if the error names a row. Returns whether the turn has begun.
-
-        If the failed try had the turn at that row, the next try gets the same turn.
-        """
-        if not (isinstance(error, LocksBroken | HotRow) and error.key):
-            self.give_up()
-            return False
-        if self.held is not None and self.held.row != (error.table, fingerprint(error.key)):
-            self.give_up()
-        former, self.held = self.held, None
-        with suppress(RetryError):
-            scope = split_stream(error.table)[0]
-            txn_id = self._session.new_txn_id(scope, deadline, marked=self._marked)
-            return self._take(txn_id, error.table, error.key, former, deadline)
-        return False
-
-    def take_for(self, txn_id: bytes, table: str, key: bytes, deadline: float) -> RowTurn | None:
-        """Wait for a turn for a transaction that was advised to take one, if none is held."""
-        if self.held is None:
-            self._take(txn_id, table, key, None, deadline)
-            return self.held
-        return None
-
-    def _take(
-        self, txn_id: bytes, table: str, key: bytes, former: RowTurn | None, deadline: float
-    ) -> bool:
-        hot, now = self._hot, self._session.now()
-        if not key or now < hot.no_turns_until:
-            return False
-        deadline, point = min(deadline, now + defaults.TURN_WAIT_S), fingerprint(key)
-        tables = hot.tables if len(hot.tables) <= limits.TURN_TABLES.value else (table,)
-        before = None if former is None else former.txn_id
-        wait_ms = max(1, int((deadline - now) * 1000))
-        command = r.TakeTurn(txn_id, before, table, point, tuple(tables), wait_ms)
-        answer = None
-        try:
-            answer = self._session.take_turn(command, deadline)
-        except (FeatureNotEnabled, UnsupportedVersion, NotAuthorized) as none:
-            log.info("no turns at hot rows: %s", none)
-            hot.no_turns_until = now + defaults.NO_TURNS_S
-        except RetryError as late:
-            log.debug("no turn at a row of %s in time: %s", table, late)
-        hot.note(table, key, hot=answer is not None and answer.decided)
-        if answer is not None:
-            last = {each.table: each.last for each in answer.tables}
-            self.held = RowTurn(txn_id, (table, point), answer.timestamp, last)
-        return answer is not None
-
-    def committed(self, result: Result) -> None:
-        """Note that a transaction is committed, which ends its turn.
-
-        The turn continues if the commit has no events and its id is marked: such a commit leaves no row of its own.
-        """
-        its_own = self.held is not None and self.held.txn_id == result.txn_id
-        if its_own and (result.counts.committed or not is_marked(result.txn_id)):
-            self.held = None
-
-    def give_up(self) -> None:
-        """Let the next one have the row."""
-        if self.held is not None:
-            command = r.TakeTurn(self.held.txn_id, None, *self.held.row, (), 0)
-            self.held = None
-            with suppress(AnabranchError):
-                self._session.give_up_turn(command)
-
-
 def transact(
     shared: Shared,
     begin: Callable[[float], H],
@@ -200,19 +72,18 @@ def transact(
     deadline: float,
     *,
     reader: TaskReader | None = None,
-    turns: Turns | None = None,
+    member: Member | None = None,
 ) -> Transacted[V]:
     """Call ``function`` with a new transaction and commit, until it commits or the deadline is over.
 
     ``begin``: makes the transaction; its argument limits its seconds. ``reader``: its positions move with the
-    commit. ``turns``: after locks broke at a row, the next try waits for a turn there. Raises: what the last try
-    raised.
+    commit. ``member``: of a chain, for the tries after locks broke at a row. Raises: what the last try raised.
     """
     check_name(name)
     consumed = None if reader is None else reader.consumed()
     commit = _Commit(shared, CommitParts(name=name, consumed=consumed))
     try:
-        return _transact(shared, begin, function, commit, deadline, turns)
+        return _transact(shared, begin, function, commit, deadline, member)
     except BaseException as error:
         if reader is None:
             raise
@@ -232,7 +103,7 @@ def _transact(
     function: Callable[[H], V],
     commit: _Commit,
     deadline: float,
-    turns: Turns | None,
+    member: Member | None,
 ) -> Transacted[V]:
     clock = shared.ports.clock
     pauses = Backoff(
@@ -275,18 +146,18 @@ def _transact(
                         raise
                     raise LocksBroken(str(error), table=error.table, key=error.key) from error
                 lost = error.with_traceback(None)
-                if turns is None or not turns.take_after(lost, deadline):
+                if member is None or not member.take_after(lost):
                     pauses.sleep()
                 continue
             if result is not None:
-                if turns is not None:
-                    turns.committed(result)
+                if member is not None:
+                    member.committed(result)
                 return Transacted(*(getattr(result, f.name) for f in fields(result)), value=value)
-            if turns is not None:
-                turns.give_up()  # the positions move alone
+            if member is not None:
+                member.give_up()  # the positions move alone
     finally:
-        if turns is not None:
-            turns.give_up()
+        if member is not None:
+            member.give_up()
 
 
 class _Commit:

@@ -35,6 +35,7 @@ class Ending:
     ``row``: the row of its transaction, which the caller puts. ``check_events``: checks its events; if they are in
     journals, it also sets ``weighed``. ``writes``: returns its writes by table; it is called only if a lock may
     need them. ``locks``: the locks in the command (a long transaction has registered its locks before).
+    ``follows``: the rows that were read as commits under way write them.
     ``changes``: its changes of rows; their check sets ``values``. ``at_once``: whether it is merged in this round.
     ``pending``: the row that keeps a prepare until its coordinator decides, if it needs one. ``events``: the events
     that a prepare keeps.
@@ -51,6 +52,7 @@ class Ending:
     check_events: Callable[[], None]
     writes: Callable[[], Mapping[str, Write]]
     locks: tuple[r.TableLocks, ...] = ()
+    follows: tuple[r.FollowedRows, ...] = ()
     changes: tuple[r.RowChange, ...] = ()
     values: Sequence[int] = ()
     at_once: bool = False
@@ -153,8 +155,8 @@ def _check_locks(turn: Turn, ending: Ending) -> None:
         writers = () if ending.pending is None else ending.pending.writers
         if ending.again is None:
             conflicts.check_conflicts(turn, txn, writers)
-    elif ending.locks:
-        ending.again = conflicts.judge(turn, ending.locks)
+    elif ending.locks or ending.follows:
+        ending.again = conflicts.judge(turn, ending.locks, ending.follows)
     if ending.again is not None:
         return
     if ending.prepare is not None:

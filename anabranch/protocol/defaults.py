@@ -48,8 +48,10 @@ LONGEST_CHANGE_PAUSE_S = 0.064
 
 # After its locks broke at a row, `transact` waits up to this long for a turn there.
 TURN_WAIT_S = 10.0
-# A row at which others waited counts as hot for this long: `transact` asks for a turn before it reads the row.
+# A row at which locks broke counts as hot for this long: calls of `transact` enter the chain before they read it.
 HOT_ROW_S = 0.5
+# How many commits of a chain at a hot row one turn may have, while calls of other clients wait.
+CHAIN_TURN = 16
 # A controller that knows no turns is asked for one again after this time.
 NO_TURNS_S = 60.0
 

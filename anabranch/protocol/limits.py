@@ -134,6 +134,9 @@ RANGES = Limit(
 )
 TABLES = Limit(1_000, "tables", "the tables that a transaction reads")
 TURN_MS = Limit(1_000, "ms", "a transaction's turn at a row at which others wait")
+FOLLOWED = Limit(
+    64, "transactions", "the transactions whose rows a transaction has read before they committed"
+)
 ROW_TURNS = Limit(
     256, "transactions", "transactions that wait for a turn at one row; a lane may have half"
 )

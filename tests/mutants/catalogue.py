@@ -96,6 +96,7 @@ DERIVED = "tests/tables/test_derivations.py"
 IN_MEMORY = "tests/tables/test_transactions.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
 COUNTED = TABLED | {"tables": 0, "counters": 3}
+CHAINED = TABLED | {"tables": 0, "chains": 3}
 # One stream is in trouble: rounds with its commits fail, and their leader continues.
 COUNTED_IN_TROUBLE = COUNTED | {
     "leaderless_s": 2.0, "clients": 3, "jobs": 8, "bursts": 0.6, "director_s": 1000.0,
@@ -427,6 +428,14 @@ CATALOGUE: tuple[Mutant, ...] = (
            suite="tests/core/test_row_turns.py"),
     Mutant("turns at rows outlast their client", tables.turns_outlast_clients, simulated=False,
            suite="tests/core/test_row_turns.py"),
+    Mutant("a commit is followed before it has come", tables.followed_unseen, weather=CHAINED,
+           suite="tests/core/test_followed_rows.py"),
+    Mutant("a followed row is not locked", tables.followed_unlocked, weather=CHAINED,
+           suite="tests/core/test_followed_rows.py"),
+    Mutant("results of uncommitted rows are reported", tables.uncommitted_reported, weather=CHAINED,
+           by_clients=True, suite="tests/tables/test_row_chain.py"),
+    Mutant("copies of one-shots that follow are forgotten", tables.copies_forgotten, simulated=False,
+           by_clients=True, suite="tests/tables/test_row_chain.py"),
     Mutant("a commit at since breaks a lock", tables.at_since_counts, simulated=False,
            suite="tests/core/test_table_locks.py"),
     Mutant("a round does not see its own writes", tables.round_not_seen,

@@ -14,6 +14,7 @@ from rocksdict import WriteBatch
 from anabranch.client.own_writes import ReadBack
 from anabranch.client.table_locks import Locks
 from anabranch.client.table_one_shot import TableOneShot
+from anabranch.client.table_transaction import TableTransaction
 from anabranch.controller import history_tail
 from anabranch.controller import stream_topics as topics
 from anabranch.core.decisions import bases, decide, quotas, scopes
@@ -21,6 +22,7 @@ from anabranch.core.decisions import one_shot as shots
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.locks import conflicts, frozen, registering, row_changes, row_turns
+from anabranch.core.locks.conflicts import _is_latest
 from anabranch.core.locks.lock_table import LockTable
 from anabranch.core.locks.recent_writes import RecentWritesDraft
 from anabranch.core.locks.table_writes import Keys, Write, fingerprint, write_of
@@ -34,6 +36,7 @@ from anabranch.protocol.hybrid_time import MAX, from_us
 from anabranch.protocol.schemas.records import (
     BaseRow,
     BrokenLock,
+    FollowedRows,
     OneShot,
     Outcome,
     ReadLockRow,
@@ -64,6 +67,34 @@ def turns_outlast_commits(turn: Turn, holder: TurnAsker, merged: set[bytes]) -> 
 def turns_outlast_clients(turn: Turn, holder: TurnAsker, merged: set[bytes]) -> bool:
     """A turn at a row does not end after a second, only with its transaction."""
     return holder.txn_id in merged
+
+
+@instead_of(conflicts, "_is_latest")
+def followed_unseen(turn: Turn, rows: FollowedRows) -> bool:
+    """A one-shot is committed that follows a commit which has not come, or has failed."""
+    row = turn.state.txn_row(rows.txn_id)
+    return row is None or row.state == "ABORTED" or _is_latest(turn, rows)
+
+
+@instead_of(conflicts, "_is_latest")
+def followed_unlocked(turn: Turn, rows: FollowedRows) -> bool:
+    """A row is not locked since the commit that it follows."""
+    row = turn.state.txn_row(rows.txn_id)
+    return row is not None and row.state == "COMMITTED"
+
+
+@instead_of(TableTransaction, "_check_committed")
+def uncommitted_reported(_: TableTransaction, __: str) -> None:
+    """A call reports what it computed on commits under way, before these are known to be committed."""
+
+
+@wrapping(TableOneShot, "_send")
+def copies_forgotten(real: Any, shot: TableOneShot, command: OneShot, *more: Any) -> Any:
+    """A one-shot that follows a commit under way is taken for ended once it is to be revalidated."""
+    answer = real(shot, command, *more)
+    if isinstance(answer, Revalidate) and command.follows:
+        raise LocksBroken("it follows a commit that has not come")
+    return answer
 
 
 @wrapping(RecentWritesDraft, "holds")

@@ -318,6 +318,17 @@ EXAMPLES: dict[str, Any] = {
     "OneShot with locks": r.OneShot(
         SHOT, "bank", None, (r.Event("bank/accounts", -1, b"ann", b"95", (), -1),), None, LOCKS
     ),
+    "OneShot that follows another": r.OneShot(
+        SHOT,
+        "bank",
+        None,
+        (r.Event("bank/accounts", -1, b"ann", b"95", (), -1),),
+        None,
+        LOCKS,
+        (),
+        (r.FollowedRows(TXN, "bank/accounts", (4711,)),),
+        MOVING,
+    ),
     "Reply: Revalidate": _reply(
         10, r.Revalidate(STAMP, (r.TableTime("bank/accounts", STAMP - 4096),))
     ),

@@ -66,6 +66,8 @@ one_shots = st.builds(
     st.none() | record_strategy("Consumed"),
     st.just(()) | st.lists(locks, max_size=2).map(tuple),
     st.just(()) | st.lists(changes, max_size=3).map(tuple),
+    st.just(()) | st.lists(record_strategy("FollowedRows"), max_size=3).map(tuple),
+    st.none() | st.binary(min_size=16, max_size=16),
     st.just(()) | st.lists(derivations, max_size=3).map(tuple),
 )
 outcomes = st.builds(
@@ -130,6 +132,7 @@ LOCKS = r.TableLocks(
     (-(1 << 63), 7),
     (r.LockedRange(b"a", b"b"), r.LockedRange(b"c", None)),
 )
+FOLLOWED = (r.FollowedRows(TXN_ID, "nyc/rows", (-7, TIME)),)
 CHANGES = (
     r.RowChange("nyc/rows", b"k", "ADD", -(1 << 63), b"12"),
     r.RowChange("nyc/rows", b"l", "MAX", 7, None),
@@ -138,7 +141,8 @@ USUAL: list[Any] = [
     r.OneShot(TXN_ID, "nyc", None, plain_events(10), None, (LOCKS, LOCKS)),
     r.OneShot(TXN_ID, "nyc", "daily", plain_events(1000)),
     r.OneShot(TXN_ID, "nyc", None, (), None, (LOCKS,), CHANGES),
-    r.OneShot(TXN_ID, "nyc", None, (), None, (LOCKS,), (), (r.Derivation("nyc/a", "by-b", 1),)),
+    r.OneShot(TXN_ID, "nyc", None, (), None, (LOCKS,), (), FOLLOWED, TXN_ID),
+    r.OneShot(TXN_ID, "nyc", None, (), None, (LOCKS,), (), (), None, (r.Derivation("nyc/a", "by-b", 1),)),
     r.Commit(b"t" * 120, (), None, "daily", 10_000, secret=b"s" * 32),
     r.PrepareEvents(TXN_ID, "nyc", None, plain_events(10), b"s" * 32, PREPARE),
     r.PreparedRow(PREPARE, NOW, plain_events(10)),

@@ -31,6 +31,8 @@ from anabranch.reading import feed as feeds
 from anabranch.testing.memory.table import MemoryStore
 from anabranch.topics.names import history_topic, status_topic, stream_topic, topics_of
 from tests.sim import poison
+from tests.sim.chains import NAME as OF_CHAINS
+from tests.sim.chains import Chained, ChainMachine, check_chains
 from tests.sim.check_clients import check_clients
 from tests.sim.check_epochs import Epochs, check_epochs, check_order, epochs_of
 from tests.sim.check_log import check_log, check_lost, hold
@@ -61,13 +63,14 @@ from tests.sim.readers import ReaderMachine
 from tests.sim.recording import FINAL, History, Part
 from tests.sim.retention import Retention
 from tests.sim.safe_times import check_safe_times
+from tests.sim.sim_waits import waiting_in
 from tests.sim.tables import COMPANIONS, Noted, TableMachine, without_tables
 from tests.sim.tasks import TaskMachine
 from tests.sim.together import check_together
 from tests.sim.trouble import Outages
 from tests.sim.weather import Weather
 from tests.sim.world import Violation, World
-from tests.sim.writers import COUNTERS, STREAMS, TABLES
+from tests.sim.writers import CHAINED, COUNTERS, STREAMS, TABLES
 
 PREFIX = "anabranch"
 CALM_S = 90.0  # after the faults stop, everything ends in so much virtual time
@@ -210,10 +213,11 @@ def _simulate(
             few_of_each() if drawn.greedy_s else nullcontext(),
             beside,
             poison.failing_decisions(),
+            waiting_in(world, OF_CHAINS),
             bug or nullcontext(),
         ):
             run = _Run(world, faults)
-            closing.extend((*run.tables, *run.counters))
+            closing.extend((*run.tables, *run.counters, *run.chains))
             commits, epochs = run.play()
             judged = run.judged
             if history is not None:
@@ -301,6 +305,11 @@ class _Run:
             CounterMachine(world, self.cluster, faults, self.ledger, self.counted, number)
             for number in range(weather.counters)
         ]
+        self.chained = Chained()
+        self.chains = [
+            ChainMachine(world, self.cluster, faults, self.ledger, self.chained, number)
+            for number in range(weather.chains)
+        ]
         self.noted = Noted()
         self.tables = [
             TableMachine(world, self.cluster, faults, self.ledger, self.noted, number)
@@ -323,7 +332,7 @@ class _Run:
             reader.start()
         for machine in self.tasks:
             machine.start()
-        for replica in (*self.tables, *self.counters):
+        for replica in (*self.tables, *self.counters, *self.chains):
             replica.start()
         world = self.world
         world.run(self._worked, self.faults.weather.work_s)
@@ -400,7 +409,7 @@ class _Run:
         lawful = self.operator.done or not self.faults.calm
         lawful = lawful and self.hopper.done and self.lives.done
         if self.faults.calm:
-            lawful = lawful and all(m.done for m in (*self.tables, *self.counters))
+            lawful = lawful and all(m.done for m in (*self.tables, *self.counters, *self.chains))
         return lawful and all(worker.done for worker in self.workers)
 
     def _ended(self) -> bool:
@@ -440,7 +449,7 @@ class _Run:
         lost = self._lost_markers()
         jobs += [
             f"{machine.name} goes on"
-            for machine in (*self.tables, *self.counters)
+            for machine in (*self.tables, *self.counters, *self.chains)
             if not machine.done
         ]
         return f"led: {leaders}; {', '.join(rows + jobs)}; in doubt: {doubts}; no markers: {lost}"
@@ -482,6 +491,7 @@ class _Run:
             check_clients(picture, self.ledger)
             check_tasks(picture, self.ledger)
         check_counters(picture, self.counted)
+        check_chains(picture, self.chained)
         check_together(picture, self.ledger.deleted)
         self._judge(picture)
         return len(picture.commits()), epochs_of(picture)
@@ -495,7 +505,7 @@ class _Run:
         parts: list[Part] = []
         histories: dict[str, tuple[int, list[tuple[Seen, Any]]]] = {}
         for stream, number in picture.events:
-            if stream in (*COMPANIONS, COUNTERS):
+            if stream in (*COMPANIONS, COUNTERS, CHAINED):
                 continue
             log = self.cluster.partitions.get(TopicPartition(stream_topic(stream), number))
             if log is not None:
@@ -506,7 +516,7 @@ class _Run:
                 start = 0 if stream in TABLES else log.start_offset
                 parts.append((stream, number, start, log.stable_offset, left))
         for stream, found in picture.history.items():
-            if stream in (*COMPANIONS, COUNTERS):
+            if stream in (*COMPANIONS, COUNTERS, CHAINED):
                 continue
             place = TopicPartition(history_topic(stream), 0)
             if place in self.cluster.partitions:

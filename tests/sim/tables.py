@@ -38,7 +38,7 @@ from tests.sim.scaling import scale_somehow
 from tests.sim.together import REFUSED as OF_POSITIONS
 from tests.sim.together import Shared, Together
 from tests.sim.world import Process, World
-from tests.sim.writers import COUNTERS, FINE, TABLES, create_tables
+from tests.sim.writers import CHAINED, COUNTERS, FINE, TABLES, create_tables
 from tests.tables.recorded import (
     RecordedPart,
     RecordedTables,
@@ -453,7 +453,7 @@ class TableMachine:
 @contextmanager
 def without_tables(picture: Picture) -> Iterator[None]:
     """Checks that know nothing of tables."""
-    theirs = {*STREAMS, COUNTERS}
+    theirs = {*STREAMS, COUNTERS, CHAINED}
     history = {each: picture.history.pop(each) for each in theirs if each in picture.history}
     places = [place for place in picture.events if place[0] in theirs]
     events = {place: picture.events.pop(place) for place in places}

@@ -136,6 +136,7 @@ class Weather:
     worker_freeze: float = 0.0
     tables: int = 0  # processes with replicas of tables
     counters: int = 0  # processes that add to rows of a table
+    chains: int = 0  # processes whose tasks change the same rows
     work_s: float = 40.0  # faults and new work end then, at the latest
 
     @classmethod
@@ -213,6 +214,7 @@ class Weather:
         repeats = Random(f"{own}/repeats").choice((0.0, 0.0, 1.0))
         others = {"lives_s": lives, "tables": tables, "repeats": repeats}
         others["counters"] = Random(f"{own}/counters").choice((0, 0, 0, 1, 2))
+        others["chains"] = Random(f"{own}/chains").choice((0, 0, 0, 1, 2))
         others |= _draw_overlaps(Random(f"{own}/overlaps"))
         others["greedy_s"] = Random(f"{own}/greedy").choice((0.0, 0.0, 0.0, 0.0, 0.0, 3.0))
         return drawn.changed({"hop_s": hops, **others})
@@ -258,7 +260,7 @@ CLEAR: dict[str, float] = (
     dict.fromkeys(_KINDS, 0.0)
     | _NO_LANES
     | {"workers": 0, "prepared": 0, "hop_s": 0.0, "lives_s": 0.0, "tables": 0, "repeats": 0.0}
-    | {"counters": 0}
+    | {"counters": 0, "chains": 0}
     | {"greedy_s": 0.0, "hour_s": 0.0, "bursts": 0.0, "late_answer": 0.0, "no_answer": 0.0}
 )  # none of it
 

@@ -201,6 +201,10 @@ class World:
             process.random = Random(f"{self.seed}/{process.name}")
         return process.random
 
+    def runs(self, name: str) -> bool:
+        """Whether a process runs whose name begins so."""
+        return self._current is not None and self._current.process.name.startswith(name)
+
     @property
     def running_name(self) -> str:
         """Of the process that runs, or the world's."""

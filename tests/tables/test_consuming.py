@@ -231,11 +231,11 @@ def test_an_advised_commit_that_ends_in_between_is_in_doubt(
     own = world.client._shared.session
     shot, calls = own.locked_shot, []
 
-    def asked(command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
+    def asked(command: r.OneShot, *more: Any) -> r.Outcome | r.Revalidate:
         calls.append(command)
         monkeypatch.setattr(world.rows, "wait", late)
         if len(calls) == 1 or again:
-            return shot(command, deadline)
+            return shot(command, *more)
         # Another turn is in the way of the second copy.
         return r.Revalidate(0, (), (point,))
 

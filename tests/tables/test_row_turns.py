@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from anabranch.client.replica import Replica
+from anabranch.client.row_chain import Member
 from anabranch.client.table_transaction import TableTransaction
-from anabranch.client.transact import HotRow, Turns
 from anabranch.core.locks.table_writes import fingerprint
 from anabranch.errors import LocksBroken
 from anabranch.protocol.defaults import HOT_ROW_S, NO_TURNS_S
@@ -183,12 +183,12 @@ def test_a_row_at_which_others_took_turns_is_not_read_without_one(hot: Hot) -> N
     hot.rows.transact(hot.add)
     sent, tries = hot.sent, list[float]()
     hot.rows.transact(hot.add_noted(tries))
-    assert len(tries) == 2
-    assert hot.sent == sent + 1, "the first try sends nothing"
+    assert len(tries) == 1
+    assert hot.sent == sent + 1
     assert hot.waits == [True, True]
     hot.rows.transact(hot.add)
-    assert hot.waits == [True, True], "nobody waited: the row is no longer hot"
-    hot.rows._hot.note(A, ROW, hot=True)
+    assert hot.waits == [True, True], "nobody waited"
+    hot.rows._chain.note((A, ROW), taken=True)
     hot.clock.sleep(HOT_ROW_S)
     hot.rows.transact(hot.add)
     assert hot.waits == [True, True]
@@ -200,16 +200,16 @@ def test_a_late_copy_of_an_advised_commit_does_no_harm(hot: Hot) -> None:
     session, sent = hot.rows._shared.session, []
     shot, take = session.locked_shot, session.take_turn
 
-    def noted(command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
+    def noted(command: r.OneShot, *more: Any) -> r.Outcome | r.Revalidate:
         sent.append(command)
-        return shot(command, deadline)
+        return shot(command, *more)
 
     def disturbed(command: r.TakeTurn, deadline: float) -> r.Revalidate:
         if len(sent) == 1:
             hot.put(hot.blind, k="20")
         return take(command, deadline)
 
-    session.locked_shot, session.take_turn = noted, disturbed  # type: ignore[method-assign]
+    session.locked_shot, session.take_turn = noted, disturbed  # type: ignore[assignment,method-assign]
     result = hot.rows.transact(hot.add)
     advised, asked, second = sent
     assert asked == advised, "the answer shows that no copy was carried out"
@@ -230,13 +230,13 @@ def test_a_copy_of_an_advised_commit_that_is_carried_out_is_its_outcome(
     session, late, tries = hot.rows._shared.session, hot.blind._shared.session, list[float]()
     shot = session.locked_shot
 
-    def copied(command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
-        answer = shot(command, deadline)
+    def copied(command: r.OneShot, *more: Any) -> r.Outcome | r.Revalidate:
+        answer = shot(command, *more)
         if isinstance(answer, r.Revalidate):
             assert isinstance(late.locked_shot(command, late.now() + 5), r.Outcome)
         return answer
 
-    session.locked_shot = copied  # type: ignore[method-assign]
+    session.locked_shot = copied  # type: ignore[assignment,method-assign]
     if by_hand:
         with hot.rows.begin() as txn:
             hot.add(txn)
@@ -276,9 +276,8 @@ def test_a_new_leader_is_asked_again(hot: Hot) -> None:
 
 
 def test_at_its_deadline_a_hot_row_is_a_broken_lock(hot: Hot) -> None:
-    hot.rows._hot.note(A, ROW, hot=True)
-    with pytest.raises(HotRow):
-        Turns(hot.rows._hot).check_cold(A, ROW)
+    hot.rows._chain.note((A, ROW), taken=True)
+    assert Member(hot.rows._chain, hot.rows.deadline(0)).must_enter(A, ROW)
     with pytest.raises(LocksBroken, match="others take turns") as raised:
         hot.rows.transact(hot.add, timeout=0)
     assert (raised.value.table, raised.value.key) == (A, ROW)

@@ -85,6 +85,7 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     placed = row_changes.filled(command, ending.values, shot.placed)
     timestamp = _append(turn, command.txn_id, placed)
     row_changes.keep(turn, command, ending.values, timestamp)
+    row_turns.pass_on(turn, command)
     proof = None
     if consumed is not None:
         state = _state_of(shot.placed)
@@ -184,6 +185,7 @@ class _Shot:
             check_events=self._place,
             writes=self._writes,
             locks=command.locks,
+            follows=getattr(command, "follows", ()),
             changes=getattr(command, "changes", ()),
             **given,
         )

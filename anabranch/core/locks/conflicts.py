@@ -85,19 +85,51 @@ def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
             abort_txn(turn, txn_id, broken_text(broken))
 
 
-def judge(turn: Turn, locked: Sequence[r.TableLocks]) -> r.Revalidate | None:
+def judge(
+    turn: Turn, locked: Sequence[r.TableLocks], follows: Sequence[r.FollowedRows] = ()
+) -> r.Revalidate | None:
     """The answer that asks a sender to revalidate the locks in its command; None: all of them hold. Puts nothing.
 
     Raises: InvalidArgument, NotAuthorized, UnknownStream, CrossScope.
     """
-    limits.LOCKS.check(count_of(locked), "a transaction")
+    more = sum(len(rows.points) for rows in follows)
+    limits.LOCKS.check(count_of(locked) + more, "a transaction")
     check_locks(turn, locked)
+    _check_followed(turn, locked, follows)
     state, windows = turn.state, turn.recent_writes
     for locks in locked:
         asks = locks.points or locks.ranges
         if asks and not windows.holds(locks, state.tables[locks.table].last):
             return again(turn, locked)
+    if not all(_is_latest(turn, rows) for rows in follows):
+        return again(turn, locked)
     return None
+
+
+def _is_latest(turn: Turn, rows: r.FollowedRows) -> bool:
+    """Whether the transaction that these rows follow is committed, and certainly no later commit wrote them."""
+    row = turn.state.txn_row(rows.txn_id)
+    if row is None or (row.state, row.owner) != ("COMMITTED", turn.lane):
+        return False
+    at = row.commit_timestamp
+    locks = r.TableLocks(rows.table, at, at, rows.points, ())
+    return turn.recent_writes.holds(locks, turn.state.tables[rows.table].last)
+
+
+def _check_followed(
+    turn: Turn, locked: Sequence[r.TableLocks], follows: Sequence[r.FollowedRows]
+) -> None:
+    """Raise `InvalidArgument` for malformed rows. Their tables are those of ``locked``, which are checked."""
+    limits.FOLLOWED.check(len(follows), "a transaction")
+    turn.charge(work.of_items(len(follows)))
+    tables = set(named(locked))
+    for rows in follows:
+        if rows.table not in tables:
+            raise errors.InvalidArgument(
+                f"locks name each table of which rows are followed: {limits.cut(rows.table)} is missing"
+            )
+        if not _rise(rows.points):
+            raise errors.InvalidArgument(f"followed rows of {rows.table}: points rise")
 
 
 def again(turn: Turn, locked: Sequence[r.TableLocks]) -> r.Revalidate:

@@ -38,6 +38,8 @@ def check_changes(command: r.OneShot) -> None:
         raise InvalidArgument(
             f"locks name each table whose rows are changed: {missing[0]} is missing"
         )
+    if not command.events:
+        return
     events = CommandEvents.of(command.events)
     if tables.isdisjoint(run.stream for run in events.runs):
         return
@@ -62,6 +64,8 @@ def _with(command: r.OneShot, values: Iterable[int]) -> CommandEvents:
         r.Event(change.table, -1, change.key, b"%d" % value, (), -1)
         for change, value in zip(command.changes, values, strict=True)
     ]
+    if not command.events:
+        return CommandEvents.of(changed)
     return CommandEvents.of(command.events).followed_by(changed)
 
 

@@ -121,12 +121,7 @@ def advice(turn: Turn, command: r.OneShot) -> r.Revalidate | None:
     Call this when the one-shot could be carried out. A one-shot is advised once in a turn, and its next copy is
     carried out. So a client that does not know turns is only delayed.
     """
-    queues = turn.row_turns.queues.as_dict()
-    if not queues:
-        return None
-    locked = {(each.table, point) for each in command.locks for point in each.points}
-    for row in sorted(locked & queues.keys()):
-        queue = queues[row]
+    for row, queue in _queues_of(turn, command):
         holder = queue.holder
         if holder is None or command.txn_id in (holder.txn_id, *queue.warned):
             continue
@@ -139,6 +134,27 @@ def advice(turn: Turn, command: r.OneShot) -> r.Revalidate | None:
             times = conflicts.table_times(turn, conflicts.named(command.locks))
             return r.Revalidate(turn.hybrid_time, times, (row[1],))
     return None
+
+
+def pass_on(turn: Turn, command: r.OneShot) -> None:
+    """Pass the turn of a one-shot that commits to the transaction that it names. The turn's end stays as it is."""
+    heir = command.turn_to
+    if heir is None:
+        return
+    for row, queue in _queues_of(turn, command):
+        holder = queue.holder
+        if holder is not None and holder[:2] == (command.txn_id, turn.lane):
+            _put(turn, row, queue, queue._replace(holder=holder._replace(txn_id=heir)))
+
+
+def _queues_of(turn: Turn, command: r.OneShot) -> list[tuple[Row, RowQueue]]:
+    """The queues for rows that a one-shot has locked or follows."""
+    queues = turn.row_turns.queues.as_dict()
+    if not queues:
+        return []
+    read = {(its.table, point) for its in command.locks for point in its.points}
+    read |= {(its.table, point) for its in command.follows for point in its.points}
+    return [(row, queues[row]) for row in sorted(read & queues.keys())]
 
 
 def _answer(turn: Turn, asker: TurnAsker, *, others: bool) -> None:

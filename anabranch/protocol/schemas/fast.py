@@ -28,7 +28,7 @@ EVENTS = limits.EVENTS.value
 DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 _ONE_SHOT = b"\x01\x08"
-_ONE_SHOT_AT_3 = b"\x03\x08"  # with the last fields, which are of that feature level
+_ONE_SHOT_3 = b"\x03\x08"  # with the fields of feature level 3
 _COMMIT = b"\x01\x07"
 _PREPARE_EVENTS = b"\x01\x25"
 _REPLY = b"\x01\x20"
@@ -154,13 +154,16 @@ def _optional_secret(value: bytes | None) -> bytes:
 
 
 def _write_one_shot(record: r.OneShot) -> bytes:
-    changes, derivations = record.changes, record.derivations
-    more = changes or derivations
-    out = _whole_transaction(_ONE_SHOT_AT_3 if more else _ONE_SHOT, record)
+    changes, follows, heir, derivations = record[6:]
+    more = bool(changes or follows or heir is not None or derivations)
+    out = _whole_transaction(_ONE_SHOT_3 if more else _ONE_SHOT, record)
     consumed = _NULL if record.consumed is None else _consumed(record.consumed)
     out.append(_END + consumed + _all(record.locks, _table_locks))
     if more:
-        out.append(_all(changes, _row_change) + _all(derivations, _derivation))
+        out.append(_all(changes, _row_change))
+        out.append(_all(follows, _followed_rows))
+        out.append(_NULL if heir is None else b"\x02" + _txn_id(heir))
+        out.append(_all(derivations, _derivation))
     return b"".join(out)
 
 
@@ -296,6 +299,10 @@ def _table_locks(locks: r.TableLocks) -> bytes:
             _all(locks.ranges, _range),
         )
     )
+
+
+def _followed_rows(rows: r.FollowedRows) -> bytes:
+    return _txn_id(rows.txn_id) + _name(rows.table) + _all(rows.points, _once)
 
 
 def _range(locked: r.LockedRange) -> bytes:
@@ -533,13 +540,19 @@ def _read_one_shot(data: bytes, read_events: EventsReader = _read_events) -> r.O
     consumed, at = _read_consumed(data, at)
     locks, at = _read_all(data, at, _read_table_locks)
     changes: tuple[r.RowChange, ...] = ()
+    follows: tuple[r.FollowedRows, ...] = ()
+    turn_to = None
     derivations: tuple[r.Derivation, ...] = ()
-    if data.startswith(_ONE_SHOT_AT_3):
+    if data.startswith(_ONE_SHOT_3):
         changes, at = _read_all(data, at, _read_row_change)
+        follows, at = _read_all(data, at, _read_followed_rows)
+        turn_to, at = _read_optional_txn_id(data, at)
         derivations, at = _read_all(data, at, _read_derivation)
     if at != len(data):
         raise Unusual
-    return r.OneShot(txn_id, scope, name, events, consumed, locks, changes, derivations)
+    return r.OneShot(
+        txn_id, scope, name, events, consumed, locks, changes, follows, turn_to, derivations
+    )
 
 
 def _read_whole_transaction(
@@ -656,6 +669,22 @@ def _read_table_locks(data: bytes, at: int) -> tuple[r.TableLocks, int]:
     points, at = _read_all(data, at, _read_long)
     ranges, at = _read_all(data, at, _read_range)
     return _new(r.TableLocks, (table, since, last, points, ranges)), at
+
+
+def _read_followed_rows(data: bytes, at: int) -> tuple[r.FollowedRows, int]:
+    end = at + _TXN_ID_SIZE
+    table, after = read_name(data, end)
+    points, after = _read_all(data, after, _read_long)
+    return _new(r.FollowedRows, (data[at:end], table, points)), after
+
+
+def _read_optional_txn_id(data: bytes, at: int) -> tuple[bytes | None, int]:
+    if not data[at]:
+        return None, at + 1
+    end = at + 1 + _TXN_ID_SIZE
+    if data[at] != 2 or end > len(data):
+        raise Unusual
+    return data[at + 1 : end], end
 
 
 def _read_range(data: bytes, at: int) -> tuple[r.LockedRange, int]:
@@ -864,7 +893,7 @@ READERS: dict[type, Callable[[bytes], Any]] = {
 # By the first bytes of a record: readers of records with events, which take a function that reads these.
 WITH_EVENTS: dict[bytes, Callable[[bytes, EventsReader], Any]] = {
     _ONE_SHOT: _read_one_shot,
-    _ONE_SHOT_AT_3: _read_one_shot,
+    _ONE_SHOT_3: _read_one_shot,
     _PREPARE_EVENTS: _read_prepare_events,
     _PREPARED_ROW: _read_prepared_row,
 }

@@ -21,8 +21,8 @@ def _names(text: str) -> frozenset[str]:
 
 TUPLES = _names(
     """
-    CommitRecord Derivation Event EventHeader LanePositionRow OneShot Outcome Position Reply RowChange TableLocks
-    TableRow TableTime TaskPosition TaskRow TxnRow
+    CommitRecord Derivation Event EventHeader FollowedRows LanePositionRow OneShot Outcome Position Reply RowChange
+    TableLocks TableRow TableTime TaskPosition TaskRow TxnRow
     """
 )
 # Fields that a dataclass's repr leaves out.
@@ -36,7 +36,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         DescribeProcessors.after DescribeProcessors.processor DescribeStreams.after FindScope.near GetState.after
         GetState.token
         ListAudit.before ListTransactions.before ListTransactions.secret
-        OneShot.consumed PrepareEvents.consumed PendingCommitRow.consumed PendingCommitRow.prepare
+        OneShot.consumed OneShot.turn_to PrepareEvents.consumed PendingCommitRow.consumed PendingCommitRow.prepare
         ProcessorInfo.more ProcessorList.more
         ListOpen.after OpenList.more ListTableLocks.after TableLockList.more
         Resolve.token Force.outcome StreamChange.base StreamInfo.base StreamList.more StreamRow.change
@@ -67,7 +67,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         (),
         """
         CreateProcessor.kinds CreateProcessor.stores PreparedRow.events ProcessorInfo.stores
-        ProcessorRow.kinds ProcessorRow.stores OneShot.changes OneShot.derivations OneShot.locks
+        ProcessorRow.kinds ProcessorRow.stores OneShot.changes OneShot.derivations OneShot.follows OneShot.locks
         PrepareEvents.derivations PrepareEvents.locks SafeTime.tables SafeTimeReply.tables Outcome.tables
         Touch.derivations
         Commit.validated LockReads.locks LockReads.read_from LockReads.tables LockReads.validated Revalidate.writers

@@ -321,6 +321,13 @@ class FindScope:
     create: bool
     near: str | None = None
 
+class FollowedRows(NamedTuple):
+    """Rows of a table, read as another transaction writes them. They are locked since its commit."""
+
+    txn_id: bytes
+    table: str
+    points: tuple[int, ...]
+
 @dataclass(frozen=True, slots=True)
 class Force:
     """Command: abort a transaction whose merge can't finish, or end a PREPARED one. Repeating it is harmless."""
@@ -602,6 +609,8 @@ class OneShot(NamedTuple):
     consumed: Consumed | None = None
     locks: tuple[TableLocks, ...] = ()
     changes: tuple[RowChange, ...] = ()
+    follows: tuple[FollowedRows, ...] = ()
+    turn_to: bytes | None = None
     derivations: tuple[Derivation, ...] = ()
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,517 @@
+"""Calls of `transact` at hot rows: the chain of one replica's calls, and turns among the replicas.
+
+At a row at which locks break again and again, the calls of one replica come one after the other. Each one reads the
+rows that the calls before it have sent, before these commits are answered, and its command names the transactions
+whose rows it read. The controller commits it only if those are committed, and nothing has written the rows since.
+
+If other clients write the row, too, the chain takes a turn there, which passes from one of its calls to the next.
+docs/inside/tables.md, "Chains at rows" and "Turns at rows", has the rules.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import NamedTuple
+
+from anabranch.client.session import Session
+from anabranch.core.locks.table_writes import fingerprint
+from anabranch.errors import (
+    AnabranchError,
+    BeginAgainError,
+    FeatureNotEnabled,
+    LocksBroken,
+    NotAuthorized,
+    NotReady,
+    RetryError,
+    UnsupportedVersion,
+)
+from anabranch.protocol import defaults, limits
+from anabranch.protocol.ids import is_marked
+from anabranch.protocol.legal_names import split_stream
+from anabranch.protocol.schemas import records as r
+from anabranch.tables.snapshot import TableSnapshot
+from anabranch.types import Result
+from anabranch.waits import Signal, here
+
+log = logging.getLogger("anabranch.client")
+
+_MOST_HOT = 1_000  # rows that are remembered
+_LONGEST_S = limits.TURN_MS.value / 1000  # a call computes alone
+_LEAST_S = 0.001
+_MOST_SENT = 64  # commits under way whose rows are remembered
+
+Row = tuple[str, bytes]  # table, key
+
+
+class HotRow(BeginAgainError):
+    """The function has to be called again: a hot row was read outside the chain. `transact` catches this error.
+
+    ``alone``: or in the chain, where the next try must not read what is not committed yet.
+    """
+
+    def __init__(
+        self, message: str, *, table: str = "", key: bytes = b"", alone: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.table, self.key, self.alone = table, key, alone
+
+
+def needs_commits(why: str) -> HotRow:
+    """The error of a try that read rows of commits under way, and must not."""
+    return HotRow(f"it read what is not committed yet, and {why}", alone=True)
+
+
+class RowTurn(NamedTuple):
+    """A turn of the chain. ``txn_id``: of the transaction that is to commit in it.
+
+    ``timestamp``: all commits up to this time are on the log; ``last``: each table's newest one. ``until``: its
+    end, monotonic seconds. ``left``: how many more transactions of the chain may have it.
+    """
+
+    txn_id: bytes
+    row: tuple[str, int]  # table and fingerprint
+    timestamp: int
+    last: dict[str, int]
+    until: float
+    left: int = defaults.CHAIN_TURN
+
+
+@dataclass(eq=False, slots=True)
+class SentRows:
+    """The rows of a commit that was sent. ``committed_at``: 0 until its answer has come, or if it failed."""
+
+    txn_id: bytes
+    rows: Mapping[Row, bytes | None]
+    committed_at: int = 0
+    is_over: bool = False
+    waiting: list[Signal] = field(default_factory=list)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is not committed, or its outcome is not known here."""
+        return self.is_over and not self.committed_at
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    member: Member
+    wake: Signal
+
+
+class Chain:
+    """The chain of a replica: one of its calls at a time reads and computes at hot rows. Thread-safe."""
+
+    def __init__(
+        self,
+        session: Session,
+        observe: Callable[[int, Mapping[str, int]], None],
+        newest_from: Callable[[int, float], TableSnapshot],
+        tables: Sequence[str],
+    ) -> None:
+        """``observe``: as of `ReadReplica`. ``newest_from``: opens the newest snapshot, at a time or later."""
+        self.session, self.tables = session, tables
+        self.observe, self.newest_from = observe, newest_from
+        self._lock = Lock()
+        self._hot: dict[Row, float] = {}  # until when
+        self._taken: dict[Row, float] = {}  # until when the row is taken to be hot for others, too
+        self._holder: Member | None = None
+        self._since = 0.0
+        self._waiting: deque[_Waiter] = deque()
+        self._sent: list[SentRows] = []  # oldest first
+        self.turn: RowTurn | None = None  # of the next commit
+        self.turn_at = 0  # of the last turn: the time up to which all commits were on the log
+        self.no_turns_until = 0.0  # the controller knows no turns
+
+    # -- hot rows -------------------------------------------------------------------------------------
+
+    def is_hot(self, row: Row) -> bool:
+        """Whether calls at this row come one after the other."""
+        return bool(self._hot) and self.session.now() < self._hot.get(row, 0.0)
+
+    def is_taken(self, row: Row) -> bool:
+        """Whether other clients wanted the row a moment ago."""
+        return self.session.now() < self._taken.get(row, 0.0)
+
+    def note(self, row: Row, *, taken: bool | None = None) -> None:
+        """Note that a row is hot. ``taken``: whether other clients want it, if that is known."""
+        with self._lock:
+            if len(self._hot) >= _MOST_HOT:
+                self._hot.clear()
+                self._taken.clear()
+            until = self._hot[row] = self.session.now() + defaults.HOT_ROW_S
+            if taken:
+                self._taken[row] = until
+            elif taken is not None:
+                self._taken.pop(row, None)
+
+    # -- one call at a time ---------------------------------------------------------------------------
+
+    def enter(self, member: Member, deadline: float) -> bool:
+        """Wait until the call is the one that computes. Returns False if it is not in time."""
+        with self._lock:
+            if self._holder is member:
+                return True
+            if self._holder is None and not self._waiting:
+                self._grant(member)
+                return True
+            own = _Waiter(member, here().signal())
+            self._waiting.append(own)
+        try:
+            return self._wait(own, deadline)
+        finally:
+            with self._lock, suppress(ValueError):
+                self._waiting.remove(own)
+
+    def _wait(self, own: _Waiter, deadline: float) -> bool:
+        while True:
+            until = min(deadline, self._since + _LONGEST_S)
+            if own.wake.wait(max(_LEAST_S, until - self.session.now())):
+                return True
+            with self._lock:
+                if own not in self._waiting:
+                    return True
+                now = self.session.now()
+                if own is self._waiting[0] and now >= self._since + _LONGEST_S:
+                    self._waiting.popleft()
+                    self._grant(own.member)  # the one before takes too long
+                    return True
+                if now >= deadline:
+                    return False
+
+    def _grant(self, member: Member) -> None:
+        self._holder, self._since = member, self.session.now()
+
+    def wait_for_turn(self, member: Member, until: float) -> None:
+        """Let the call begin its time when its turn has come, at this time at the latest."""
+        with self._lock:
+            if self._holder is member:
+                self._since = until
+
+    def begin_turn(self, member: Member, timestamp: int) -> None:
+        """Note that a turn has come, in which no row of the commits before it is read until it is in a snapshot."""
+        with self._lock:
+            self.turn_at = max(self.turn_at, timestamp)
+            self._sent.clear()
+            if self._holder is member:
+                self._since = self.session.now()
+
+    def end_turn(self, txn_id: bytes) -> None:
+        """Drop the chain's turn if it is that of this transaction."""
+        with self._lock:
+            if self.turn is not None and self.turn.txn_id == txn_id:
+                self.turn = None
+
+    def leave(self, member: Member) -> RowTurn | None:
+        """Let the next call compute. Returns the chain's turn if no call waits for it."""
+        with self._lock:
+            if self._holder is not member:
+                return None
+            self._holder = None
+            if self._waiting:
+                following = self._waiting.popleft()
+                self._grant(following.member)
+                following.wake.set()
+                return None
+            turn, self.turn = self.turn, None
+            return turn
+
+    def is_in(self, member: Member) -> bool:
+        """Whether this call is the one that computes."""
+        return self._holder is member
+
+    @property
+    def others_wait(self) -> bool:
+        """Whether more calls of this replica wait."""
+        return bool(self._waiting)
+
+    # -- commits under way ----------------------------------------------------------------------------
+
+    def add(self, sent: SentRows) -> None:
+        """Let the next calls read these rows."""
+        with self._lock:
+            self._sent.append(sent)
+            del self._sent[:-_MOST_SENT]
+
+    def end(self, sent: SentRows, committed_at: int) -> None:
+        """Note the outcome of a commit; ``committed_at`` 0: it has failed, or is not known."""
+        with self._lock:
+            if sent.is_over:
+                return
+            sent.committed_at, sent.is_over = committed_at, True
+            if not committed_at and sent in self._sent:
+                # What was sent later was perhaps computed from it.
+                del self._sent[self._sent.index(sent) :]
+            for wake in sent.waiting:
+                wake.set()
+
+    def sent_since(self, timestamp: int) -> tuple[SentRows, ...]:
+        """The commits under way that a snapshot at this time may lack, oldest first."""
+        with self._lock:
+            self._sent = [s for s in self._sent if not 0 < s.committed_at <= timestamp]
+            return tuple(self._sent)
+
+    def wait_for(self, sent: SentRows, deadline: float) -> None:
+        """Wait until the outcome of a commit is known. Raises: NotReady (at the deadline)."""
+        with self._lock:
+            if sent.is_over:
+                return
+            sent.waiting.append(wake := here().signal())
+        if not wake.wait(max(0.0, deadline - self.session.now())):
+            raise NotReady("a commit whose rows were read has no answer yet")
+
+
+class Member:
+    """One call of `transact`, in the chain of its replica.
+
+    ``follows``: whether its tries may read rows of commits that are under way.
+    """
+
+    def __init__(
+        self, chain: Chain, deadline: float, *, marked: bool = False, follows: bool = True
+    ) -> None:
+        """``marked``: its commit has a marked id, as it moves positions and has no name."""
+        self._chain, self._session, self._deadline = chain, chain.session, deadline
+        self._marked, self.follows = marked, follows
+        self._stays_out = False  # the present try does not enter the chain
+        self._began_inside = False  # … began in the chain
+        self._before: tuple[SentRows, ...] = ()  # … reads rows of these commits
+        self._sent: SentRows | None = None  # … has sent these rows
+        self._turn: RowTurn | None = None  # of its commit
+        self._heir: bytes | None = None  # the transaction to which that turn passes
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the call is the one of the chain that computes."""
+        return self._chain.is_in(self)
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the present try may have read what is not committed yet, or an old snapshot."""
+        return self._began_inside and self.follows
+
+    def must_enter(self, table: str, key: bytes) -> bool:
+        """Whether the call has to enter the chain before it reads the row, because the row is hot."""
+        if self._began_inside or self._stays_out:
+            return False
+        return self._chain.is_hot((table, key))
+
+    def enter_at(self, table: str, key: bytes) -> TableSnapshot | None:
+        """Enter the chain; returns a snapshot to read in it. None if this takes too long."""
+        if not self._enter((table, key), ask=False):
+            return None
+        return self.snapshot(self._deadline)
+
+    def snapshot(self, deadline: float) -> TableSnapshot:
+        """The snapshot for a try in the chain: an old one, if the try reads what is newer of commits under way.
+
+        Raises: as `ReadReplica.wait`.
+        """
+        chain = self._chain
+        least = max(1, chain.turn_at)
+        if not self.follows:
+            for sent in chain.sent_since(0):
+                chain.wait_for(sent, deadline)
+            least = max(least, self._session.highest_timestamp)
+        view = chain.newest_from(least, deadline)
+        self._before = chain.sent_since(view.timestamp) if self.follows else ()
+        self._began_inside = True
+        return view
+
+    def newest(self, table: str, key: bytes) -> SentRows | None:
+        """The commit under way that wrote a row last, if the present try reads such rows."""
+        for sent in reversed(self._before):
+            if (table, key) in sent.rows:
+                self._chain.note((table, key))
+                return sent
+        return None
+
+    def has_between(self, table: str, low: bytes, high: bytes | None) -> bool:
+        """Whether commits under way, whose rows the present try reads, wrote rows of a range."""
+        return any(
+            name == table and low <= key and (high is None or key < high)
+            for sent in self._before
+            for name, key in sent.rows
+        )
+
+    def wait_for(self, sent: SentRows, deadline: float) -> None:
+        """As `Chain.wait_for`."""
+        self._chain.wait_for(sent, deadline)
+
+    # -- committing -----------------------------------------------------------------------------------
+
+    def turn_id(self, *, marked: bool) -> bytes | None:
+        """The id for the commit of this try, if the chain has a turn for it."""
+        chain = self._chain
+        turn = chain.turn if self.is_inside else None
+        if turn is None or marked != is_marked(turn.txn_id) or self._session.now() >= turn.until:
+            return None
+        self._turn, chain.turn = turn, None
+        return turn.txn_id
+
+    def heir(self, txn_id: bytes, deadline: float) -> bytes | None:
+        """The transaction to which the turn of this commit passes: the next one of the chain, if one waits."""
+        turn, chain = self._turn, self._chain
+        if (
+            self._heir is None
+            and turn is not None
+            and (turn.txn_id == txn_id and turn.left > 1)
+            and (self.is_inside and chain.others_wait)
+        ):
+            self._heir = self._session.new_txn_id(split_stream(turn.row[0])[0], deadline)
+        return self._heir
+
+    def sent(self, txn_id: bytes, rows: Mapping[Row, bytes | None] | None) -> None:
+        """Note that the commit is on its way, and let the next call compute. ``rows`` None: they are not known."""
+        if self.is_inside and self.follows:
+            if rows is not None:
+                self._sent = SentRows(txn_id, rows)
+                self._chain.add(self._sent)
+            self._pass_on()
+            self._leave()
+
+    def _pass_on(self) -> None:
+        turn, heir = self._turn, self._heir
+        if turn is not None and heir is not None and self.is_inside:
+            self._chain.turn = turn._replace(txn_id=heir, left=turn.left - 1)
+
+    def answered(self, committed_at: int) -> None:
+        """Note the outcome of the present try's commit; 0: it has failed, or is not known."""
+        if self._sent is not None:
+            self._chain.end(self._sent, committed_at)
+            self._sent = None
+        if not committed_at and self._heir is not None:
+            self._chain.end_turn(self._heir)  # it is passed on with the commit only
+
+    def committed(self, result: Result) -> None:
+        """Note that the call has committed, which has ended its turn, or passed it on.
+
+        A commit that leaves neither events nor a row of its own does not end it.
+        """
+        its_own = self._turn is not None and self._turn.txn_id == result.txn_id
+        if its_own and (result.counts.committed or not is_marked(result.txn_id)):
+            self._pass_on()
+            self._turn = self._heir = None
+
+    # -- turns ----------------------------------------------------------------------------------------
+
+    def take_after(self, error: AnabranchError) -> bool:
+        """Enter the chain for the next try, if the row of the error is known. Returns whether that may begin."""
+        self.answered(0)
+        self._before = ()
+        self._began_inside = self._stays_out = False
+        if isinstance(error, HotRow) and error.alone:
+            self.follows, self._stays_out = False, True
+            self.give_up()
+            return True
+        if not (isinstance(error, LocksBroken | HotRow) and error.key):
+            self.give_up()
+            return False
+        at = error.commit_timestamp if isinstance(error, LocksBroken) else 0
+        return self._enter((error.table, error.key), ask=at > self._chain.turn_at)
+
+    def take_for(self, txn_id: bytes, table: str, key: bytes, deadline: float) -> RowTurn | None:
+        """Take a turn for a transaction that was advised to do so. Others of the chain no longer read its rows."""
+        self.answered(0)
+        chain = self._chain
+        if not key or not chain.enter(self, deadline):
+            return None
+        former, chain.turn = chain.turn, None
+        if former is not None and former.row != (table, fingerprint(key)):
+            self._give_up(former)
+            former = None
+        self._turn = self._take(txn_id, (table, key), former, deadline)
+        if self._turn is None:
+            self._leave()
+        return self._turn
+
+    def _enter(self, row: Row, *, ask: bool) -> bool:
+        """Enter the chain, and take a turn if other clients want the row, or to ``ask`` whether they do."""
+        chain, deadline = self._chain, self._deadline
+        if self._session.now() < chain.no_turns_until or not chain.enter(self, deadline):
+            return False
+        former = self._former(row)
+        if chain.turn is None and (ask or former is not None or chain.is_taken(row)):
+            with suppress(RetryError):
+                scope = split_stream(row[0])[0]
+                txn_id = self._session.new_txn_id(scope, deadline, marked=self._marked)
+                chain.turn = self._take(txn_id, row, former, deadline)
+            if chain.turn is None:
+                self._leave()
+                return False
+        return True
+
+    def _former(self, row: Row) -> RowTurn | None:
+        """The turn at this row that passes to a new id. Others are given up, except a usable one of the chain."""
+        chain, there = self._chain, (row[0], fingerprint(row[1]))
+        own, self._turn = self._turn, None
+        if own is not None and (own.row != there or self._heir is not None):
+            self._give_up(own)
+            own = None
+        self._heir = None
+        turn = chain.turn
+        if turn is not None:
+            is_over = turn.row != there or self._session.now() >= turn.until
+            if is_over or own is not None or is_marked(turn.txn_id) != self._marked:
+                chain.turn = None
+                if is_over or own is not None:
+                    self._give_up(turn)
+                else:
+                    own = turn
+        return own
+
+    def _take(
+        self, txn_id: bytes, row: Row, former: RowTurn | None, deadline: float
+    ) -> RowTurn | None:
+        """Wait for a turn of the leader. The commits that were sent before are decided by then."""
+        chain, now = self._chain, self._session.now()
+        deadline, there = min(deadline, now + defaults.TURN_WAIT_S), (row[0], fingerprint(row[1]))
+        tables = chain.tables if len(chain.tables) <= limits.TURN_TABLES.value else (row[0],)
+        before = None if former is None else former.txn_id
+        wait_ms = max(1, int((deadline - now) * 1000))
+        command = r.TakeTurn(txn_id, before, *there, tuple(tables), wait_ms)
+        chain.wait_for_turn(self, deadline)
+        try:
+            answer = self._session.take_turn(command, deadline)
+        except (FeatureNotEnabled, UnsupportedVersion, NotAuthorized) as none:
+            log.info("no turns at hot rows: %s", none)
+            chain.no_turns_until = now + defaults.NO_TURNS_S
+            return None
+        except RetryError as late:
+            log.debug("no turn at a row of %s in time: %s", row[0], late)
+            return None
+        chain.note(row, taken=answer.decided)
+        chain.begin_turn(self, answer.timestamp)
+        last = {each.table: each.last for each in answer.tables}
+        chain.observe(answer.timestamp, last)
+        until = self._session.now() + limits.TURN_MS.value / 1000
+        turn = RowTurn(txn_id, there, answer.timestamp, last, until)
+        if self.is_inside:
+            return turn
+        self._give_up(turn)
+        return None
+
+    def give_up(self) -> None:
+        """Leave the chain, and let other clients have the row."""
+        self.answered(0)
+        turn, self._turn = self._turn, None
+        if turn is not None and self._heir is None:
+            self._give_up(turn)
+        self._heir = None
+        self._leave()
+
+    def _leave(self) -> None:
+        turn = self._chain.leave(self)
+        if turn is not None:
+            self._give_up(turn)
+
+    def _give_up(self, turn: RowTurn) -> None:
+        command = r.TakeTurn(turn.txn_id, None, *turn.row, (), 0)
+        with suppress(AnabranchError):
+            self._session.give_up_turn(command)
