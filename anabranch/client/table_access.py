@@ -141,12 +141,18 @@ class TableAccess:
         if own is not None:
             self._note(own.by)
             return own.value
-        lock = lock and self._reads_lock
+        if lock and self._reads_lock:
+            return self._get_locked(table, key)
+        if self._member is not None:
+            self._under_way(self._member, table, key)
+        self._was_read = True
+        self._read_at_snapshot("a row was read without a lock")
+        return self._view.get(table, key)
+
+    def _get_locked(self, table: str, key: bytes) -> bytes | None:
+        """A row that this transaction has not written, with a lock."""
         sent = None if self._member is None else self._under_way(self._member, table, key)
         self._was_read = True
-        if not lock:
-            self._read_at_snapshot("a row was read without a lock")
-            return self._view.get(table, key)
         if sent is not None:
             self._follow(table, key, sent)
             return sent.rows[table, key]
@@ -440,18 +446,11 @@ class TableAccess:
         if own is not None:
             self._note(own.by)
             return own.value
-        if self._turns is not None:
-            self._turns.check_cold(table, key)
         if table not in self._replica.tables:
             raise DerivationMissing(
                 f"this replica was opened before {table} was made, which is unique: open it again"
             )
-        self._was_read = True
-        seen = self._view.get_version(table, key)
-        self._locks.point(table, key)
-        if seen.timestamp > self.timestamp:
-            self._break(broken(table, seen, self.timestamp))
-        return seen.value
+        return self._get_locked(table, key)
 
     def _entries(
         self, function: Function, key: bytes, before: bytes | None, after: bytes | None

@@ -141,7 +141,16 @@ class TableOneShot:
             heir = None if self._member is None else self._member.heir(txn_id, deadline)
             ran = tuple(sorted(held.ran))
             command = r.OneShot(
-                txn_id, scope, parts.name, events, parts.consumed, locks, changes, follows, heir, ran
+                txn_id,
+                scope,
+                parts.name,
+                events,
+                parts.consumed,
+                locks,
+                changes,
+                follows,
+                heir,
+                ran,
             )
             try:
                 with self._replica.report_due():

@@ -21,9 +21,7 @@ from anabranch.client.transaction import Transaction
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
-    BeginAgainError,
     DerivationMissing,
-    FeatureNotEnabled,
     IllegalState,
     InvalidArgument,
     LocksBroken,

@@ -57,6 +57,11 @@ def takeover(chain: Chain) -> None:
     chain.lead()
 
 
+def unseen_by_a_successor(chain: Chain) -> None:
+    foreign((A, b"l"))(chain)
+    takeover(chain)
+
+
 def small_window(chain: Chain) -> None:
     chain.memory.recent_writes.limit = 1
     assert chain.put((B, b"z")) == "COMMITTED"
@@ -71,7 +76,7 @@ CASES: dict[str, tuple[Callable[[Chain], None], Callable[[Chain], None], str]] =
     "a new leader, and nothing since": (nothing, takeover, "COMMITTED"),
     "a new leader, and what it has not seen": (
         nothing,
-        lambda chain: (foreign((A, b"l"))(chain), takeover(chain))[0],
+        unseen_by_a_successor,
         "Revalidate",
     ),
     "the recent writes have dropped it, and nothing since": (nothing, small_window, "COMMITTED"),

@@ -137,7 +137,7 @@ def writing(table: str, *ran: r.Derivation, change: bool = False) -> Make:
         changes = (r.RowChange(table, b"k", "ADD", 1, None),) if change else ()
         events = () if change else (event(table),)
         locks = (bank.lock(table),) if change else ()
-        return r.OneShot(bank.id("S"), "nyc", None, events, None, locks, changes, ran)
+        return r.OneShot(bank.id("S"), "nyc", None, events, None, locks, changes, (), None, ran)
 
     return make
 

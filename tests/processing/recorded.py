@@ -21,7 +21,7 @@ from anabranch.client.table_transaction import TableTransaction
 from anabranch.errors import LocksBroken, TransactionAborted
 from anabranch.processing.batch import WorkBatch
 from anabranch.processing.commits import Commits
-from anabranch.processing.tables import WorkerTables
+from anabranch.processing.tables import TaskTables
 from anabranch.protocol.schemas.records import Consumed
 from anabranch.types import TaskOwnership
 from checker.recorder import SUFFIX, Recorder
@@ -80,8 +80,8 @@ class WorkRecorder:
         with ExitStack() as stack:
             for owner, name, wrapper in (
                 (Client, "take_tasks", self._take),
-                (WorkerTables, "begin", self._begin),
-                (WorkerTables, "get_at", self._get_at),
+                (TaskTables, "begin", self._begin),
+                (TaskTables, "get_at", self._get_at),
                 (Commits, "_commit_batch", self._commit_batch),
                 (Commits, "_until_known", self._until_known),
             ):
@@ -109,11 +109,11 @@ class WorkRecorder:
         self._ownerships[found.fencing_token] = label
         return found
 
-    def _begin(self, usual: Any, tables: WorkerTables, least: int) -> RecordedReads:
+    def _begin(self, usual: Any, tables: TaskTables, least: int) -> RecordedReads:
         txn: TableTransaction = usual(tables, least)
         assert tables._ownership is not None
         if self._one_shot_bytes:
-            tables._client._shared.one_shot_bytes = random.choice(self._one_shot_bytes)
+            tables._tables._client._shared.one_shot_bytes = random.choice(self._one_shot_bytes)
         asked = {"scope": tables._ownership.scope, "isolation": "serializable", "seen": least}
         label = self.label()
         with self.recorder.asking("begin", txn=label, **asked) as told:
@@ -121,7 +121,7 @@ class WorkRecorder:
         return RecordedReads(self.recorder, txn, label)
 
     def _get_at(
-        self, usual: Any, tables: WorkerTables, table: str, key: bytes, at: int
+        self, usual: Any, tables: TaskTables, table: str, key: bytes, at: int
     ) -> bytes | None:
         label = self.label()
         asked = {"snapshot": label, "streams": [table], "asked_for": at, "stale": True}

@@ -34,7 +34,7 @@ from anabranch.ports import LogUncertain, TopicPartition
 from anabranch.processing.batch import BatchConflict, BatchTables
 from anabranch.processing.commits import Commits
 from anabranch.processing.handlers import PART_S, Handlers
-from anabranch.processing.tables import WorkerTables
+from anabranch.processing.tables import TaskTables
 from anabranch.processing.worker import AllTasks, Worker
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas.codec import LEVEL
@@ -380,9 +380,9 @@ def no_locks() -> Iterator[None]:
 @contextmanager
 def a_lock_forgotten() -> Iterator[None]:
     """The second row that a batch reads is not locked."""
-    begin = WorkerTables.begin
+    begin = TaskTables.begin
 
-    def forgetful(own: WorkerTables, least: int) -> Any:
+    def forgetful(own: TaskTables, least: int) -> Any:
         txn: Any = begin(own, least)
         seen = set[bytes]()
         get = txn.get
@@ -395,7 +395,7 @@ def a_lock_forgotten() -> Iterator[None]:
         txn.get = without
         return txn
 
-    with patch.object(WorkerTables, "begin", forgetful):
+    with patch.object(TaskTables, "begin", forgetful):
         yield
 
 

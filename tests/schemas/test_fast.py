@@ -142,7 +142,9 @@ USUAL: list[Any] = [
     r.OneShot(TXN_ID, "nyc", "daily", plain_events(1000)),
     r.OneShot(TXN_ID, "nyc", None, (), None, (LOCKS,), CHANGES),
     r.OneShot(TXN_ID, "nyc", None, (), None, (LOCKS,), (), FOLLOWED, TXN_ID),
-    r.OneShot(TXN_ID, "nyc", None, (), None, (LOCKS,), (), (), None, (r.Derivation("nyc/a", "by-b", 1),)),
+    r.OneShot(
+        TXN_ID, "nyc", None, (), None, (LOCKS,), (), (), None, (r.Derivation("nyc/a", "by-b", 1),)
+    ),
     r.Commit(b"t" * 120, (), None, "daily", 10_000, secret=b"s" * 32),
     r.PrepareEvents(TXN_ID, "nyc", None, plain_events(10), b"s" * 32, PREPARE),
     r.PreparedRow(PREPARE, NOW, plain_events(10)),
