@@ -11,7 +11,8 @@ from anabranch.core.locks.table_writes import fingerprint
 from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import LEVEL
-from tests.core.test_row_turns import ROW, TURN_MS, Queue
+from tests.core.test_row_turns import ROW, TURN_MS
+from tests.core.test_row_turns import Queue as RowQueue
 from tests.core.test_table_locks import A, B, Bank, told
 
 K = b"k"
@@ -204,7 +205,7 @@ def test_what_is_refused(what: str) -> None:
 # -- turns --------------------------------------------------------------------------------------------------
 
 
-class Turns(Queue):
+class Turns(RowQueue):
     """A queue, and one-shots that pass their turns on."""
 
     def passing(self, label: str, heir: str | None) -> list[str]:

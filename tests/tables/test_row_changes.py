@@ -132,10 +132,10 @@ def test_a_row_that_others_write_all_the_time_is_given_up_in_time(bank: Bank) ->
     session = bank.rows._shared.session
     real, sent = session.locked_shot, []
 
-    def beaten(command: r.OneShot, deadline: float) -> Any:
+    def beaten(*given: Any) -> Any:
         sent.append(bank.clock.now)
         bank.put(bank.blind, n=str(len(sent)))
-        return real(command, deadline)
+        return real(*given)
 
     session.locked_shot = beaten  # type: ignore[method-assign]
     began = bank.clock.now
@@ -185,7 +185,7 @@ def test_a_late_copy_of_the_commit_counts_once(bank: Bank) -> None:
     session = bank.rows._shared.session
     real = session.locked_shot
 
-    def late(command: r.OneShot, deadline: float) -> Any:
+    def late(command: r.OneShot, deadline: float, *_: Any) -> Any:
         session.locked_shot = real  # type: ignore[method-assign]
         bank.put(bank.blind, n="40")
         answer = real(command, deadline)
