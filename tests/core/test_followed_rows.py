@@ -58,6 +58,11 @@ def takeover(chain: Chain) -> None:
     chain.lead()
 
 
+def unseen(chain: Chain) -> None:
+    foreign((A, b"l"))(chain)
+    takeover(chain)
+
+
 def small_window(chain: Chain) -> None:
     chain.memory.recent_writes.limit = 1
     assert chain.put((B, b"z")) == "COMMITTED"
@@ -72,7 +77,7 @@ CASES: dict[str, tuple[Callable[[Chain], None], Callable[[Chain], None], str]] =
     "a new leader, and nothing since": (nothing, takeover, "COMMITTED"),
     "a new leader, and what it has not seen": (
         nothing,
-        lambda chain: (foreign((A, b"l"))(chain), takeover(chain))[0],
+        unseen,
         "Revalidate",
     ),
     "the recent writes have dropped it, and nothing since": (nothing, small_window, "COMMITTED"),

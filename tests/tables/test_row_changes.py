@@ -137,7 +137,7 @@ def test_a_row_that_others_write_all_the_time_is_given_up_in_time(bank: Bank) ->
         bank.put(bank.blind, n=str(len(sent)))
         return real(*given)
 
-    session.locked_shot = beaten  # type: ignore[method-assign]
+    session.locked_shot = beaten  # type: ignore[assignment,method-assign]
     began = bank.clock.now
     with bank.rows.begin() as txn:
         txn.add(A, K, 1)
@@ -200,7 +200,7 @@ def test_a_late_copy_of_the_commit_counts_once(bank: Bank) -> None:
     with bank.rows.begin() as txn:
         txn.get(A, b"read")
         txn.add(A, K, 1)
-        session.locked_shot = late  # type: ignore[method-assign]
+        session.locked_shot = late  # type: ignore[assignment,method-assign]
         assert txn.commit().counts.committed == 1
     assert value(bank) == b"42"
 
