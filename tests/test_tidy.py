@@ -121,7 +121,6 @@ SPLIT_CLASSES = {
 }
 FEW_IMPLEMENTATIONS = {
     "anabranch/reading/committed_log.py: Groups": "a port",
-    "anabranch/waits.py: Condition": "the other one is `threading.Condition`",
     "anabranch/waits.py: Job": "the other one is `threading.Thread`",
     "anabranch/waits.py: Queue": "the other one is `queue.SimpleQueue`",
 }

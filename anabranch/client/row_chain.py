@@ -244,7 +244,7 @@ class Chain:
                 return
             sent.committed_at, sent.is_over = committed_at, True
             if not committed_at and sent in self._sent:
-                # What was sent later was perhaps computed from it.
+                # Later commits were perhaps computed from it.
                 del self._sent[self._sent.index(sent) :]
             for wake in sent.waiting:
                 wake.set()

@@ -11,7 +11,8 @@ from anabranch.core.locks.table_writes import fingerprint
 from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import LEVEL
-from tests.core.test_row_turns import ROW, TURN_MS, Queue
+from tests.core.test_row_turns import ROW, TURN_MS
+from tests.core.test_row_turns import Queue as RowQueue
 from tests.core.test_table_locks import A, B, Bank, told
 
 K = b"k"
@@ -57,7 +58,7 @@ def takeover(chain: Chain) -> None:
     chain.lead()
 
 
-def unseen_by_a_successor(chain: Chain) -> None:
+def unseen(chain: Chain) -> None:
     foreign((A, b"l"))(chain)
     takeover(chain)
 
@@ -76,7 +77,7 @@ CASES: dict[str, tuple[Callable[[Chain], None], Callable[[Chain], None], str]] =
     "a new leader, and nothing since": (nothing, takeover, "COMMITTED"),
     "a new leader, and what it has not seen": (
         nothing,
-        unseen_by_a_successor,
+        unseen,
         "Revalidate",
     ),
     "the recent writes have dropped it, and nothing since": (nothing, small_window, "COMMITTED"),
@@ -209,7 +210,7 @@ def test_what_is_refused(what: str) -> None:
 # -- turns --------------------------------------------------------------------------------------------------
 
 
-class Turns(Queue):
+class Turns(RowQueue):
     """A queue, and one-shots that pass their turns on."""
 
     def passing(self, label: str, heir: str | None) -> list[str]:

@@ -130,14 +130,14 @@ def test_a_number_that_is_not_certain_is_read_anew(
 
 def test_a_row_that_others_write_all_the_time_is_given_up_in_time(bank: Bank) -> None:
     session = bank.rows._shared.session
-    real, times = session.locked_shot, []
+    real, sent = session.locked_shot, []
 
-    def beaten(command: r.OneShot, deadline: float, sent: Any = None) -> Any:
-        times.append(bank.clock.now)
-        bank.put(bank.blind, n=str(len(times)))
-        return real(command, deadline, sent)
+    def beaten(*given: Any) -> Any:
+        sent.append(bank.clock.now)
+        bank.put(bank.blind, n=str(len(sent)))
+        return real(*given)
 
-    session.locked_shot = beaten  # type: ignore[method-assign]
+    session.locked_shot = beaten  # type: ignore[assignment,method-assign]
     began = bank.clock.now
     with bank.rows.begin() as txn:
         txn.add(A, K, 1)
@@ -145,8 +145,8 @@ def test_a_row_that_others_write_all_the_time_is_given_up_in_time(bank: Bank) ->
             txn.commit(timeout=2.0)
     session.locked_shot = real  # type: ignore[method-assign]
     assert bank.clock.now - began < 3.0
-    assert 10 < len(times) < 100, "not as fast as it can"
-    assert value(bank) == b"%d" % len(times)
+    assert 10 < len(sent) < 100, "not as fast as it can"
+    assert value(bank) == b"%d" % len(sent)
 
 
 @pytest.mark.parametrize(
@@ -185,10 +185,10 @@ def test_a_late_copy_of_the_commit_counts_once(bank: Bank) -> None:
     session = bank.rows._shared.session
     real = session.locked_shot
 
-    def late(command: r.OneShot, deadline: float, sent: Any = None) -> Any:
+    def late(command: r.OneShot, deadline: float, *_: Any) -> Any:
         session.locked_shot = real  # type: ignore[method-assign]
         bank.put(bank.blind, n="40")
-        answer = real(command, deadline, sent)
+        answer = real(command, deadline)
         assert isinstance(answer, r.Revalidate)
         with bank.client.outside():
             assert change(bank, "add", 1) == 1
@@ -200,7 +200,7 @@ def test_a_late_copy_of_the_commit_counts_once(bank: Bank) -> None:
     with bank.rows.begin() as txn:
         txn.get(A, b"read")
         txn.add(A, K, 1)
-        session.locked_shot = late  # type: ignore[method-assign]
+        session.locked_shot = late  # type: ignore[assignment,method-assign]
         assert txn.commit().counts.committed == 1
     assert value(bank) == b"42"
 
