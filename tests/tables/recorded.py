@@ -185,7 +185,7 @@ class RecordedSnapshot:
     ) -> list[tuple[bytes, bytes]]:
         """What an index has; ``begins``: the ids of its rows begin so, and no others."""
         with self._reading(table, begins=begins) as told:
-            found = list(self.view.lookup(index, value))  # type: ignore[union-attr]
+            found = list(self.view.lookup(index, value))
             rows = [[text(key), id_of(row)] for key, row in found]
             told |= {"low": "", "high": None, "rows": rows}
         return found
