@@ -1,8 +1,8 @@
 """The client: what users import.
 
 `connect` makes a `Client` of a real cluster. `client` has all its calls, with what they do and raise; start there.
-Calls that need more than one command are carried out by the client's parts: `streams`, `reading`, `processors`,
-`admin`, `compact`, `derivations`. All parts and handles share one `shared.Shared`.
+The folder `calls` carries out the calls that need more than one command. Its classes and all handles share one
+`shared.Shared`.
 
 A commit passes through these files, from the user to the bus:
 
@@ -25,7 +25,7 @@ A transaction on tables (docs/inside/tables.md) passes through these first:
 - `own_writes`: the rows that the transaction wrote, from memory or read back from journals.
 
 The client never imports `anabranch.controller`: it knows controllers by the protocol. Only `connect` imports the
-libraries of brokers, and only `arrow` and `compact` import pyarrow. A client has one thread for heartbeats
+libraries of brokers, and only `arrow` and `calls.compact` import pyarrow. A client has one thread for heartbeats
 (`shared.Heart`), and one for each replica; the simulator runs both step by step. All waits are those of
 `anabranch.waits`, so that `anabranch.aio` runs the same code in greenlets.
 """

@@ -19,12 +19,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
-from anabranch.client.admin import Administration, lane_acls
+from anabranch.client.calls.admin import Administration, lane_acls
+from anabranch.client.calls.derivations import Deriving
+from anabranch.client.calls.processors import Processors, check_imported
+from anabranch.client.calls.reading import Reading, SystemTables
+from anabranch.client.calls.streams import Streams, given
 from anabranch.client.commit_parts import CommitParts
-from anabranch.client.derivations import Deriving
 from anabranch.client.ports import ClientPorts
-from anabranch.client.processors import Processors, check_imported
-from anabranch.client.reading import Reading, SystemTables
 from anabranch.client.reservation import (
     Reservation,
     abort_by,
@@ -36,7 +37,6 @@ from anabranch.client.reservation import (
 )
 from anabranch.client.session import Session
 from anabranch.client.shared import Handle, Heart, Shared
-from anabranch.client.streams import Streams, given
 from anabranch.client.transact import ownership_of, transact
 from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer, join
@@ -210,10 +210,11 @@ class Client:
         """Begin a transaction in a scope.
 
         With a ``name``, which is unique in the scope, the controller begins it at once: if the name is committed
-        already, the handle has its `result`; an open transaction of the name is aborted. Without a name nothing is
-        sent yet. ``keepalive``: seconds (at least 1) without a heartbeat after which the controller aborts the
-        transaction; the handle sends heartbeats. ``ownership``, without a name: the ownership of the tasks whose
-        positions the commit will move.
+        already, the handle has its `result`; an open transaction of the name is aborted. If a transaction of the
+        name is prepared, the handle has it as `prepared`, and may end it by `commit` or `abort` with its secret; a
+        write raises `ReservedByPrepared`. Without a name nothing is sent yet. ``keepalive``: seconds (at least 1)
+        without a heartbeat after which the controller aborts the transaction; the handle sends heartbeats.
+        ``ownership``, without a name: the ownership of the tasks whose positions the commit will move.
 
         Raises: InvalidArgument; with a name also UnknownScope, TooManyTransactions, ClockSkew, NotReady,
         DeadlineExceeded.
@@ -1170,7 +1171,7 @@ class Client:
         """
         self._shared.deadline_outside("compact_table", None)
         need("rocksdict", "pyarrow", extra="tables")
-        from anabranch.client.compact import Compactor
+        from anabranch.client.calls.compact import Compactor
 
         if not plain_readers_lose_history:
             raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""What a call of `commit` or `prepare` asks for besides the events, as one record for all paths of a commit."""
+"""One record of the arguments of `commit` and `prepare`, for all paths that a commit may take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anabranch.types import Receipt, TaskOwnership, receipt_records
 
 @dataclass(frozen=True)
 class CommitParts:
-    """The arguments of `Transaction.commit` and `prepare`, as one record."""
+    """Everything that a call of `Transaction.commit` or `prepare` asks for besides the events."""
 
     receipts: Sequence[Receipt | bytes] | None = None
     name: str | None = None

@@ -107,7 +107,7 @@ class Locks:
         return None
 
     def key_of(self, point: int) -> tuple[str, bytes]:
-        """The table and key of the lock with this fingerprint; both are empty if there is none."""
+        """The table and key of the lock with this fingerprint; both are empty without one."""
         for table, keys in self._points.items():
             for key in keys:
                 if fingerprint(key) == point:

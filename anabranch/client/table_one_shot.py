@@ -43,7 +43,7 @@ from anabranch.tracing import traced
 
 @dataclass(frozen=True)
 class InMemory:
-    """What a short transaction has read and written when it commits.
+    """The reads and writes of a short transaction, when it commits.
 
     ``changes``: by table and key. ``broken``: the first lock that was found broken. ``ran``: the derivations whose
     entries are among the events.

@@ -39,6 +39,7 @@ from anabranch.errors import (
     NotAuthorized,
     OutcomeUnknown,
     OwnershipLost,
+    ReservedByPrepared,
     StreamLost,
     TransactionAborted,
     UnsupportedVersion,
@@ -323,7 +324,8 @@ class Transaction:
             if self.state != "prepared":  # a prepared one keeps its token
                 self._check_usable()
                 self._open(self._shared.deadline(None))
-            if self._token is None or self._token == self._txn_id:
+            self._check_its_own()
+            if self._token is None:
                 raise IllegalState("the transaction has no token here")
             token = self._session.token_as_of_now(self._token, self._secret or b"")
             return narrow_at(token, rights, expires, lane, self._session.wall())
@@ -381,6 +383,7 @@ class Transaction:
                 transaction stays usable.
             UnknownStream: raised by the first write that isn't buffered, or by the commit.
             TransactionAborted, AlreadyCommitted, IllegalState: the transaction is over.
+            ReservedByPrepared: `begin` found a prepared transaction of the same name.
             OutcomeUnknown: the transaction is being committed without this write; ask ``client.state``.
             WriteFailed: a write of this writer failed, so it makes no more receipts.
             DeadlineExceeded: no room in the queue, or no answer, within the client's timeout.
@@ -941,7 +944,16 @@ class Transaction:
             raise AlreadyCommitted("the transaction is committed: its result is final")
         if self.state not in USABLE:
             self._check_not_over()
+            self._check_its_own()
             self._move("write")  # raises the reason
+
+    def _check_its_own(self) -> None:
+        """Raise `ReservedByPrepared` if begin found a prepared transaction of the name: the token is its id."""
+        if self._token is not None and self._token == self._txn_id:
+            raise ReservedByPrepared(
+                f"transaction {txn_text(self._txn_id)} named {self._name!r} is prepared: it has to be ended first, "
+                "by its coordinator, or by `commit` or `abort` with its `secret`; or begin under another name"
+            )
 
     def _check_outside(self, call: str) -> None:
         """As `Shared.check_outside`. A `TableTransaction` checks it before it calls its handle."""

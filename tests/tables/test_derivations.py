@@ -705,7 +705,7 @@ def test_a_sleeping_builder_can_not_switch_a_later_table(
                 shop.client.drop_derivation(ORDERS, "by-city")
                 shop.client.delete_stream(BY_CITY)
                 with patch.context() as inner:
-                    inner.setattr("anabranch.client.derivations._switch", lambda *_: None)
+                    inner.setattr("anabranch.client.calls.derivations._switch", lambda *_: None)
                     shop.client.derive(ORDERS, "by-city", city)
         return real(self, *given, **how)
 

@@ -373,8 +373,8 @@ def _is_held(txn: OpenTxn) -> bool:
     )
 
 
-# What a decided or prepared transaction holds (`core.parts`), and gives back if it is aborted after all. Its locks
-# need no entry: they are rows, which are deleted when it ends.
+# A decided or prepared transaction holds these parts (`core.parts`), and gives them back if it is aborted. Its
+# locks need no entry: they are rows, which are deleted when it ends.
 GIVE_BACK: tuple[Callable[[Turn, OpenTxn], None], ...] = (
     lambda turn, txn: claims.give_back(turn, txn),
     lambda turn, txn: prepared.give_back(turn, txn),

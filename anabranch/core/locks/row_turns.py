@@ -118,8 +118,8 @@ def _next(turn: Turn, queue: RowQueue) -> RowQueue:
 def advice(turn: Turn, command: r.OneShot) -> r.Revalidate | None:
     """The answer that advises a one-shot to take a turn, as it would break the locks of a turn's holder; else None.
 
-    Call it when the one-shot could be carried out. It gets this advice once in a turn, and its next copy is carried
-    out. So a client that does not know turns is only delayed.
+    Call this when the one-shot could be carried out. A one-shot is advised once in a turn, and its next copy is
+    carried out. So a client that does not know turns is only delayed.
     """
     queues = turn.row_turns.queues.as_dict()
     if not queues:

@@ -43,7 +43,7 @@ from anabranch.protocol.legal_names import check_type, split_stream
 from anabranch.protocol.schemas import records as r
 
 if TYPE_CHECKING:
-    from anabranch.client.reading import Reading
+    from anabranch.client.calls.reading import Reading
     from anabranch.client.replica import Replica
     from anabranch.client.shared import Shared
     from anabranch.client.table_transaction import TableTransaction
