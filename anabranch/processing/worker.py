@@ -202,7 +202,7 @@ class AllTasks:
 
 
 class Shared:
-    """What the threads of one worker share: its folder, with state and tables, limits and metrics."""
+    """The parts that the threads of one worker share: its folder, with state and tables, limits and metrics."""
 
     def __init__(self, app: Program, client: Client, folder: Path, *, threads: bool) -> None:
         """Raises: as `Client.create_processor`, `Table` and `Client.replica`."""
