@@ -1,7 +1,7 @@
 """Four workers of a processor over one big table: memory, disk, and the time until they have it (``--rows``).
 
 Each worker, a process with four of 16 tasks, keeps a replica of the whole table. Rows have a key of 16 bytes and a
-value of 100 that does not compress. The workers start at the same time: with empty folders, from the topic; with
+value of 100, half of it noise. The workers start at the same time: with empty folders, from the topic; with
 these folders again; after a compaction with empty folders, from the base. Then they handle events that read random
 rows with locks. Memory is resident memory, with RocksDB's block cache; that of workers without a table is given,
 too. Disk is the worker's folder.
