@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Callable, Iterator, KeysView, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +97,7 @@ class Report:
     drawn: Weather
     judged: dict[str, int]  # what the checker looked at
     overlapped: int  # rounds that were decided while the one before was being written
+    parts: Mapping[str, int]  # as `together.Shared` has them
 
     def __str__(self) -> str:
         faults = ", ".join(f"{count} {name}" for name, count in sorted(self.faults.items()))
@@ -196,6 +197,7 @@ def _simulate(
     _collect(world)
     commits, epochs = 0, Epochs()
     judged: dict[str, int] = {}
+    parts = Counter[str]()
     counts = Counter[str]()
     closing: list[TableMachine] = []
     try:
@@ -215,7 +217,7 @@ def _simulate(
             run = _Run(world, faults)
             closing.extend((*run.tables, *run.counters))
             commits, epochs = run.play()
-            judged = run.judged
+            judged, parts = run.judged, run.noted.together.parts
             if history is not None:
                 run.history.write(history)
     finally:
@@ -241,6 +243,7 @@ def _simulate(
         drawn,
         judged,
         counts["overlapped"],
+        parts,
     )
 
 
@@ -289,19 +292,18 @@ class _Run:
             ReaderMachine(world, self.cluster, faults, self.ledger, number)
             for number in range(weather.readers)
         ]
-
+        self.counted = Counted()
+        self.noted = Noted(counted=self.counted if weather.counters else None)
         self.tasks = [
             TaskMachine(world, self.cluster, faults, self.ledger, number)
             for number in range(weather.workers)
         ]
         for machine in self.tasks:
             machine.peers = self.tasks
-        self.counted = Counted()
         self.counters = [
             CounterMachine(world, self.cluster, faults, self.ledger, self.counted, number)
             for number in range(weather.counters)
         ]
-        self.noted = Noted()
         self.tables = [
             TableMachine(world, self.cluster, faults, self.ledger, self.noted, number)
             for number in range(weather.tables)
