@@ -62,6 +62,7 @@ from tests.sim.recording import FINAL, History, Part
 from tests.sim.retention import Retention
 from tests.sim.safe_times import check_safe_times
 from tests.sim.tables import COMPANIONS, Noted, TableMachine, without_tables
+from tests.sim.task_rows import check_tally
 from tests.sim.tasks import TaskMachine
 from tests.sim.together import check_together
 from tests.sim.trouble import Outages
@@ -199,7 +200,7 @@ def _simulate(
     judged: dict[str, int] = {}
     parts = Counter[str]()
     counts = Counter[str]()
-    closing: list[TableMachine] = []
+    closing: list[TableMachine | TaskMachine] = []
     try:
         beside: AbstractContextManager[object] = nullcontext()
         if drawn.carriers_beside:
@@ -215,7 +216,7 @@ def _simulate(
             bug or nullcontext(),
         ):
             run = _Run(world, faults)
-            closing.extend((*run.tables, *run.counters))
+            closing.extend((*run.tables, *run.counters, *run.tasks))
             commits, epochs = run.play()
             judged, parts = run.judged, run.noted.together.parts
             if history is not None:
@@ -295,7 +296,7 @@ class _Run:
         self.counted = Counted()
         self.noted = Noted(counted=self.counted if weather.counters else None)
         self.tasks = [
-            TaskMachine(world, self.cluster, faults, self.ledger, number)
+            TaskMachine(world, self.cluster, faults, self.ledger, self.noted, number)
             for number in range(weather.workers)
         ]
         for machine in self.tasks:
@@ -485,6 +486,7 @@ class _Run:
             check_tasks(picture, self.ledger)
         check_counters(picture, self.counted)
         check_together(picture, self.ledger.deleted)
+        check_tally(picture, self.ledger)
         self._judge(picture)
         return len(picture.commits()), epochs_of(picture)
 
