@@ -23,7 +23,7 @@ class SystemClock:
     def wall(self) -> float:
         return time.time()
 
-    monotonic = staticmethod(time.monotonic)  # no call of Python code: workers ask after each event
+    monotonic = staticmethod(time.monotonic)  # a C function: workers call it after each event
 
     def sleep(self, seconds: float) -> None:
         here().sleep(seconds)

@@ -339,7 +339,7 @@ class TooManyLocks(FixCallError):
 class NonTransactional(FixCallError):
     """The call takes effect at once, so it can't be part of the open transaction: make it before or after.
 
-    If it is to stay also when that transaction is aborted, make it in ``with client.outside()``.
+    If its effect is to remain even if that transaction is aborted, make it in ``with client.outside()``.
     """
 
 

@@ -310,9 +310,9 @@ def consuming(
     traces: Iterable[bytes],
     attributes: dict[str, Any],
 ) -> Span:
-    """Start a span of work on events with these traceparents: their child, if they are one and no span is current.
+    """Start a span of work on events with these traceparents. A single one is its parent, without a current span.
 
-    Otherwise it links to up to `MOST_LINKS` of them.
+    Otherwise the span links to up to `MOST_LINKS` of them.
     """
     spans = [span for each in sorted(traces) if (span := tracing.remote(each)) is not None]
     parent = None

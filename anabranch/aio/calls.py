@@ -42,7 +42,10 @@ if TYPE_CHECKING:
     from anabranch.client.replica import Replica
     from anabranch.client.reservation import Reservation, RightNames
     from anabranch.client.table_access import Isolation
-    from anabranch.client.table_transaction import JoinedTransaction, TableTransaction
+    from anabranch.client.table_transaction import (
+        JoinedTransaction,
+        TableTransaction,
+    )
     from anabranch.client.transaction import Transaction
     from anabranch.client.writer import Writer
     from anabranch.core.transaction_states import HandleState

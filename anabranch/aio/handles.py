@@ -184,5 +184,5 @@ def in_loop(function: Callable[[H], Awaitable[T]], handle: H) -> T:
 
 
 def blocking(handle: Handle | None) -> Any:
-    """The blocking client's handle that this one calls; None for none."""
+    """The handle of the blocking client that an asyncio handle calls; None for None."""
     return getattr(handle, "_blocking", handle)

@@ -174,7 +174,7 @@ def await_leader(
 
 
 def raise_feature_level(bootstrap: str, prefix: str) -> None:
-    """Raise a cluster's feature level to the highest one. No setting of the environment counts."""
+    """Raise a cluster's feature level to the highest one. Settings in the environment are ignored."""
     from anabranch.client.connect import connect_to
 
     with connect_to(bootstrap, prefix, ADMIN_LANE, {}, timeout=_LEAD_TIMEOUT_S) as operator:

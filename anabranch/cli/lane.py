@@ -58,7 +58,7 @@ def add(
     The brokers' ACLs come first: --apply creates them, else the command shows them, and asks. Then it makes two
     topics, and the lane.
     """
-    from anabranch.client.admin import lane_acls
+    from anabranch.client.calls.admin import lane_acls
     from anabranch.topics.rights import acl_commands
 
     principals, quotas = principal or [], quotas_of(quota)

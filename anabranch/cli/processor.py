@@ -209,7 +209,8 @@ def list_dead(
     options: ClusterOptions,
     stream: Letters,
     every: Annotated[
-        bool, option("--all", "Also those that `dead retry` has sent back or passed over.")
+        bool,
+        option("--all", "Also list the letters that `dead retry` has sent back or passed over."),
     ] = False,
     most: Annotated[int, option("--most N", "At most this many, the oldest.", min=1)] = 100,
 ) -> None:

@@ -416,7 +416,7 @@ def compact(
         if not watch and table is not None:
             _compact(options, client, table, folder, plain=plain)
             return
-        from anabranch.client.compact import due_tables
+        from anabranch.client.calls.compact import due_tables
 
         if table is not None and RATIO not in _check_table(client, table).settings:
             raise InvalidArgument(

@@ -19,10 +19,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
-from anabranch.client.admin import Administration, lane_acls
+from anabranch.client.calls.admin import Administration, lane_acls
+from anabranch.client.calls.processors import Processors, check_imported
+from anabranch.client.calls.reading import Reading, SystemTables
+from anabranch.client.calls.streams import Streams, given
+from anabranch.client.commit_parts import CommitParts
 from anabranch.client.ports import ClientPorts
-from anabranch.client.processors import Processors, check_imported
-from anabranch.client.reading import Reading, SystemTables
 from anabranch.client.reservation import (
     Reservation,
     abort_by,
@@ -34,7 +36,6 @@ from anabranch.client.reservation import (
 )
 from anabranch.client.session import Session
 from anabranch.client.shared import Handle, Heart, Shared
-from anabranch.client.streams import Streams, given
 from anabranch.client.transact import ownership_of, transact
 from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer, join
@@ -52,7 +53,7 @@ from anabranch.presentation.system_tables import (
 )
 from anabranch.protocol import defaults
 from anabranch.protocol.hybrid_time import MAX, to_text
-from anabranch.protocol.legal_names import check_number, check_scope, check_type
+from anabranch.protocol.legal_names import check_scope, check_type
 from anabranch.protocol.limits import Room
 from anabranch.protocol.schemas import records as r
 from anabranch.reading.committed_log import ReaderPorts
@@ -95,7 +96,6 @@ from anabranch.types import (
     description_of,
     info_of,
     open_of,
-    receipt_records,
     result_of,
     right_bits,
     warn_left_out,
@@ -208,10 +208,11 @@ class Client:
         """Begin a transaction in a scope.
 
         With a ``name``, which is unique in the scope, the controller begins it at once: if the name is committed
-        already, the handle has its `result`; an open transaction of the name is aborted. Without a name nothing is
-        sent yet. ``keepalive``: seconds (at least 1) without a heartbeat after which the controller aborts the
-        transaction; the handle sends heartbeats. ``ownership``, without a name: the ownership of the tasks whose
-        positions the commit will move.
+        already, the handle has its `result`; an open transaction of the name is aborted. If a transaction of the
+        name is prepared, the handle has it as `prepared`, and may end it by `commit` or `abort` with its secret; a
+        write raises `ReservedByPrepared`. Without a name nothing is sent yet. ``keepalive``: seconds (at least 1)
+        without a heartbeat after which the controller aborts the transaction; the handle sends heartbeats.
+        ``ownership``, without a name: the ownership of the tasks whose positions the commit will move.
 
         Raises: InvalidArgument; with a name also UnknownScope, TooManyTransactions, ClockSkew, NotReady,
         DeadlineExceeded.
@@ -240,15 +241,18 @@ class Client:
         """Call ``function`` with a transaction, and commit; repeat this if it is aborted, for ``timeout`` seconds.
 
         The function may be called several times, so it must have no side effects. The result has what it returned
-        as ``value``. An exception from it aborts the transaction, and is raised. ``scope``: None for that of the
-        first stream that it writes to; without a write nothing is sent. ``name``, ``keepalive``: as of
-        `Transaction.commit` and `begin`; also if the name is committed, the function runs, and its writes are
-        dropped. For rows and events together: `Replica.transact`.
+        as ``value``. An exception from it aborts the transaction, and is raised. ``scope``: None for the scope of
+        the first stream that it writes to; without a write nothing is sent. ``keepalive``: as of `begin`. For rows
+        and events together: `Replica.transact`.
 
-        ``consume``: a reader of `read` with an ``ownership``, whose positions move with the commit, past all events
+        ``name``: as of `Transaction.commit`. The commit checks the name, as asking before would take one more round
+        trip. So if the name is committed already, the function runs all the same, and its writes are dropped. The
+        result is then that of the earlier commit, with the ``value`` of this call.
+
+        ``consume``: a reader that `read` made with an ``ownership``. The commit moves its positions past all events
         that it has returned; the function must not read from it. If the call fails without effect, the reader's
-        next commit moves past these events. If the name is committed, the positions move alone. The transaction is
-        of the processor's scope.
+        next commit moves past these events. If the name is committed already, the positions move in a commit of
+        their own. The transaction belongs to the processor's scope.
 
         Raises: as `Transaction.commit`; TransactionAborted, WriteFailed (after the timeout). OwnershipLost,
         OutcomeUnknown: take the tasks again; later calls with this reader raise IllegalState.
@@ -312,8 +316,8 @@ class Client:
         """A ``with`` block in which this thread, or asyncio task, is in none of this client's transactions.
 
         Inside the ``with`` block of an open transaction, calls that take effect at once, and commits of other
-        transactions, raise `NonTransactional`. In this block they are made, and stay, also if the open transaction
-        is aborted.
+        transactions, raise `NonTransactional`. Inside this block they are allowed, and their effects remain even if
+        the open transaction is aborted.
         """
         return self._shared.outside()
 
@@ -338,9 +342,8 @@ class Client:
         ``receipts``: exactly the writers to take; None: all finished writers. Repeating the call returns the same
         result. If no writer has begun the transaction of a reservation, it commits without events.
         """
-        check_number(name, number)
-        records = receipt_records(receipts, id_of(transaction))
-        command = r.Commit(b"", (), records, name, 0, number, consumed, None, secret)
+        parts = CommitParts(receipts, name, number, consumed, secret)
+        command = parts.command(id_of(transaction))
         deadline = self._shared.checked_deadline(timeout)
         with self._shared.span("commit", transaction):
             outcome = commit_by(self._session, transaction, command, deadline)
@@ -363,9 +366,8 @@ class Client:
 
         Arguments, result and errors are those of `Transaction.prepare`.
         """
-        check_number(name, number)
-        records = receipt_records(receipts, id_of(transaction))
-        command = r.Commit(b"", (), records, name, 0, number, consumed, r.Prepare(by, attempt))
+        parts = CommitParts(receipts, name, number, consumed)
+        command = parts.command(id_of(transaction), r.Prepare(by, attempt))
         deadline = self._shared.checked_deadline(timeout)
         with self._shared.span("prepare", transaction):
             return info_of(commit_by(self._session, transaction, command, deadline))
@@ -1097,7 +1099,7 @@ class Client:
         """
         self._shared.deadline_outside("compact_table", None)
         need("rocksdict", "pyarrow", extra="tables")
-        from anabranch.client.compact import Compactor
+        from anabranch.client.calls.compact import Compactor
 
         if not plain_readers_lose_history:
             raise InvalidArgument(

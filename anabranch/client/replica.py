@@ -81,7 +81,8 @@ class Replica(ReadReplica):
     ) -> TableTransaction:
         """Begin a transaction that reads all tables at the newest moment here, including all that this client saw.
 
-        ``fresh`` False: without waiting for what this client saw, as a transaction that only adds to rows needs it.
+        ``fresh`` False: don't wait until the replica has all that this client saw; a transaction that only adds to
+        rows does not need that.
         ``isolation``: 'snapshot' locks written keys instead of read keys (the first committer wins). ``keepalive``,
         for a long transaction: it is aborted after this many seconds without the heartbeats that the handle sends.
         ``writers``: 'all' also reads what the transaction's other processes wrote, once they have finished
@@ -97,9 +98,9 @@ class Replica(ReadReplica):
         )
 
     def begin_tasks(self, ownership: TaskOwnership, least: int) -> TableTransaction:
-        """As `begin` with an ownership, but for a worker, which knows what it has to see.
+        """Begin a transaction of a worker, which knows how new its snapshot has to be. Otherwise as `begin`.
 
-        Its snapshot is the newest complete one of this replica, at the hybrid time ``least`` or later.
+        The snapshot is the newest complete one of this replica, at the hybrid time ``least`` or later.
         """
         wanted = max(1, least, self.broken_at)
         view = self._open_snapshot(wanted, None, self.deadline(None))
@@ -108,7 +109,7 @@ class Replica(ReadReplica):
     def _newest(
         self, ownership: TaskOwnership | None, deadline: float, *, fresh: bool
     ) -> TableSnapshot:
-        """A snapshot with the last commit that broke locks here, and with all that this client saw if ``fresh``."""
+        """A snapshot with the last commit that broke locks here and, if ``fresh``, all that this client saw."""
         if ownership is not None:
             session = self._shared.session
             session.check_together(self.tables, deadline, also=ownership.scope)
@@ -171,10 +172,10 @@ class Replica(ReadReplica):
         The function may be called several times, so it must have no side effects. After locks broke at a row, the
         next call waits for its turn there (docs/how-to/tables.md, "Hot rows"). The result has what it returned as
         ``value``. An exception from it drops the transaction, and is raised. An unknown outcome is resolved
-        before the function is called again. Also if the ``name`` is committed, the function runs, on the present
-        rows, and its writes are dropped. ``consume``: as of `Client.transact`; needs feature level 3. ``fresh``: as
-        for `begin`. Raises: as `TableTransaction.commit`; LocksBroken after the timeout; with ``consume`` as
-        `Client.transact`.
+        before the function is called again. ``fresh``: as for `begin`. ``name``, ``consume``: as of
+        `Client.transact`; if the name is committed already, the function still runs, on the present rows.
+        ``consume`` needs feature level 3. Raises: as `TableTransaction.commit`; LocksBroken after the timeout; with
+        ``consume`` as `Client.transact`.
         """
         _check(isolation, "own")
         ownership = None if consume is None else ownership_of(consume)
@@ -201,7 +202,7 @@ class Replica(ReadReplica):
         )
 
     def _in_turn(self, held: RowTurn, deadline: float) -> TableSnapshot:
-        """A snapshot with all that was committed before this turn."""
+        """A snapshot that includes all commits before this turn."""
         self.observe(held.timestamp, held.last)
         return self._open_snapshot(max(held.timestamp, self.broken_at), None, deadline)
 

@@ -605,7 +605,7 @@ class Session:
         return self.ask(control_partition_of(command.txn_id), command, r.Revalidate, deadline)
 
     def give_up_turn(self, command: r.TakeTurn) -> None:
-        """Send a `TakeTurn` that gives up a turn, without waiting for the answer: a kept turn ends by itself."""
+        """Send a `TakeTurn` that gives up a turn, and don't wait for an answer: the turn would end by itself."""
         copy = self._new_copy(control_partition_of(command.txn_id), command, encode(command))
         self._bus.send(*copy)
         self._bus.forget(copy.correlation_id)
@@ -641,7 +641,7 @@ class Session:
         return committed(answer)
 
     def prepare_events(self, command: r.PrepareEvents, deadline: float) -> r.Outcome | r.Revalidate:
-        """Send a whole transaction to prepare until it is PREPARED, or another of its name is COMMITTED.
+        """Prepare a whole transaction: send it until it is PREPARED, or another one of its name is COMMITTED.
 
         Returns `Revalidate`, as `locked_shot`.
         """

@@ -133,7 +133,8 @@ class Shared:
     def check_outside(self, call: str, own: Entered | None = None) -> None:
         """Raise `NonTransactional` if the caller is inside an open transaction of this client.
 
-        ``own``: the transaction that the call is about. Blocks of its handles don't count, nor do blocks in them.
+        ``own``: the transaction that the call is about. The call may be in a ``with`` block of its handles, and in
+        other blocks inside of that one.
         """
         for shared, made in _entered.get():
             txn = made()
@@ -334,7 +335,7 @@ _entered: ContextVar[tuple[tuple[weakref.ref[Shared], weakref.ref[Entered]], ...
 def entered(shared: Shared, txn: Entered) -> None:
     """Note that this thread or asyncio task is inside this transaction, until the transaction is over.
 
-    Asyncio tasks that are begun within the block are inside, too: a task begins with its maker's context.
+    An asyncio task that is started in the block is inside, too, as it gets a copy of its creator's context.
     """
     still = [each for each in _entered.get() if (other := each[1]()) and not other.is_over]
     _entered.set((*still, (weakref.ref(shared), weakref.ref(txn))))

@@ -359,9 +359,9 @@ class TableAccess:
     ) -> int:
         """Delete the rows from ``low`` up to ``high`` (not included), or with a prefix; returns how many.
 
-        Each row there, of the snapshot and of own writes, is deleted as by `delete`. The range is locked, with
-        either isolation: the commit fails if another transaction writes a key of it meanwhile, also one without a
-        row. Bounds and prefixes are bytes, also with the handle of a table.
+        Each row in the range, of the snapshot and of own writes, is deleted as by `delete`. The range is locked
+        with either isolation: the commit fails if another transaction writes any key in the range before it, even a
+        key that has no row. Bounds and prefixes are bytes, also with the handle of a table.
 
         All or nothing: if the call fails after its first row, the transaction is over. Raises: as `get` and `put`;
         InvalidArgument (no bound).
@@ -407,8 +407,8 @@ class TableAccess:
         """Add to the number in a row when the transaction commits. A missing row counts as 0.
 
         This takes no lock, so any number of transactions may add to a row at once. The row is a decimal integer of
-        64 bits. The same transaction can't read or write it afterwards, and is a short one: one command. The commit
-        raises `NotANumber` and `NumberOverflow`.
+        64 bits. Afterwards the same transaction can't read or write the row, and has to remain a short one: one
+        command. The commit raises `NotANumber` and `NumberOverflow`.
 
         Raises: InvalidArgument (also in a long transaction), IllegalState; LocksBroken, as `put`.
         """
@@ -421,7 +421,7 @@ class TableAccess:
     def min(self, table: Stream[K, Any], key: K, number: int) -> None: ...
 
     def min(self, table: Any, key: Any, number: int) -> None:
-        """Make a row the lower of its number and this one, or this one if there is no row; otherwise as `add`."""
+        """Set a row to the lower of its number and ``number``; to ``number`` if it is missing. Else as `add`."""
         self._change(table, key, "MIN", number)
 
     @overload
@@ -431,7 +431,7 @@ class TableAccess:
     def max(self, table: Stream[K, Any], key: K, number: int) -> None: ...
 
     def max(self, table: Any, key: Any, number: int) -> None:
-        """Make a row the higher of its number and this one, or this one if there is no row; otherwise as `add`."""
+        """Set a row to the higher of its number and ``number``; to ``number`` if it is missing. Else as `add`."""
         self._change(table, key, "MAX", number)
 
     @alone
@@ -457,7 +457,7 @@ class TableAccess:
         self._changes[row] = kind, number
 
     def _check_changes(self, size: int) -> None:
-        """`InvalidArgument` if rows can't be changed here. ``size``: of a row's table and key."""
+        """Raise `InvalidArgument` if rows can't be changed here. ``size``: the bytes of a row's table and key."""
         raise NotImplementedError
 
     def _check_unchanged(self, table: str, key: bytes) -> None:

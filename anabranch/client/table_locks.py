@@ -100,7 +100,7 @@ class Locks:
         return None
 
     def key_of(self, point: int) -> tuple[str, bytes]:
-        """The table and the locked key of a fingerprint; both empty for an unknown one."""
+        """The table and key of the lock with this fingerprint; both are empty without one."""
         for table, keys in self._points.items():
             for key in keys:
                 if fingerprint(key) == point:
@@ -260,7 +260,7 @@ class RegisteredLocks:
         return tuple(r.Validated(*which, through) for which, through in self._through.items())
 
     def locks(self) -> tuple[r.TableLocks, ...]:
-        """Nothing: they are registered."""
+        """No locks: the controller has registered them already."""
         return ()
 
     def flush(self, deadline: float) -> None:

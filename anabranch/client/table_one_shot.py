@@ -10,12 +10,13 @@ from collections.abc import Mapping, MutableSequence
 from dataclasses import dataclass
 
 from anabranch.backoff import Backoff
+from anabranch.client.commit_parts import CommitParts
 from anabranch.client.receipts import with_trace
 from anabranch.client.session import unknown
 from anabranch.client.shared import Shared
 from anabranch.client.table_locks import Locks
 from anabranch.client.transact import Turns
-from anabranch.client.transaction import GRACE_S, check_id, place_null_keys
+from anabranch.client.transaction import GRACE_S, place_null_keys
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -41,7 +42,7 @@ from anabranch.tracing import traced
 
 @dataclass(frozen=True)
 class InMemory:
-    """What a short transaction has read and written when it commits.
+    """The reads and writes of a short transaction, when it commits.
 
     ``changes``: by table and key. ``broken``: the first lock that was found broken.
     """
@@ -54,7 +55,7 @@ class InMemory:
     broken: LocksBroken | None
 
     def changes_since(self, marks: Mapping[str, tuple[int, int]]) -> tuple[r.RowChange, ...]:
-        """The changes, each with its row as of its table's mark. `SnapshotExpired`."""
+        """The changes, each with its row as of its table's mark. Raises: SnapshotExpired."""
         found = []
         for (table, key), (kind, number) in self.changes.items():
             base = self.view.row_at(table, key, marks[table][0])
@@ -74,22 +75,20 @@ class TableOneShot:
         self._replica = replica
         self._turns = turns
         self.trace = shared.new_trace()
-        self.txn_id: bytes | None = None  # of the transaction, also of one that becomes long
+        self.txn_id: bytes | None = None  # the transaction's id, even if it becomes a long one
         self.is_sent = False  # a copy of the command was sent, and may have taken effect
         self.is_over = False
         self._command: r.OneShot | None = None  # the copy that was sent last
 
     @traced("commit", "PRODUCER")
-    def commit(
-        self, held: InMemory, name: str | None, consumed: r.Consumed | None, deadline: float
-    ) -> r.Outcome:
+    def commit(self, held: InMemory, parts: CommitParts, deadline: float) -> r.Outcome:
         """Send the command until it has an outcome. Raises: as `TableTransaction.commit`."""
         self._shared.check()
-        scope, marked = held.scope, consumed is not None and name is None
-        txn_id = self.txn_id
-        check_id(txn_id, marked=marked and not self.is_sent)
-        if txn_id is None or (is_marked(txn_id) != marked and not self.is_sent):
-            txn_id = self.txn_id = self._new_id(scope, deadline, marked=marked)
+        scope, txn_id = held.scope, self.txn_id
+        if not self.is_sent:
+            parts.check_id(txn_id)
+        if txn_id is None or (is_marked(txn_id) != parts.are_marked and not self.is_sent):
+            txn_id = self.txn_id = self._new_id(scope, deadline, marked=parts.are_marked)
         place_null_keys(self._shared, held.events, deadline)
         pauses, unsure = self._pauses(), False
         while True:
@@ -112,7 +111,7 @@ class TableOneShot:
                 raise found
             locks = held.locks.records(self._replica.tables, marks)
             events = with_trace(held.events, self.trace)
-            command = r.OneShot(txn_id, scope, name, events, consumed, locks, changes)
+            command = r.OneShot(txn_id, scope, parts.name, events, parts.consumed, locks, changes)
             try:
                 with self._replica.report_due():
                     answer = self._send(command, deadline)
@@ -124,8 +123,9 @@ class TableOneShot:
             if isinstance(answer, r.Outcome):
                 self._replica.observe(answer.commit_timestamp, last)
                 return answer
-            # A copy may be carried out yet: of a one-shot that was advised to take a turn, or of one with changes,
-            # when another commit leaves the numbers of these rows with the controller.
+            # A copy of this command may still be carried out, in two cases: the answer was only the advice to take
+            # a turn; or the command has changes, and another commit leaves the numbers of their rows with the
+            # controller.
             self.is_sent = unsure = bool(answer.writers or changes)
             timestamp = answer.timestamp
             if answer.writers and self._turns is not None:
@@ -150,7 +150,7 @@ class TableOneShot:
     def _pauses(self) -> Backoff:
         """The pauses after answers that ask to revalidate: clients that change one row must not send together.
 
-        The first one of them that commits leaves its number with the controller, which is enough for all others.
+        The first client that commits leaves the row's number with the controller. All others then need no more.
         """
         return Backoff(
             defaults.FIRST_CHANGE_PAUSE_S,
@@ -199,11 +199,12 @@ class TableOneShot:
         ) from error
 
     def _repeated(self, error: AnabranchError, deadline: float) -> r.Outcome:
-        """Send the last command again, if a copy of it is not answered; RESOLVE takes no marked id.
+        """Send the last command again, if a copy of it was not answered, as RESOLVE takes no marked id.
 
-        Returns the outcome if a copy was carried out. Otherwise raises ``error``, and `commit` may be repeated
-        unless locks are broken: no copy can be carried out after this one, as what broke its locks stays. Raises
-        OutcomeUnknown if only others' turns, or their writes to rows that this one changes, were in the way.
+        Returns the outcome if a copy was carried out. Otherwise raises ``error``: no copy can be carried out any
+        more, as the commit that broke its locks stays. Then `commit` may be repeated, unless ``error`` is
+        `LocksBroken`. Raises OutcomeUnknown if a copy may still be carried out: if the answer was only the advice
+        to take a turn, or if the command was refused only because of writes to rows that it changes.
         """
         if self.is_sent and self._command is not None:
             answer = self._send(self._command, deadline)

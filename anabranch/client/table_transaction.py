@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from anabranch.client.commit_parts import CommitParts
 from anabranch.client.own_writes import Local, ReadBack, Writers
 from anabranch.client.receipts import EventFields, StateRow, check_shape
 from anabranch.client.reservation import keepalive_ms_of
@@ -33,7 +35,6 @@ from anabranch.client.transaction import (
     EVENT_OVERHEAD,
     GRACE_S,
     Transaction,
-    check_consumed,
     check_task,
     checked_rows,
     fields_of,
@@ -60,7 +61,7 @@ from anabranch.errors import (
 from anabranch.protocol import defaults, limits
 from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.ids import NO_TXN, txn_text
-from anabranch.protocol.legal_names import check_number, is_state, split_stream
+from anabranch.protocol.legal_names import is_state, split_stream
 from anabranch.protocol.limits import EVENTS, headers_size
 from anabranch.protocol.schemas import records as r
 from anabranch.tables.replica import ReadReplica
@@ -84,20 +85,6 @@ _BEGINS = 3  # tries, each with a fresh snapshot
 _ABORTED = "it is aborted"
 _COMMITTED = "it is committed"
 _LOST = "another worker has its tasks"
-
-
-class _Claim(NamedTuple):
-    """The arguments of a commit or prepare that say what else it does besides its writes."""
-
-    name: str | None
-    number: int | None
-    consumed: r.Consumed | None
-    secret: bytes | None = None
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The arguments that are given."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 class TableTransaction(TableAccess):
@@ -412,7 +399,6 @@ class TableTransaction(TableAccess):
 
     # -- its end --------------------------------------------------------------------------------------
 
-    @alone
     def commit(
         self,
         receipts: Sequence[Receipt | bytes] | None = None,
@@ -436,43 +422,46 @@ class TableTransaction(TableAccess):
             OutcomeUnknown: commit again, or ask ``client.state`` later.
             WritersUnfinished, ReceiptMismatch and others: as `Transaction.commit`.
         """
+        return self.commit_with(CommitParts(receipts, name, number, consumed, secret), timeout)
+
+    @alone
+    def commit_with(self, parts: CommitParts, timeout: float | None) -> Result:
+        """As `commit`."""
         if self._result is not None:
             return self._result
-        claim = _Claim(name, number, consumed, secret)
         opened = self._opened
         if opened is not None and (self._prepares or opened.state == "prepared"):
-            self._result = opened.commit(receipts, **claim.given, timeout=timeout)
+            self._result = opened.commit_with(parts, timeout)
             self._end(_COMMITTED)
             return self._result
-        check_consumed(self._ownership, consumed)
-        check_number(name, number)
-        if number is not None and self._one_shot.is_sent:
+        parts.check_consumed(self._ownership)
+        if parts.number is not None and self._one_shot.is_sent:
             raise IllegalState("its commit was sent without a number: repeat that one")
         late = self._over == IN_DOUBT
         if not late:
             super()._check()
-            self._check_outside("commit", writes=bool(receipts or name))
-        if opened is not None or (number is not None and not late):
+            self._check_outside("commit", writes=bool(parts.receipts or parts.name))
+        if opened is not None or (parts.number is not None and not late):
             try:
-                self._result = self._commit_open(receipts, claim, timeout)
+                self._result = self._commit_open(parts, timeout)
             except AlreadyCommitted:  # by another process, perhaps with all writes of this one
                 if self._events or self._opened is None:
                     raise
-                self._result = self._opened.commit(receipts, **claim.given, timeout=timeout)
+                self._result = self._opened.commit_with(parts, timeout)
         elif late:
             with self._ends():
                 outcome = self._one_shot.resolved(self._scope(), self._shared.deadline(timeout))
             self._result = result_of(outcome)
-        elif receipts:
+        elif parts.receipts:
             raise InvalidArgument(
                 "no other process can have written, as the token was never asked for: give no receipts"
             )
-        elif not (self._events or self._changes) and name is None and consumed is None:
+        elif not (self._events or self._changes or parts.name is not None or parts.consumed):
             self._result = Result(NO_TXN, self.timestamp, Counts(0, 0, 0))
         else:
             deadline = self._shared.deadline(timeout)
             with self._ends():
-                outcome = self._one_shot.commit(self._in_memory(), name, consumed, deadline)
+                outcome = self._one_shot.commit(self._in_memory(), parts, deadline)
             self._result = result_of(outcome)
         self._end(_COMMITTED)
         return self._result
@@ -503,7 +492,7 @@ class TableTransaction(TableAccess):
         )
 
     def _scope(self) -> str:
-        """The scope of its tasks, the first row, or the replica's first table, whatever else is written."""
+        """The scope of its tasks; without tasks of the first row that it writes, else of the first table."""
         if self._ownership is not None:
             return self._ownership.scope
         tables = self._replica.tables
@@ -542,22 +531,21 @@ class TableTransaction(TableAccess):
         Raises: as `commit`; FeatureNotEnabled, InvalidArgument (after `add`, `min` or `max`), and as
         `Transaction.prepare`.
         """
+        parts, prepare = CommitParts(receipts, name, number, consumed), r.Prepare(by, attempt)
         opened = self._opened
         if opened is None or opened.state in USABLE:
             self._check()
             if self._changes:
                 raise InvalidArgument(f"{ONE_COMMAND}, which commits at once: `prepare` takes none")
-            check_consumed(self._ownership, consumed)
+            parts.check_consumed(self._ownership)
             self._check_outside("prepare", writes=True)
             if self._broken is not None:
                 self._fail(self._broken)
-        claim = _Claim(name, number, consumed)
-        how: dict[str, Any] = {"by": by, "attempt": attempt, "timeout": timeout}
         try:
             info = None
-            if self._prepares or (self._opened is None and not receipts and number is None):
-                info = self._prepare_shot(claim, how)
-            info = info or self._prepare_open(receipts, claim, how)
+            if self._prepares or (self._opened is None and parts.fit_one_command):
+                info = self._prepare_shot(parts, prepare, timeout)
+            info = info or self._prepare_open(parts, prepare, timeout)
         except LocksBroken as error:
             self._fail(error)
         except (TransactionAborted, OwnershipLost, AlreadyCommitted) as error:
@@ -569,7 +557,9 @@ class TableTransaction(TableAccess):
             self._end(_COMMITTED)
         return info
 
-    def _prepare_shot(self, claim: _Claim, how: Mapping[str, Any]) -> TransactionInfo | None:
+    def _prepare_shot(
+        self, parts: CommitParts, prepare: r.Prepare, timeout: float | None
+    ) -> TransactionInfo | None:
         """Prepare by one command. Returns None if the writes are too big for that."""
         if self._opened is None:
             self._opened, self._prepares = self._handle(self._scope()), True
@@ -577,7 +567,7 @@ class TableTransaction(TableAccess):
             self._opened.keep(self._events)
         opened = self._opened
         try:
-            return opened.prepare(**claim.given, **how)
+            return opened.prepare_with(replace(parts, receipts=None), prepare, timeout)
         except EventTooLarge:
             if opened.state != "buffered":
                 raise
@@ -589,17 +579,15 @@ class TableTransaction(TableAccess):
                 self._opened, self._prepares, self._one_shot.txn_id = None, False, opened.txn_id
 
     def _prepare_open(
-        self, receipts: Sequence[Receipt | bytes] | None, claim: _Claim, how: Mapping[str, Any]
+        self, parts: CommitParts, prepare: r.Prepare, timeout: float | None
     ) -> TransactionInfo:
-        opened, reads = self._open(how["timeout"])
+        opened, reads = self._open(timeout)
         with reads.explained():
             if opened.state == "open":
-                reads.register(self._shared.deadline(how["timeout"]))
-            return opened.prepare(receipts, **claim.given, **how)
+                reads.register(self._shared.deadline(timeout))
+            return opened.prepare_with(parts, prepare, timeout)
 
-    def _commit_open(
-        self, receipts: Sequence[Receipt | bytes] | None, claim: _Claim, timeout: float | None
-    ) -> Result:
+    def _commit_open(self, parts: CommitParts, timeout: float | None) -> Result:
         opened, reads = self._open(timeout)
         try:
             with reads.explained():
@@ -609,10 +597,11 @@ class TableTransaction(TableAccess):
                         raise self._broken
                     with suppress(OutcomeUnknown):  # another commit is under way
                         reads.register(self._shared.deadline(timeout))
-                return opened.commit(receipts, **claim.given, timeout=timeout)
+                return opened.commit_with(parts, timeout)
         except LocksBroken as error:
             self._broken = self._broken or error
-            if self._wrote or receipts or claim.name is not None or self._others_wrote(opened):
+            wrote = self._wrote or parts.receipts or parts.name is not None
+            if wrote or self._others_wrote(opened):
                 self._fail(error)
             self._drop(opened)
             return Result(NO_TXN, self.timestamp, Counts(0, 0, 0))

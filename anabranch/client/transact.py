@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeVar, cast
 
 from anabranch.backoff import Backoff
+from anabranch.client.commit_parts import CommitParts
 from anabranch.client.reservation import keepalive_ms_of
 from anabranch.client.session import Session
 from anabranch.client.shared import Shared
@@ -59,7 +60,7 @@ class Repeatable(AbstractContextManager[object], Protocol):
     def txn_id(self) -> bytes | None: ...
 
     @property
-    def commit(self) -> Callable[..., Result]: ...
+    def commit_with(self) -> Callable[[CommitParts, float | None], Result]: ...
 
 
 H = TypeVar("H", bound=Repeatable)
@@ -75,9 +76,9 @@ class HotRow(BeginAgainError):
 
 
 class RowTurn(NamedTuple):
-    """A turn that has come. ``txn_id``: of the transaction that is to commit in it.
+    """A turn that has begun. ``txn_id``: the id under which a transaction has to commit in it.
 
-    ``timestamp``: all commits up to this time are on the log; ``last``: each table's newest one.
+    ``timestamp``: the log has all commits up to this hybrid time. ``last``: the timestamp of each table's last one.
     """
 
     txn_id: bytes
@@ -109,9 +110,9 @@ class HotRows:
 
 
 class Turns:
-    """The turns of one call of `transact`: it has one at a time, ``held``.
+    """The turns of one call of `transact`, which has at most one at a time: ``held``.
 
-    ``marked``: its commit has a marked id, as it moves positions and has no name.
+    ``marked``: whether the id of its commit is marked, as the commit moves positions and has no name.
     """
 
     def __init__(self, hot: HotRows, *, marked: bool = False) -> None:
@@ -124,9 +125,9 @@ class Turns:
             raise HotRow(f"others take turns at {table} {key!r:.100}", table=table, key=key)
 
     def take_after(self, error: AnabranchError, deadline: float) -> bool:
-        """Wait for a turn for the next try, if the row of the error is known. Returns whether it has come.
+        """Wait for a turn for the next try, if the error names a row. Returns whether the turn has begun.
 
-        If locks broke in a turn at that row, the turn continues.
+        If the failed try had the turn at that row, the next try gets the same turn.
         """
         if not (isinstance(error, LocksBroken | HotRow) and error.key):
             self.give_up()
@@ -173,9 +174,9 @@ class Turns:
         return answer is not None
 
     def committed(self, result: Result) -> None:
-        """Note that a transaction is committed, which has ended its turn.
+        """Note that a transaction is committed, which ends its turn.
 
-        A commit that leaves neither events nor a row of its own does not end it.
+        The turn continues if the commit has no events and its id is marked: such a commit leaves no row of its own.
         """
         its_own = self.held is not None and self.held.txn_id == result.txn_id
         if its_own and (result.counts.committed or not is_marked(result.txn_id)):
@@ -207,7 +208,8 @@ def transact(
     raised.
     """
     check_name(name)
-    commit = _Commit(name, shared, None if reader is None else reader.consumed())
+    consumed = None if reader is None else reader.consumed()
+    commit = _Commit(shared, CommitParts(name=name, consumed=consumed))
     try:
         return _transact(shared, begin, function, commit, deadline, turns)
     except BaseException as error:
@@ -215,10 +217,10 @@ def transact(
             raise
         if commit.in_doubt:
             reader.end(f"the commit of this reader's positions ended by {type(error).__name__}")
-        elif commit.consumed is not None:
+        elif consumed is not None:
             try:
-                reader.put_back(commit.consumed)
-            except IllegalState:  # raised by the reader: the function's error stays the one raised
+                reader.put_back(consumed)
+            except IllegalState:  # the caller gets the error of the function
                 reader.end("positions were taken while others were not committed yet")
         raise
 
@@ -279,44 +281,41 @@ def _transact(
 
 
 class _Commit:
-    """The commit of `transact`: its name, and the positions that it moves.
+    """The commit of `transact`, each time that it is sent.
 
     If the name was committed earlier, the effects of that commit count, and the positions move alone, by another
     commit: a worker that fails between the two repeats its events, whose commit by name again has no effect.
     """
 
-    def __init__(
-        self, name: str | None, shared: Shared, consumed: r.Consumed | None = None
-    ) -> None:
-        self.name, self.consumed = name, consumed
-        self._shared = shared
+    def __init__(self, shared: Shared, parts: CommitParts) -> None:
+        self._shared, self._parts = shared, parts
         self.earlier: Result | None = None  # of the name
         self.in_doubt = False  # whether the positions may have moved
 
     def send(self, txn: Repeatable, timeout: float) -> Result | None:
         """Commit once; None: the positions have yet to move alone. Raises: as `Transaction.commit`."""
-        if self.consumed is None:
-            return txn.commit(name=self.name, timeout=timeout)
-        name = self.name if self.earlier is None else None
+        parts = self._parts if self.earlier is None else replace(self._parts, name=None)
+        if parts.consumed is None:
+            return txn.commit_with(parts, timeout)
         self.in_doubt = True
         try:
-            result = txn.commit(name=name, consumed=self.consumed, timeout=timeout)
+            result = txn.commit_with(parts, timeout)
         except (OutcomeUnknown, OwnershipLost, MalformedRecord, UnsupportedVersion):
             raise  # no answer, an unreadable one, or another owner
         except AlreadyCommitted:
             self.in_doubt = False
-            if name is None:
+            if parts.name is None:
                 raise
-            self.earlier = self._named(name, timeout)
+            self.earlier = self._named(parts.name, parts.consumed, timeout)
             return None
         except AnabranchError:
             self.in_doubt = False
             raise
         return self.earlier or result
 
-    def _named(self, name: str, timeout: float) -> Result:
+    def _named(self, name: str, consumed: r.Consumed, timeout: float) -> Result:
         """The result of the commit of this name: another commit by the name, without events, has it."""
-        scope = "" if self.consumed is None else split_stream(self.consumed.processor)[0]
+        scope = split_stream(consumed.processor)[0]
         keepalive_ms = keepalive_ms_of(defaults.KEEPALIVE_S)
         with self._shared.outside():
             asking = Transaction(self._shared, scope, None, keepalive_ms)

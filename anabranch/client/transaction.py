@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self, overload
 
+from anabranch.client.commit_parts import CommitParts
 from anabranch.client.receipts import (
     EventFields,
     StateRow,
@@ -38,6 +39,7 @@ from anabranch.errors import (
     NotAuthorized,
     OutcomeUnknown,
     OwnershipLost,
+    ReservedByPrepared,
     StreamLost,
     TransactionAborted,
     UnsupportedVersion,
@@ -45,7 +47,7 @@ from anabranch.errors import (
 )
 from anabranch.ports import RecordHeaders
 from anabranch.protocol.ids import NO_TXN, is_marked, txn_text
-from anabranch.protocol.legal_names import check_number, check_type, is_state, split_stream
+from anabranch.protocol.legal_names import is_state, split_stream
 from anabranch.protocol.limits import EVENTS, check_event, check_headers, headers_size
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import TokenBytes
@@ -60,7 +62,6 @@ from anabranch.types import (
     TransactionInfo,
     V,
     info_of,
-    receipt_records,
     result_of,
     warn_left_out,
 )
@@ -93,7 +94,7 @@ class Reads(Protocol):
         """The locks to send with a single command, validated. Raises: LocksBroken, SnapshotExpired."""
 
     def revalidate(self, answer: r.Revalidate, deadline: float) -> None:
-        """Make ready to name the locks again. Raises: LocksBroken, NotReady (the replica lags)."""
+        """Validate the locks, or wait until `locks` can. Raises: LocksBroken, NotReady (the replica lags)."""
 
 
 class Transaction:
@@ -122,8 +123,8 @@ class Transaction:
     ) -> None:
         """``scope``: "" for that of the first stream written to.
 
-        ``snapshot``: the hybrid time of its reads of tables; 0 if it reads none. ``txn_id``: None: made when it is
-        needed.
+        ``snapshot``: the hybrid time of its reads of tables; 0 if it reads none. ``txn_id``: None: an id is made
+        when one is needed.
         """
         self._shared = shared
         self._session = shared.session
@@ -157,7 +158,7 @@ class Transaction:
         self._reads = reads
 
     def keep(self, events: Iterable[r.Event]) -> None:
-        """Add events that were checked, and fit into one command."""
+        """Add events. The caller has checked them, and that all of them fit into one command."""
         self._buffer += events
 
     def __enter__(self) -> Self:
@@ -192,7 +193,7 @@ class Transaction:
             log.warning(said, self, trouble, extra={"txn": self._txn_id})
 
     def left_by(self, error: BaseException | None) -> None:
-        """If an error ended a prepare whose outcome is in doubt, try to abort: no coordinator may know of it."""
+        """After an error that left a prepare in doubt, try to abort it: perhaps no coordinator knows of it."""
         if error is not None and self._prepare_sent and self.state == "doubted":
             with suppress(AnabranchError):
                 self.abort(f"left by {type(error).__name__} in a prepare", timeout=QUIET_S)
@@ -321,7 +322,8 @@ class Transaction:
             if self.state != "prepared":  # a prepared one keeps its token
                 self._check_usable()
                 self._open(self._shared.deadline(None))
-            if self._token is None or self._token == self._txn_id:
+            self._check_its_own()
+            if self._token is None:
                 raise IllegalState("the transaction has no token here")
             token = self._session.token_as_of_now(self._token, self._secret or b"")
             return narrow_at(token, rights, expires, lane, self._session.wall())
@@ -379,6 +381,7 @@ class Transaction:
                 transaction stays usable.
             UnknownStream: raised by the first write that isn't buffered, or by the commit.
             TransactionAborted, AlreadyCommitted, IllegalState: the transaction is over.
+            ReservedByPrepared: `begin` found a prepared transaction of the same name.
             OutcomeUnknown: the transaction is being committed without this write; ask ``client.state``.
             WriteFailed: a write of this writer failed, so it makes no more receipts.
             DeadlineExceeded: no room in the queue, or no answer, within the client's timeout.
@@ -587,7 +590,6 @@ class Transaction:
 
     # -- ending ---------------------------------------------------------------------------------------
 
-    @traced("commit", "PRODUCER")
     def commit(
         self,
         receipts: Sequence[Receipt | bytes] | None = None,
@@ -624,33 +626,34 @@ class Transaction:
             WriteFailed: a write of this handle failed; abort.
             OutcomeUnknown: no answer in time. Commit again, or ask ``client.state`` later.
         """
+        return self.commit_with(CommitParts(receipts, name, number, consumed, secret), timeout)
+
+    @traced("commit", "PRODUCER")
+    def commit_with(self, parts: CommitParts, timeout: float | None) -> Result:
+        """As `commit`."""
         with self._lock:
             if self._result is not None:
                 return self._result
             self._shared.check()
             self._check_not_over()
-            check_number(name, number)
-            if self.state != "prepared" or consumed is not None:
-                check_consumed(self._ownership, consumed)
+            if self.state != "prepared" or parts.consumed is not None:
+                parts.check_consumed(self._ownership)
             deadline, self._prepare_sent = self._shared.deadline(timeout), False
-            if not self._scope and name is None:
+            if not self._scope and parts.name is None:
                 return self._commit_nothing()
             self._check_outside("commit")
-            if self._token is None and self.state != "open" and not receipts and number is None:
-                return self._commit_one_shot(name, deadline, consumed)
-            if self._token is None and receipts:
+            if self._token is None and self.state != "open" and parts.fit_one_command:
+                return self._commit_one_shot(parts, deadline)
+            if self._token is None and parts.receipts:
                 raise InvalidArgument(
                     "no other process can have written, as the token was never asked for: give no receipts"
                 )
             if self._token is None or self.state in USABLE:
                 self._open(deadline)
             if self._result is None:
-                self._commit_open(
-                    receipts, name, deadline, number=number, consumed=consumed, secret=secret
-                )
+                self._commit_open(parts, deadline)
             return self._done()
 
-    @traced("prepare", "PRODUCER")
     def prepare(
         self,
         receipts: Sequence[Receipt | bytes] | None = None,
@@ -674,33 +677,29 @@ class Transaction:
         Raises: as `commit`; ReservedByPrepared (another prepared transaction has the name), TooManyTransactions,
         TooManyUncommittedBytes (too many are prepared), IllegalState (another attempt prepared it).
         """
+        parts = CommitParts(receipts, name, number, consumed)
+        return self.prepare_with(parts, r.Prepare(by, attempt), timeout)
+
+    @traced("prepare", "PRODUCER")
+    def prepare_with(
+        self, parts: CommitParts, prepare: r.Prepare, timeout: float | None
+    ) -> TransactionInfo:
+        """As `prepare`."""
         with self._lock:
             self._shared.check()
             if self._outcome is None:
                 self._check_not_over()
-                check_number(name, number)
-                check_consumed(self._ownership, consumed)
+                parts.check_consumed(self._ownership)
                 self._check_outside("prepare")
                 deadline = self._shared.deadline(timeout)
-                prepare = r.Prepare(by, attempt)
                 if self.state in USABLE:
                     self._prepare_sent = True
                 try:
-                    if (
-                        receipts
-                        or number is not None
-                        or not self._prepare_events(name, consumed, prepare, deadline)
-                    ):
+                    whole = parts.fit_one_command
+                    if not (whole and self._prepare_events(parts, prepare, deadline)):
                         self._open(deadline)
                         if self._outcome is None:
-                            self._commit_open(
-                                receipts,
-                                name,
-                                deadline,
-                                number=number,
-                                consumed=consumed,
-                                prepare=prepare,
-                            )
+                            self._commit_open(parts, deadline, prepare)
                 finally:
                     if self.state == "sent":
                         self._move("doubt")
@@ -708,9 +707,7 @@ class Transaction:
                 raise IllegalState("the transaction is not prepared")
             return info_of(self._outcome)
 
-    def _prepare_events(
-        self, name: str | None, consumed: r.Consumed | None, prepare: r.Prepare, deadline: float
-    ) -> bool:
+    def _prepare_events(self, parts: CommitParts, prepare: r.Prepare, deadline: float) -> bool:
         """Prepare with one command. Returns False if the writes are too big for it, or in journals already.
 
         With reads of tables, raises EventTooLarge if the writes are too big.
@@ -724,15 +721,15 @@ class Transaction:
             self._shot = r.PrepareEvents(
                 txn_id,
                 self._scope,
-                name,
+                parts.name,
                 with_trace(self._buffer, self.trace),
                 self._secret,
                 prepare,
-                consumed,
+                parts.consumed,
                 () if self._reads is None else self._reads.locks(),
             )
         if self._token is None:
-            begin = r.Begin(txn_id, self._scope, name, self.keepalive_ms, self._secret)
+            begin = r.Begin(txn_id, self._scope, parts.name, self.keepalive_ms, self._secret)
             self._token = self._session.token_of(begin)
         self._move("send")
         try:
@@ -779,25 +776,22 @@ class Transaction:
         self._result = Result(NO_TXN, self._session.highest_timestamp, Counts(0, 0, 0))
         return self._result
 
-    def _commit_one_shot(
-        self, name: str | None, deadline: float, consumed: r.Consumed | None
-    ) -> Result:
-        marked = consumed is not None and name is None
-        check_id(self._txn_id, marked=marked)
-        txn_id = self._make_id(deadline, marked=marked)
+    def _commit_one_shot(self, parts: CommitParts, deadline: float) -> Result:
+        parts.check_id(self._txn_id)
+        txn_id = self._make_id(deadline, marked=parts.are_marked)
         place_null_keys(self._shared, self._buffer, deadline)
         # From here on an interruption leaves the outcome in doubt.
         self._move("send")
         try:
             events = with_trace(self._buffer, self.trace)
-            shot = r.OneShot(txn_id, self._scope, name, events, consumed)
+            shot = r.OneShot(txn_id, self._scope, parts.name, events, parts.consumed)
             outcome = self._session.one_shot(shot, deadline)
         except EventTooLarge:
             self._move("refuse_shot")
             # A marked id is for one-shots only.
-            self._txn_id = None if marked else txn_id
+            self._txn_id = None if parts.are_marked else txn_id
             self._open(deadline)
-            self._commit_open(None, name, deadline, consumed=consumed)
+            self._commit_open(parts, deadline)
             return self._done()
         except AnabranchError as error:
             self._failed_to_commit(error, "refuse_shot")
@@ -808,17 +802,9 @@ class Transaction:
         return self._done()
 
     def _commit_open(
-        self,
-        receipts: Sequence[Receipt | bytes] | None,
-        name: str | None,
-        deadline: float,
-        *,
-        number: int | None = None,
-        consumed: r.Consumed | None = None,
-        prepare: r.Prepare | None = None,
-        secret: bytes | None = None,
+        self, parts: CommitParts, deadline: float, prepare: r.Prepare | None = None
     ) -> None:
-        others = receipt_records(receipts, self._txn_id)
+        command = parts.command(self._txn_id, prepare)  # raises if a receipt is wrong
         own: tuple[r.Receipt, ...] = ()
         if self._token is None or (self._writer is None and self.state in USABLE):
             raise IllegalState("the transaction is not open")
@@ -831,9 +817,7 @@ class Transaction:
         self._move("send")
         reads = self._reads
         validated = () if reads is None else reads.validated
-        command = r.Commit(
-            self._token, own, others, name, 0, number, consumed, prepare, secret, validated
-        )
+        command = replace(command, token=self._token, own=own, validated=validated)
         outcome = self._send(command, deadline)
         while isinstance(outcome, r.Revalidate):
             if outcome.decided:
@@ -844,7 +828,7 @@ class Transaction:
             reads.revalidate(outcome, deadline)
             command = replace(command, validated=reads.validated)
             outcome = self._send(command, deadline)
-        warn_left_out(outcome, receipts)
+        warn_left_out(outcome, parts.receipts)
         self._take_outcome(outcome)
 
     def _send(self, command: r.Commit, deadline: float) -> r.Outcome | r.Revalidate:
@@ -957,7 +941,16 @@ class Transaction:
             raise AlreadyCommitted("the transaction is committed: its result is final")
         if self.state not in USABLE:
             self._check_not_over()
+            self._check_its_own()
             self._move("write")  # raises the reason
+
+    def _check_its_own(self) -> None:
+        """Raise `ReservedByPrepared` if begin found a prepared transaction of the name: the token is its id."""
+        if self._token is not None and self._token == self._txn_id:
+            raise ReservedByPrepared(
+                f"transaction {txn_text(self._txn_id)} named {self._name!r} is prepared: it has to be ended first, "
+                "by its coordinator, or by `commit` or `abort` with its `secret`; or begin under another name"
+            )
 
     def _check_outside(self, call: str) -> None:
         """As `Shared.check_outside`. A `TableTransaction` checks it before it calls its handle."""
@@ -1014,26 +1007,6 @@ class Transaction:
         self._lock = here().lock()
 
 
-def check_consumed(ownership: TaskOwnership | None, consumed: r.Consumed | None) -> None:
-    """Raise `InvalidArgument` unless ``consumed`` belongs to the ownership that the transaction began with."""
-    if consumed is not None:
-        check_type("consumed", consumed, r.Consumed)
-    began = None if ownership is None else (ownership.processor, ownership.fencing_token)
-    if began != (None if consumed is None else (consumed.processor, consumed.fencing_token)):
-        raise InvalidArgument(
-            "begin with a task ownership, and commit with what its reader gives as `consumed`: both, or neither"
-        )
-
-
-def check_id(txn_id: bytes | None, *, marked: bool) -> None:
-    """Raise `InvalidArgument` if the id, which exists already, is not of the kind that the commit needs."""
-    if marked and txn_id is not None and not is_marked(txn_id):
-        raise InvalidArgument(
-            "its id was made by `assign_id`, and a commit with `consumed` makes one of its own: commit with a "
-            "`name`, too, or do not call `assign_id`"
-        )
-
-
 def check_task(ownership: TaskOwnership | None, task: int) -> TaskOwnership:
     """The ownership. Raises `InvalidArgument` unless it has the task."""
     if ownership is None or task not in ownership.tasks:
@@ -1053,7 +1026,7 @@ def checked_rows(rows: Iterable[StateRow]) -> list[StateRow]:
 
 
 def state_size(stream: str, rows: Sequence[StateRow]) -> int:
-    """The bytes of rows of a state in a command, about."""
+    """About how many bytes rows of a state take in a command."""
     sizes = (len(key) + len(value or b"") for key, value in rows)
     return sum(sizes) + len(rows) * (len(stream) + EVENT_OVERHEAD)
 

@@ -257,7 +257,9 @@ def _check_tokens(report: Report, wire: Wire, joined: Sequence[bytes]) -> None:
     for sent in wire.first_copies():
         tokens = getattr(sent.command, "tokens", None) or [getattr(sent.command, "token", None)]
         for token in tokens:
-            if token and len(token) != TXN_ID_SIZE:  # a decision has the id
+            if (
+                token and len(token) != TXN_ID_SIZE
+            ):  # the decision on a prepared transaction has its id
                 check_token(report, wire, token, secrets, joined)
 
 

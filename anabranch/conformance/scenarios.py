@@ -460,7 +460,7 @@ def lost_answers(play: Play) -> None:
 
 @scenario("R3.4")
 def late_answers(play: Play) -> None:
-    """The answer to the first copy comes after that to the second one, when none is expected any more."""
+    """The answer to a command's first copy comes after the answer to the second one, when none is expected."""
     client = play.client()
     client.wire.script = lambda sent: Treatment(
         delay=2.6 if sent.kind == "Begin" and sent.copy == 1 else 0.0
@@ -841,7 +841,7 @@ def _check_decisions(play: Play, coordinator: Tested, secret: bytes) -> None:
 
 
 def _abort_natively(play: Play, stream: str) -> None:
-    """Records of a native transaction that is aborted, on each partition: as of a merge that was interrupted."""
+    """Append records to each partition in a native transaction, and abort it, like a merge that was interrupted."""
     topic = stream_topic(stream)
     record = Record(0, int(time.time() * 1000), b"same", b"aborted")
     with closing(play.log.producer(f"conformance-{play.scope}", timeout=60.0)) as producer:

@@ -117,7 +117,7 @@ class Waiting(NamedTuple):
 
     ``on``: the oldest of the transactions that it waits for, each with the table. ``writes``: its writes by table;
     of a big one only the table is kept. ``freezes``: whether its own locks would be frozen, too. ``held_since_ms``:
-    since when prepared transactions are among those that it waits for; the last try, if none is.
+    since when it has waited for prepared transactions; the time of the last try, if it waits for none.
     """
 
     since_ms: int
@@ -234,7 +234,7 @@ Row = tuple[str, int]  # a table, and the fingerprint of a key
 class TurnAsker(NamedTuple):
     """A transaction that has a turn at a row, or waits for it; only its own lane can end that.
 
-    ``until_ms``: when the turn, or the wait, ends at the latest. ``tables``: those that the answer is about.
+    ``until_ms``: when the turn, or the wait, ends at the latest. ``tables``: the tables that the answer is about.
     ``waited``: whether its turn did not come in the round in which it asked.
     """
 
@@ -247,7 +247,7 @@ class TurnAsker(NamedTuple):
 
 
 class RowQueue(NamedTuple):
-    """The transactions that want one row: the ``holder`` of the turn, and those that wait, the oldest first.
+    """The transactions that want one row: the ``holder`` of the turn, and the ``waiting`` ones, oldest first.
 
     ``lane``: the lane that had the last turn. ``warned``: one-shots without a turn that were answered once, in this
     turn, that others wait for the row.
@@ -261,7 +261,7 @@ class RowQueue(NamedTuple):
 
 @dataclass(slots=True)
 class RowTurns(Part):
-    """Turns at rows at which transactions conflict. ``lanes``: how many transactions of a lane have or want one."""
+    """Turns at rows at which transactions conflict. ``lanes``: how many a lane has, or waits for."""
 
     queues: DraftMap[Row, RowQueue] = field(default_factory=DraftMap)
     lanes: DraftMap[str, int] = field(default_factory=DraftMap)

@@ -151,9 +151,10 @@ class Processor(Program):
     def table(self, name: str, *, key: Any = None, value: Any = None) -> SharedTable:
         """Use a table that others write, too, in the control partition of the processor's scope.
 
-        A batch reads it with locks, at one snapshot, and its commit writes its rows. If others have written what it
-        read, it has no effect, and is handled again. Workers keep a replica of the table in their folders. ``key``,
-        ``value``: codecs, as of `Client.stream`. Raises: InvalidArgument.
+        A batch reads the table with locks, at one snapshot, and the batch's commit writes rows of the table. If
+        others have written what the batch read, the batch has no effect, and is handled again. Workers keep a
+        replica of the table in their folders. ``key``, ``value``: codecs, as of `Client.stream`. Raises:
+        InvalidArgument.
         """
         found = stream_of(name, key, value, "raise")
         if name in self.tables:

@@ -276,7 +276,7 @@ class Reads(Protocol):
 class Source(Protocol):
     """Begins the reads of batches.
 
-    ``near``: inputs whose commit timestamps compare with those of the tables. ``committed_at``: the last commit.
+    ``near``: inputs that are ordered with the tables by commit timestamps. ``committed_at``: the last commit.
     """
 
     near: Collection[str]
@@ -293,7 +293,7 @@ class BatchTables:
     """The tables as one batch sees them. ``rows``: what its handlers wrote. For one thread."""
 
     def __init__(self, source: Source, lock_bytes: int) -> None:
-        """``lock_bytes``: how much of a batch a lock counts as, so that batches end before they have too many."""
+        """``lock_bytes``: what each lock adds to a batch's size, so that the batch ends before it has too many."""
         self.rows: dict[str, dict[bytes, bytes | None]] = {}
         self.reads: Reads | None = None  # None before the first read
         self.places: dict[

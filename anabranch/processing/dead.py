@@ -1,4 +1,4 @@
-"""Dead letters of processors: which there are, and how they go back to their inputs.
+"""Lists dead letters of processors, and sends them back to their inputs.
 
 A letter goes back in the commit that moves a position in the stream of dead letters. The position belongs to a
 processor of its own, ``<stream>-retry``. So each letter is sent once, whatever happens to the process that sends.
@@ -90,7 +90,7 @@ def retry_processor(stream: str) -> str:
 
 
 def letters(client: Client, stream: str, *, sent: bool = False) -> Iterator[Letter]:
-    """The letters that were not sent back or passed over until now, or all of them (``sent``), oldest first.
+    """The letters that were neither sent back nor passed over, oldest first; with ``sent`` all letters.
 
     Raises: UnknownStream, SnapshotExpired, NotReady, DeadlineExceeded.
     """
@@ -128,7 +128,7 @@ def letter_at(client: Client, stream: str, place: str) -> Letter:
 
 
 def retry(client: Client, stream: str, *, most: int, pass_over: bool = False) -> Retried:
-    """Send letters back to their inputs, oldest first, each exactly once; those that are there when it begins.
+    """Send the letters that are there when the call begins back to their inputs, oldest first, each exactly once.
 
     A letter that can't be sent back ends the call, or is passed over (``pass_over``). A letter that is sent
     or passed over stays in the stream, and is not sent again.
@@ -185,7 +185,7 @@ def _read(
 
 
 def _taken(found: list[Letter], room: int, done: Retried, pass_over: bool) -> list[Letter]:
-    """The first letters that are handled now."""
+    """The letters that this call handles, from the first on, up to ``room``."""
     if len(found) > room:
         done.more, found = True, found[:room]
     if not pass_over:

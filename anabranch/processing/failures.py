@@ -160,7 +160,7 @@ class Failures:
         is_last = pauses.count >= (self._app.retries if retries is None else retries)
         now = self._clock.monotonic()
         is_lasting = self._lasting.get(kind, -math.inf) > now
-        if is_last or not is_lasting:  # else there are as many lines as tries
+        if is_last or not is_lasting:  # a line for each try would be too many
             trace = None if pauses.count or is_lasting else error
             text = "%s: the handler of %s failed: %s"
             log.warning(text, self._app.name, case().place, text_of(error), exc_info=trace)

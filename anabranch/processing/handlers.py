@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 FULL_BYTES = 8 << 20  # below the 16 MiB of state that a controller merges in one commit by default
 PART_S = 5.0  # an input commit that is handled for longer comes in parts
 _LEAST_S = 0.1  # events are handled for this long, also if the commit is due earlier
-_AHEAD = 4  # as many events for each concurrent handler wait for earlier events of their keys
+_AHEAD = 4  # events for each concurrent handler that may wait for earlier events of their keys
 _END_S = 5.0  # how long cancelled asyncio tasks may take
 _SAID = 1000  # the most characters of a log line that names them
 log = logging.getLogger("anabranch.processor")
@@ -57,7 +57,7 @@ Given = tuple[Event, int]  # an event and its task
 class Chains:
     """Events that are handled concurrently: a chain for each key, in order.
 
-    ``slots``: of handlers at work. ``room``: for events that are taken and not done. ``count``: of taken events.
+    ``slots``: for running handlers. ``room``: for events that are taken and not done. ``count``: of taken events.
     """
 
     batch: WorkBatch
@@ -170,7 +170,7 @@ class Handlers:
                 some = self._together(batch, left)
                 if self._time is not None:
                     self._time.before(at, *_of_commit(some[0]))
-                # Its locks, and its snapshot, are those of the commits before.
+                # The batch's locks and snapshot were made for the input commits before this one.
                 batch.is_ended = batch.is_ended or batch.ends_before(some[0])
                 if self._is_full(batch) or (len(left) < len(pieces) and self._is_late()):
                     break
@@ -186,7 +186,7 @@ class Handlers:
         return left
 
     def _together(self, batch: WorkBatch, pieces: Sequence[Piece]) -> list[Piece]:
-        """The first commit of these. Without timers and tables, ``async`` handlers run over several commits."""
+        """The first commit's pieces. Without timers and tables, ``async`` handlers take several commits at once."""
         if self._time is None and batch.tables is None and self._is_async(pieces[0]):
             return list(takewhile(self._is_async, pieces))
         return list(next(groupby(pieces, key=_of_commit))[1])

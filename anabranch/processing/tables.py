@@ -282,7 +282,10 @@ class WorkerTables:
         self._open()
 
     def is_loaded(self, seconds: float) -> bool:
-        """Wait until all replicas have their tables, at most this long. Raises: as `ReadReplica.wait`."""
+        """Wait for up to this long until all replicas have their tables, and return whether they do.
+
+        Raises: as `ReadReplica.wait`.
+        """
         opened = [one.opened for one in self._replicas]
         for replica in [*opened, *([] if self._replica is None else [self._replica])]:
             try:
@@ -350,10 +353,10 @@ def write_rows(txn: Transaction | TableTransaction, tables: BatchTables) -> None
 
 
 class Conflicts:
-    """How a batch's input is handled again after conflicts: how much in the next batches, and after what pause.
+    """Decides how a batch's input is handled again after conflicts: in which batches, and after which pause.
 
-    A row whose locks are broken `_ALONE` times gets the input commit that locks it first into a batch of its own:
-    the commits before come first, and their batch is not concerned. For one thread.
+    If a row's locks are broken `_ALONE` times, the first input commit that locks the row gets a batch of its own.
+    The input commits before it are handled first, in another batch. For one thread.
     """
 
     def __init__(self, name: str, metrics: Numbers, clock: Clock) -> None:
@@ -416,7 +419,7 @@ class Conflicts:
             self._counts.clear()
 
     def forget(self) -> None:
-        """Begin with other tasks, or from their positions again."""
+        """Forget all conflicts: the worker begins with other tasks, or again from their positions."""
         self._cuts.clear()
         self._counts.clear()
         self._tries = 0

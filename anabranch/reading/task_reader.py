@@ -41,9 +41,9 @@ from anabranch.types import Event, TaskOwnership
 _PACE_S = 0.25  # the wait for one input while no events come
 _ALL_S = 10.0  # the positions of all tasks move this often, also without events
 _ALL_READ_S = (
-    1.0  # and this often once all input is read, so that no lag is shown where nothing is left
+    1.0  # once all input is read, they move this often, so that no lag is shown without events
 )
-_FEW_TASKS = 64  # with more tasks, they move as seldom as ever
+_FEW_TASKS = 64  # with more tasks, they always move every `_ALL_S`
 _ENDS_S = 5.0  # the longest wait for other inputs
 _NONE = (-1, -1, -1)
 _INSTEAD = (
@@ -564,7 +564,7 @@ class TaskReader(Iteration[Event]):
         order.
 
         Any process may commit these positions: pass them on pickled, or as bytes. ``also``: tasks to include though
-        they had no event. ``left``: the last pieces, which belong to the next call. If their commit has failed
+        they had no event. ``left``: the last pieces, which belong to the next call. If the commit has failed
         without an effect, `put_back`; else take the tasks again. Raises: IllegalState (that was so before).
         """
         if self._ended:

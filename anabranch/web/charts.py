@@ -18,7 +18,7 @@ from anabranch.types import LeaderInfo
 HOUR_S = 3600.0
 _LAG_S = 60.0  # between two questions for the lags of all groups
 _LAG_SHARE = 20  # pauses between them are at least this many times as long as they take
-_LAG_AGE_S = 5.0  # from this age on, the age of the lag is shown
+_LAG_AGE_S = 5.0  # if a lag is older than this, the chart shows its age
 _LEAST_S = 300.0  # of a chart
 _GAP_S = 60.0  # no line is drawn between samples that are farther apart
 # The size of a chart without its legend, and the room above it.

@@ -1,4 +1,4 @@
-"""The temporary folders of web processes for replicas, and the removal of those of killed processes."""
+"""Temporary folders for the replicas of web processes. Folders that killed processes left are removed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def remove_left() -> None:
             with (path / _LOCK).open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
-        except OSError:  # its process lives, or another one removes it
+        except OSError:  # its process is alive, or another process removes it
             continue
 
 

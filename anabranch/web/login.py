@@ -63,13 +63,13 @@ class Login(Protocol):
     challenge: str  # for the header WWW-Authenticate; empty: browsers can't ask for a password
 
     def known(self, peer: str, headers: Headers) -> str | None:
-        """The user, if that takes no time; empty: the login accepts none; None: `user_of` finds out.
+        """The user, if that needs no hashing; empty if the request is refused; None if `user_of` has to decide.
 
         Raises: TooManyGuesses.
         """
 
     def user_of(self, peer: str, headers: Headers) -> str:
-        """The user; empty if the login accepts none. May take some tenths of a second."""
+        """The user; empty if the request is refused. May take some tenths of a second."""
 
 
 class Proxies:
@@ -87,9 +87,9 @@ class Proxies:
         return at is not None and any(at in each for each in self._networks)
 
     def sender(self, peer: str, headers: Headers) -> str:
-        """The address, or IPv6 network, that has sent a request: of a proxy's requests, the last one that it names.
+        """The address, or IPv6 network, that sent a request. If a proxy sent it: the last address that it names.
 
-        A proxy adds the address that it has seen to what the sender wrote.
+        A proxy appends the address that it has seen to the addresses that the sender wrote itself.
         """
         named = ",".join(headers.getlist("x-forwarded-for")).rpartition(",")[2]
         at = (_ip(named.strip()) if self.have(peer) else None) or _ip(peer)
@@ -144,7 +144,7 @@ class PasswordLogin:
         self._stamp: tuple[int, int] | None = None
         self._warned = -math.inf
         self._key = secrets.token_bytes(32)
-        # Digest of right credentials -> until when. Those that were sent last are at the end.
+        # Digest of right credentials -> until when. The ones that were sent last are at the end.
         self._remembered: dict[bytes, float] = {}
         self._guesses = _Guesses()
         self._lock = Lock()  # guards the fields; nothing is hashed while it is held
@@ -346,7 +346,7 @@ class Doorkeeper:
         await answer(scope, receive, send)
 
     async def _answer(self, scope: Scope) -> ASGIApp:
-        """The application, if the request has a user; else what refuses it."""
+        """The application, if the request has a user; else a response that refuses the request."""
         peer = scope["client"][0] if scope.get("client") else ""
         headers = Headers(scope=scope)
         try:
@@ -375,7 +375,7 @@ class Doorkeeper:
         )
 
     async def _judged(self, peer: str, headers: Headers) -> str:
-        """The user of a password that has to be hashed: one at a time, so that guesses are slow."""
+        """Find the user by hashing the password. One request at a time does this, so that guesses are slow."""
         loop = asyncio.get_running_loop()
         self._waiting += 1
         try:

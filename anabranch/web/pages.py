@@ -70,9 +70,7 @@ _VALUE = 4_000  # characters of a value that a page shows
 _TROUBLE = 500  # characters of a text that says why a value is not decoded
 _DECODED = 256 << 10  # bytes of the longest value that is decoded
 _MOST_LINKED = 1000  # bytes of a key that a link has; fields of addresses have no more characters
-_MOST_SKIPPED = (
-    1_000_000  # rows before a page's first one, of those whose keys begin with the link's key
-)
+_MOST_SKIPPED = 1_000_000  # rows that a page may skip after the key in its link, if many keys begin with that key
 _MOST_HEADERS = 20
 _SCOPES_S = 30.0
 _MOST_RIVERS = 16  # pictures of streams that are kept up to date
@@ -183,7 +181,7 @@ class Start(NamedTuple):
     skipped: int
 
     def after(self, rows: Sequence[Row], next_key: bytes | None, prefix: bytes) -> Start | None:
-        """The start of the next page, whose first key is ``next_key``; of a long key it has the beginning."""
+        """The start of the next page, which begins at ``next_key``; it has only the first bytes of a long key."""
         if next_key is None:
             return None
         key = max(next_key[:_MOST_LINKED], prefix)
@@ -247,7 +245,7 @@ class Pages:
         )
 
     def sweep(self) -> None:
-        """Close idle replicas; at first, remove what killed processes left. For the thread that reads rows."""
+        """Close idle replicas. The first call removes what killed processes left. For the thread that reads."""
         if not self._has_swept:
             self._has_swept = True
             remove_left()

@@ -76,7 +76,7 @@ class Tables:
         limit: int,
         timeout: float,
     ) -> RowsPage:
-        """A page of rows: those with a prefix, from ``skipped`` rows after a key on, or from the first key on.
+        """A page of the rows with a prefix, from key ``first`` on (None: all), without the next ``skipped`` rows.
 
         Raises: NotReady (the replica is loading, too many others are shown, or its disk is full), InvalidArgument
         (not a table, or a big one), NotAuthorized, NotInstalled, and as `Client.replica`.
@@ -156,7 +156,7 @@ class Tables:
                     self._kept[table] = kept
             if is_late:
                 _end(kept)
-                self._folders.close()  # opening a replica has made them again
+                self._folders.close()  # opening the replica has made the folders again
                 raise NotReady("the process ends")
         kept.used = time.monotonic()
         return kept.replica

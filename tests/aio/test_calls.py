@@ -13,15 +13,15 @@ from tests.aio.calls import KINDS, PAGE, Kind, text
 NOT_HERE = {
     "Client": {"heart", "reader_ports", "check_outputs", "mirror"},
     "Transaction": {
-        "acknowledged", "after_fork", "client_closes", "gone", "identity", "keep", "left_by", "live_token",
-        "open_named", "read_by", "write_state",
+        "acknowledged", "after_fork", "client_closes", "commit_with", "gone", "identity", "keep", "left_by",
+        "live_token", "open_named", "prepare_with", "read_by", "write_state",
     },
     "Writer": {
         "acknowledged", "after_fork", "client_closes", "gone", "live_token", "opened", "put", "put_many", "receipt",
         "store", "touch",
     },
     "Replica": {"begin_tasks", "deadline", "marks", "report_due", "step"},
-    "TableTransaction": {"write_state"},
+    "TableTransaction": {"commit_with", "write_state"},
     "JoinedTransaction": set(),
     "TableSnapshot": {"check_open", "get_version", "in_place_of", "is_forked", "row_at", "stamped", "walk"},
     "Snapshot": set(),

@@ -135,7 +135,7 @@ def test_watching_a_table_that_nothing_would_compact_is_refused(
     assert refused.exit_code == ExitCode.USAGE
     assert "anabranch stream alter a/b --setting table.compact.ratio=4" in refused.stderr
     table.settings["table.compact.ratio"] = "4"
-    monkeypatch.setattr("anabranch.client.compact.due_tables", lambda *_: [])
+    monkeypatch.setattr("anabranch.client.calls.compact.due_tables", lambda *_: [])
     assert "Watches" in run(*watch).stderr
     monkeypatch.setattr(fake, "describe", FakeClient(error=UnknownStream("a/b")).describe)
     assert "UnknownStream" in run(*watch).stderr

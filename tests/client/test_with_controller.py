@@ -6,6 +6,7 @@ import random
 import re
 from collections import Counter
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any
 from unittest.mock import patch
 
@@ -41,6 +42,22 @@ def test_a_one_shot(world: World) -> None:
     assert (event.key, event.timestamp_ms, event.headers[0]) == (b"a", 77, ("h", b"x"))
     (commit,) = world.commits(STREAM)
     assert (commit.txn_id, commit.timestamp) == (result.txn_id, result.commit_timestamp)
+
+
+def test_a_handle_of_a_name_whose_transaction_is_prepared_can_only_end_it(world: World) -> None:
+    with world.client.begin("nyc", "job") as first:
+        first.write(STREAM, b"1")
+        info = first.prepare(by=sha256(b"s" * 32).digest())
+    with world.client.begin("nyc", "job") as again:
+        assert again.prepared == info
+        calls = (lambda: again.write(STREAM, b"2"), again.flush, again.token, again.assign_id)
+        for call in calls:
+            with pytest.raises(errors.ReservedByPrepared, match=r"'job' is prepared"):
+                call()
+    assert not values(world)
+    with world.client.begin("nyc", "job") as last:
+        assert last.commit(secret=b"s" * 32).txn_id == info.txn_id
+    assert values(world) == {b"1": 1}
 
 
 def test_exist_ok_accepts_what_has_all_that_was_asked_for(world: World) -> None:

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import Mock, patch
 
-from anabranch.client import reading as client_reading
 from anabranch.client import session
+from anabranch.client.calls import reading as client_reading
 from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer
 from anabranch.errors import AnabranchError, DeadlineExceeded

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from anabranch.cli import options
 from anabranch.cli import table as table_commands
 from anabranch.cli.main import app
-from anabranch.client import compact
+from anabranch.client.calls import compact
 from anabranch.client.client import Client
 from anabranch.errors import (
     IllegalState,

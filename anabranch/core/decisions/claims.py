@@ -274,10 +274,10 @@ def answer(turn: Turn, yielded: r.YieldedRow, late: r.TxnRow) -> r.Outcome | Non
 
 
 def earlier(turn: Turn, row: r.TxnRow, *, moves: bool) -> r.Outcome:
-    """The outcome of an earlier commit (``row``), to which another one gave way.
+    """The outcome of an earlier commit (``row``), to which a later one gave way.
 
-    `AlreadyCommitted` if that other one would have moved positions (``moves``): after COMMITTED its worker would
-    believe that they have moved.
+    Raises `AlreadyCommitted` if the later commit moves positions (``moves``): its worker would take the answer
+    COMMITTED to mean that the positions have moved.
     """
     if moves:
         raise errors.AlreadyCommitted(

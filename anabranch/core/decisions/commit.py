@@ -270,7 +270,7 @@ def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
 def _check_decided(turn: Turn, row: r.TxnRow, command: r.Commit) -> None:
     """Refuse a commit whose transaction was decided with other positions: `AlreadyCommitted`, `OutcomeUnknown`.
 
-    A coordinator need not name what was prepared (`prepared.check_ending`).
+    A coordinator need not repeat the arguments of the prepare (`prepared.check_ending`).
     """
     consumed = command.consumed
     if row.state in ("ABORT_IN_PROGRESS", "ABORTED", "PREPARED"):

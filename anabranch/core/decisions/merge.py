@@ -183,9 +183,9 @@ def _breaks_frozen(turn: Turn, plan: Plan) -> frozen.Refused | None:
 
 
 def _waits_for_locks(turn: Turn, txn_id: bytes, refused: frozen.Refused | None) -> bool:
-    """Whether a commit is not merged now because of frozen locks (``refused``).
+    """Whether frozen locks keep a commit from being merged now. ``refused``: why, or None.
 
-    If a prepared transaction has had them for long, the commit is aborted.
+    If it has waited for a prepared transaction for too long, the commit is aborted.
     """
     if isinstance(refused, ReservedByPrepared):
         answer_pending(turn, txn_id, refuse(refused))

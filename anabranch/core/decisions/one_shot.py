@@ -230,7 +230,7 @@ def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> 
         secret=command.secret,
         owner=turn.lane,
     )
-    # A row with the positions, where journals have one too.
+    # A commit through journals also has such a row, with its positions.
     moves = r.PendingCommitRow(
         (), True, (), command.name, None, 0, command.consumed, command.prepare
     )
@@ -433,7 +433,7 @@ def _check_state(turn: Turn, consumed: r.Consumed | None, stream: str, rows: Som
 
 
 def _spread(turn: Turn, events: CommandEvents, by_stream: Mapping[str, Sequence[int]]) -> Placed:
-    """Group events by stream and present segment. ``by_stream``: their numbers.
+    """Group events by stream and present segment. ``by_stream``: the numbers of the events.
 
     Rows of a processor's state go to the segments that they name.
     """

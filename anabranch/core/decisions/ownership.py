@@ -315,9 +315,9 @@ def _ended(row: r.ProcessorRow, *, keep_state: bool) -> r.ProcessorRow:
 
 
 def _may_end(turn: Turn, row: r.ProcessorRow, resets: int) -> dict[int, r.TaskRow]:
-    """The tasks' rows.
+    """The rows of a processor's tasks, if it may be reset or deleted now.
 
-    Raises: IllegalState (the processor was reset meanwhile), NotReady and ReservedByPrepared (a commit moves one).
+    Raises: IllegalState (it was reset meanwhile), NotReady and ReservedByPrepared (a commit moves a task).
     """
     if resets != row.resets:
         raise IllegalState(f"{row.processor} was reset meanwhile: look at it again")

@@ -159,7 +159,7 @@ def check_room(turn: Turn, txn_id: bytes, weighed: Weighed) -> None:
 def log_prepared(
     turn: Turn, txn_id: bytes, pending: r.PendingCommitRow | None, row: r.PreparedRow
 ) -> None:
-    """Log how it was prepared. The pending commit loses its askers and its deadline: a coordinator decides."""
+    """Log how it was prepared. A coordinator decides now, so the pending commit has no deadline and no askers."""
     if pending is not None:
         kept = replace(pending, askers=(), deadline_ms=0, decided=True)
         turn.put(k.pending_key(txn_id), kept)

@@ -372,8 +372,8 @@ def _is_held(txn: OpenTxn) -> bool:
     )
 
 
-# The parts of a decided or prepared transaction (`core.parts`) that it gives back when it is aborted after all. Its
-# locks are rows, which go when it ends.
+# A decided or prepared transaction holds these parts (`core.parts`), and gives them back if it is aborted. Its
+# locks need no entry: they are rows, which are deleted when it ends.
 GIVE_BACK: tuple[Callable[[Turn, OpenTxn], None], ...] = (
     lambda turn, txn: claims.give_back(turn, txn),
     lambda turn, txn: prepared.give_back(turn, txn),
@@ -395,7 +395,7 @@ def end_pending(turn: Turn, txn_id: bytes, error: errors.AnabranchError | None) 
 
 
 def answer_pending(turn: Turn, txn_id: bytes, result: object) -> None:
-    """Answer the askers of a decided commit. Its row stays without them: it says what an abort gives back."""
+    """Answer the askers of a decided commit. Its row stays, as it says what an abort has to give back."""
     pending = turn.open(txn_id).pending
     if pending is not None and pending.askers:
         for each in pending.askers:

@@ -75,7 +75,7 @@ def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
         if txn.row.broken is not None:
             continue
         turn.put(k.txn_key(txn_id), txn.row._replace(broken=broken))
-        # Commits that would break a frozen lock wait, so this is never one; and it could not be aborted.
+        # A transaction with frozen locks can't be aborted. Its locks are not broken: commits that would do so wait.
         acts = txn.participants or txn.pending is not None
         if (
             acts

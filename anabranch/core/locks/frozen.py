@@ -1,4 +1,4 @@
-"""Decisions on frozen locks: those of transactions that can't be aborted any more.
+"""Decisions on frozen locks: the locks of transactions that can't be aborted any more.
 
 There are two kinds. A *staged* merge has chunks in the stream, and ends by itself. A *prepared* transaction ends
 when its coordinator decides, which may have committed elsewhere already. A commit that would break a frozen lock
@@ -7,7 +7,8 @@ waits until the lock's transaction ends; for a prepared one, until `PREPARED_HOL
 No wait is part of a cycle: a staged merge waits for no lock, and a prepared transaction that commits waits for
 staged merges alone. So a merge is not staged while its writes would break a frozen lock, or while the writes of
 another merge that can't be aborted would break its own locks. And a transaction is not prepared while its writes
-would break a lock of another prepared one, or while the writes of any of both kinds would break its own locks.
+would break a lock of another prepared one, or while the writes of a staged merge or of another prepared transaction
+would break its own locks.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from anabranch.protocol.schemas import records as r
 BARS_MS = 1_000  # when a commit has waited this long, locks that it breaks are not frozen before it
 HEARD_MS = 5_000  # … unless it did not try again for this time, like a one-shot that was given up
 MOST = 1_000  # waiting commits that are noted; more wait without a note
-MOST_ON = 16  # transactions that each of them waits for first: the oldest; the others come when these have ended
+MOST_ON = 16  # transactions that a waiting commit notes: the oldest ones first, others when these have ended
 
 Writes = Mapping[str, Write]  # by table
 On = set[tuple[bytes, str]]  # the transactions that a commit waits for, with the table
-Refused = NotReady | ReservedByPrepared  # why a commit waits, or why it does not any more
+Refused = NotReady | ReservedByPrepared  # a commit has to wait; or it has waited for too long
 
 
 def check_free(turn: Turn, txn_id: bytes, writes: Callable[[], Writes]) -> None:
@@ -54,7 +55,7 @@ def check_free(turn: Turn, txn_id: bytes, writes: Callable[[], Writes]) -> None:
 def check_prepare(
     turn: Turn, txn_id: bytes, writes: Callable[[], Writes], locks: Sequence[r.TableLocks]
 ) -> None:
-    """Refuse to prepare a transaction whose locks can't be frozen now. ``locks``: those that are not registered.
+    """Refuse to prepare a transaction if its locks can't be frozen now. ``locks``: its unregistered ones.
 
     Raises: NotReady, ReservedByPrepared.
     """
@@ -65,9 +66,9 @@ def check_prepare(
 
 
 def waits(turn: Turn, who: Who, writes: Callable[[], Writes]) -> Refused | None:
-    """Why a commit waits for a frozen lock that its writes break, or may break; None if it need not.
+    """Why a commit has to wait for a frozen lock that its writes break, or may break; None if it need not wait.
 
-    ``writes``: called if needed.
+    ``writes``: returns its writes; called only if they are needed.
     """
     refused = still_waits(turn, who)
     if refused is not None:
@@ -85,9 +86,9 @@ def waits(turn: Turn, who: Who, writes: Callable[[], Writes]) -> Refused | None:
 
 
 def still_waits(turn: Turn, who: Who) -> Refused | None:
-    """Why a commit waits for a transaction for which it waited before and which is still frozen.
+    """Why a commit still has to wait: a transaction that it waited for before still has frozen locks.
 
-    No lock is compared.
+    This compares no locks.
     """
     known = turn.merging.waiting.get(who, None)
     on = () if known is None else [one for one in known.on if one[0] in turn.state.locks.frozen]
@@ -98,9 +99,9 @@ def still_waits(turn: Turn, who: Who) -> Refused | None:
 
 
 def may_stage(turn: Turn, txn_id: bytes, writes: Callable[[], Writes]) -> Refused | None:
-    """Why a merge can't be staged now; None if it can. Its locks hold until now.
+    """Why a merge can't be staged now; None if it can. The caller has checked that its locks hold until now.
 
-    A prepared transaction has frozen its locks already: it waits only while it would break those of a staged merge.
+    A prepared transaction has frozen locks already: it waits only while it would break a lock of a staged merge.
     """
     if txn_id in turn.state.locks.frozen:
         return waits(turn, txn_id, writes)
@@ -117,7 +118,8 @@ def _to_freeze(
 ) -> Refused | None:
     """Why a transaction's locks, which hold until now, can't be frozen yet; None if they can.
 
-    ``prepares``: its coordinator decides later; else its merge is to be staged.
+    ``locks``: its locks that are not registered. ``prepares``: it is to be prepared; otherwise its merge is to be
+    staged.
     """
     known = _alone(txn_id, locks) if locks else turn.state.locks
     tables = known.of(txn_id).tables
@@ -137,7 +139,7 @@ def _to_freeze(
                     "the writes of a prepared transaction or a staged merge are read first"
                 )
             if not any(write.is_packed for write in theirs.values()):
-                kept += turn.work - since  # the next try has these
+                kept += turn.work - since  # memory has these for the next try
             on |= {(other, table) for _, table in _broken_by(known, other, theirs, (txn_id,))}
         bars, behind = _bars(turn, txn_id, known)
         on |= bars
@@ -151,7 +153,7 @@ def _to_freeze(
 
 
 def _alone(txn_id: bytes, locks: Sequence[r.TableLocks]) -> LockTable:
-    """Locks that are not registered, as if they were."""
+    """A table of these locks of a transaction, as if they were registered."""
     found = LockTable()
     identifier = k.read_lock_key(txn_id, 0, 1)[len(txn_id) + 1 :]
     found.derive(txn_id, identifier, r.ReadLockRow(tuple(locks), ()))
@@ -196,7 +198,7 @@ def _written_by(turn: Turn, txn_id: bytes, tables: Iterable[str]) -> Writes | No
 def writes_of(
     events: CommandEvents, tables: Collection[str], by_stream: Mapping[str, Sequence[int]]
 ) -> dict[str, Write]:
-    """The writes of events to these tables. ``by_stream``: their numbers."""
+    """The writes of events to these tables. ``by_stream``: the numbers of the events."""
     return {
         table: Write.of(0, SomeEvents(events, by_stream[table]).keys)
         for table in sorted(by_stream.keys() & set(tables))
@@ -225,7 +227,7 @@ def writes_in_journals(
 
 
 def _broken_by(locks: LockTable, by: bytes, writes: Writes, holding: Collection[bytes]) -> On:
-    """Those of these transactions whose locks the writes break, or may break, with the table."""
+    """The transactions in ``holding`` that have locks which the writes break, or may break; each with the table."""
     return {
         (txn_id, table)
         for table, write in writes.items()
@@ -238,8 +240,8 @@ def _bars(turn: Turn, txn_id: bytes, locks: LockTable) -> tuple[On, On]:
     """The commits that have waited for this transaction's locks for `BARS_MS` and come before it.
 
     If two commits would both freeze locks, the commit with the older id comes first: otherwise each might wait for
-    the other commit. Also returns what the plain writes among them wait for: plain writes can't be refused, so
-    without that this transaction would wait for as long as they do.
+    the other commit. Also returns the transactions for which the plain writes among these commits wait. Plain
+    writes can't be refused, so this transaction would otherwise wait for as long as they do.
     """
     found: On = set()
     behind: On = set()
@@ -273,7 +275,7 @@ def _note(
 ) -> Refused | None:
     """Note the transactions that a commit waits for. Returns why it waits, if there are any.
 
-    ``behind``: those for which the plain writes wait that it waits for.
+    ``behind``: transactions that it waits for indirectly, through plain writes.
     """
     waiting = turn.merging.waiting
     known = waiting.get(who, None)
@@ -298,10 +300,10 @@ def _note(
 
 
 def _refused(turn: Turn, on: Iterable[tuple[bytes, str]], since_ms: int) -> Refused:
-    """Why a commit that would break these locks waits; or that it does not, as a prepared one has them for long.
+    """The error for a commit that would break these locks: it has to wait, or has waited for too long.
 
-    ``since_ms``: since when this leader lets it wait for prepared ones. The time of PREPARED alone would not do: it
-    is by the clock of the leader that logged it, which may have been ahead of this one.
+    ``since_ms``: when this leader first made it wait for a prepared transaction. The time in the transaction's row
+    is not enough: it is by the clock of the leader that logged it, which may have been ahead of this leader's.
     """
     waited = turn.now_ms - since_ms >= limits.PREPARED_HOLD_MS
     for txn_id, table in sorted(on):

@@ -58,7 +58,7 @@ def count_of(locks: Iterable[r.TableLocks]) -> int:
 
 
 def bytes_of(locks: Iterable[r.TableLocks]) -> int:
-    """The bytes of their fingerprints and of the bounds of their ranges."""
+    """The bytes of the locks: of their fingerprints, and of the bounds of their ranges."""
     size = 0
     for each in locks:
         size += 8 * len(each.points)
@@ -131,8 +131,8 @@ class LockTable:
     # Table -> transaction that reads the table -> the lane that named it; and transaction -> table -> lane.
     readers: dict[str, dict[bytes, str]] = field(default_factory=dict)
     named: dict[bytes, Mapping[str, str]] = field(default_factory=dict)
-    # Transactions that can't be aborted, as their merge is staged or their coordinator decides: their locks are
-    # frozen. And those of them that have locks.
+    # Transactions with frozen locks: they can't be aborted, as their merge is staged or their coordinator decides.
+    # ``holding``: the frozen ones that have locks at all.
     frozen: dict[bytes, bool] = field(default_factory=dict)
     holding: dict[bytes, bool] = field(default_factory=dict)
     count: int = 0

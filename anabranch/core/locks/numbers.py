@@ -12,7 +12,7 @@ _INTEGER = re.compile(rb"0|-?[1-9][0-9]*")
 
 
 def number_in(value: bytes | None) -> int | None:
-    """The number in a row; None: there is no row. `NotANumber`."""
+    """The number in a row; None if there is no row. Raises: NotANumber."""
     if value is None:
         return None
     if len(value) <= NUMBER_BYTES and _INTEGER.fullmatch(value):
@@ -25,7 +25,7 @@ def number_in(value: bytes | None) -> int | None:
 
 
 def changed(kind: ChangeKind, before: int | None, number: int) -> int:
-    """The number that a change makes of a row. ``before``: None if there is no row. `NumberOverflow`."""
+    """The number in a row after a change. ``before``: None if there is no row. Raises: NumberOverflow."""
     if kind == "ADD":
         total = (before or 0) + number
         if LEAST_NUMBER <= total <= MOST_NUMBER:

@@ -16,7 +16,7 @@ from anabranch.protocol.schemas import records as r
 
 # At most this many bounded writes are compared with ranges: for more, a client's validation is cheaper.
 MOST_BOUNDED = 100
-# The most memory for numbers in rows, about; that of each one, without its key.
+# About how much memory numbers in rows take at most, and how much each number takes, without its key.
 NUMBERS_BYTES = 16 << 20
 _NUMBER_BYTES = 250
 
@@ -24,7 +24,7 @@ Row = tuple[str, bytes]  # table, key
 
 
 class Number(NamedTuple):
-    """The number that a change made of a row, by the commit of a timestamp (`anabranch.core.locks.row_changes`)."""
+    """The number that a change left in a row (`anabranch.core.locks.row_changes`), and its commit timestamp."""
 
     value: int
     timestamp: int
@@ -102,7 +102,7 @@ class RecentWrites:
     """Recent writes by table: all that are later than ``reach``.
 
     A new leader's reach is the hybrid time that it read from the log, because it has not seen earlier writes.
-    ``numbers``: of the rows that changes wrote, the latest changed last.
+    ``numbers``: the numbers that changes left in rows; the latest change is last.
     """
 
     reach: int = 0
@@ -186,12 +186,12 @@ class RecentWritesDraft:
         self.order.append(table)
 
     def keep_number(self, row: Row, number: Number) -> None:
-        """Note what a change made of a row."""
+        """Note the number that a change left in a row."""
         self.numbers.pop(row, None)
         self.numbers[row] = number
 
     def number(self, row: Row) -> int | None:
-        """The number in a row; None unless a change made it, and certainly no later commit wrote the row."""
+        """The number that a change left in a row; None if none did, or if a later commit may have written it."""
         found = self.numbers.get(row)
         if found is None and self.former is not None:
             found = self.former.numbers.get(row)

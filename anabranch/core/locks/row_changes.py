@@ -27,7 +27,7 @@ Placed = Mapping[str, list[tuple[r.SegmentRange, SomeEvents]]]  # by stream
 
 
 def check_changes(command: r.OneShot) -> None:
-    """Raise `InvalidArgument` for changes that no row could make right."""
+    """Raise `InvalidArgument` for changes that are wrong whatever the rows are."""
     changes = command.changes
     limits.ROW_CHANGES.check(len(changes), "a transaction")
     rows = {(change.table, change.key) for change in changes}
@@ -49,7 +49,7 @@ def check_changes(command: r.OneShot) -> None:
 
 
 def events_of(turn: Turn, command: r.OneShot | r.PrepareEvents) -> CommandEvents:
-    """The events of a command, and one for each change, which has the longest value. `InvalidArgument`."""
+    """The events of a command, and one event for each change, with the longest value. Raises: InvalidArgument."""
     if not isinstance(command, r.OneShot) or not command.changes:
         return CommandEvents.of(command.events)
     check_changes(command)
@@ -68,7 +68,7 @@ def _with(command: r.OneShot, values: Iterable[int]) -> CommandEvents:
 def values_of(
     turn: Turn, changes: Sequence[r.RowChange], locked: Sequence[r.TableLocks]
 ) -> list[int] | None:
-    """The new numbers in the changed rows; None: the client has to revalidate. ``locked``: was checked before.
+    """The new numbers in the changed rows; None: the client has to revalidate. ``locked``: its locks; they hold.
 
     Raises: NotANumber, NumberOverflow.
     """
@@ -89,7 +89,7 @@ def values_of(
 
 
 def _changed(change: r.RowChange, known: int | None) -> int:
-    """The number that a change makes of its row. ``known``: the number in it; None: the client's row counts."""
+    """The number in a row after a change. ``known``: the number before; None: that of the client's ``base``."""
     try:
         before = number_in(change.base) if known is None else known
         return changed(change.kind, before, change.number)
@@ -98,7 +98,7 @@ def _changed(change: r.RowChange, known: int | None) -> int:
 
 
 def filled(command: r.OneShot, values: Iterable[int], placed: Placed) -> Placed:
-    """The events of `events_of`, which were placed, with these values."""
+    """The events of `events_of` after they were placed, with these values in the changed rows."""
     if not command.changes:
         return placed
     events = _with(command, values)
@@ -109,6 +109,6 @@ def filled(command: r.OneShot, values: Iterable[int], placed: Placed) -> Placed:
 
 
 def keep(turn: Turn, command: r.OneShot, values: Iterable[int], timestamp: int) -> None:
-    """Remember what a commit made of its rows, for the next changes."""
+    """Remember the numbers that a commit left in its rows, for the next changes."""
     for change, value in zip(command.changes, values, strict=True):
         turn.recent_writes.keep_number((change.table, change.key), Number(value, timestamp))

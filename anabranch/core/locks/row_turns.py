@@ -1,4 +1,4 @@
-"""Decisions on turns at rows: transactions whose locks broke at a row come there one after the other.
+"""Decisions on turns at rows: if locks broke at a row, transactions take turns there, one after the other.
 
 A turn is a hint, and locks nothing: the locks of its holder are judged like all others, and a commit without a turn
 is never refused. So turns are in memory only, and a successor begins without any. A turn ends with the round that
@@ -23,7 +23,7 @@ _EMPTY = RowQueue(None, (), "")
 
 
 def take(turn: Turn, command: r.TakeTurn, to: ReplyTo | None) -> None:
-    """Put a transaction into a row's queue; `advance` answers when its turn comes. Or let it give up its turn."""
+    """Put a transaction into a row's queue, or let it give up its turn. `advance` answers when its turn begins."""
     check_id_partition(turn, command.txn_id)
     limits.TURN_TABLES.check(len(command.tables), "a turn")
     for table in {command.table, *command.tables}:
@@ -44,7 +44,7 @@ def take(turn: Turn, command: r.TakeTurn, to: ReplyTo | None) -> None:
 
 
 def _joined(turn: Turn, queue: RowQueue, asker: TurnAsker, former: bytes) -> RowQueue:
-    """The queue with one more transaction: at the end, or in the place of another one of its lane."""
+    """The queue with one more transaction: in the place of ``former``, if its lane has that, else at the end."""
     holder = queue.holder
     if holder is not None and holder[:2] == (former, asker.lane):
         held = asker._replace(until_ms=holder.until_ms, waited=holder.waited)
@@ -103,7 +103,7 @@ def _is_over(turn: Turn, holder: TurnAsker, merged: set[bytes]) -> bool:
 
 
 def _next(turn: Turn, queue: RowQueue) -> RowQueue:
-    """Give the turn to the next one that still waits. Lanes come in turn, so that none has all turns."""
+    """Give the turn to the next transaction that still waits. Lanes alternate, so that no lane has all turns."""
     waiting = tuple(each for each in queue.waiting if turn.now_ms < each.until_ms)
     if not waiting:
         return _EMPTY
@@ -118,8 +118,8 @@ def _next(turn: Turn, queue: RowQueue) -> RowQueue:
 def advice(turn: Turn, command: r.OneShot) -> r.Revalidate | None:
     """The answer that advises a one-shot to take a turn, as it would break the locks of a turn's holder; else None.
 
-    Nothing else is wrong with the one-shot. A one-shot gets this advice once in a turn; its next copy is carried
-    out. So a client that knows no turns is only delayed.
+    Call this when the one-shot could be carried out. A one-shot is advised once in a turn, and its next copy is
+    carried out. So a client that does not know turns is only delayed.
     """
     queues = turn.row_turns.queues.as_dict()
     if not queues:
@@ -142,7 +142,7 @@ def advice(turn: Turn, command: r.OneShot) -> r.Revalidate | None:
 
 
 def _answer(turn: Turn, asker: TurnAsker, *, others: bool) -> None:
-    """``others``: whether others want the row, too."""
+    """Answer a transaction. ``others``: whether others want the row, too."""
     times = conflicts.table_times(turn, asker.tables)
     turn.reply(asker.to, r.Revalidate(turn.hybrid_time, times, (), others or asker.waited))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from anabranch.client.reading import dead_letter
+from anabranch.client.calls.reading import dead_letter
 from anabranch.errors import InvalidArgument, SnapshotExpired, UndecodableValue
 from anabranch.protocol import defaults
 from anabranch.protocol.legal_names import split_stream

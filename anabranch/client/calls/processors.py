@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from anabranch.client.reading import Reading
+from anabranch.client.calls.reading import Reading
 from anabranch.client.receipts import RECORD_OVERHEAD
 from anabranch.client.shared import Shared
 from anabranch.core.stream_settings import PROCESSOR, is_table, latest_time

@@ -11,10 +11,10 @@ from contextlib import closing, suppress
 from itertools import takewhile
 from typing import Any
 
-from anabranch.client.reading import Reading
+from anabranch.client.calls.reading import Reading
+from anabranch.client.calls.streams import Streams
 from anabranch.client.reservation import keepalive_ms_of
 from anabranch.client.shared import Shared
-from anabranch.client.streams import Streams
 from anabranch.client.transaction import Transaction
 from anabranch.core import stream_settings as settings
 from anabranch.core.decisions.scopes import text_of
