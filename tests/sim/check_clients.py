@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import pairwise
 
-from anabranch.errors import AlreadyCommitted, NotAuthorized, TransactionAborted
+from anabranch.errors import AlreadyCommitted, LocksBroken, NotAuthorized, TransactionAborted
 from anabranch.protocol.ids import NO_TXN
 from tests.sim.check_log import hold
 from tests.sim.ledger import Attempt, Deal, Ledger, Told
@@ -214,9 +214,11 @@ def _check_attempt(
         forgotten = txn_id is not None and picture.is_forgotten(txn_id) and not events
         if not (forgotten and result.counts.committed == 0):
             hold(committed, f"{deal.label}: a commit was answered, and it is not committed")
-        hold(result.counts.committed == events, f"{deal.label}: {result.counts}, {events} events")
+        wrote = f"{events} events, {deal.rows} rows"
+        whole = result.counts.committed == events + deal.rows
+        hold(whole, f"{deal.label}: {result.counts}, {wrote}")
         _check_final(picture, deal.label, txn_id, "COMMITTED", result.commit_timestamp)
-    elif isinstance(attempt.error, TransactionAborted):
+    elif isinstance(attempt.error, TransactionAborted | LocksBroken):
         hold(not committed, f"{deal.label}: committed, but {attempt.error}")
     elif isinstance(attempt.error, AlreadyCommitted):
         known = committed or (txn_id is not None and picture.is_forgotten(txn_id))

@@ -57,6 +57,11 @@ class Counted:
     attempts: dict[bytes, Attempt] = field(default_factory=dict)
     seen: list[tuple[int, dict[bytes, bytes]]] = field(default_factory=list)
 
+    def attempt(self, txn_id: bytes, changes: Mapping[bytes, tuple[r.ChangeKind, int]]) -> Attempt:
+        """Note a transaction that is about to commit."""
+        made = self.attempts[txn_id] = Attempt(changes)
+        return made
+
 
 class CounterMachine(TableMachine):
     """A process with a replica of the table; it lives as a `TableMachine`."""
@@ -112,7 +117,7 @@ class CounterMachine(TableMachine):
         self, txn: TableTransaction, changes: Mapping[bytes, tuple[r.ChangeKind, int]]
     ) -> None:
         with contextlib.suppress(*FINE):
-            attempt = self._counted.attempts[txn.assign_id()] = Attempt(changes)
+            attempt = self._counted.attempt(txn.assign_id(), changes)
             for _ in range(2):  # a repeated call settles what is not known
                 try:
                     result = txn.commit(timeout=5.0)

@@ -161,6 +161,8 @@ class Deal:
     given: list[Given] = field(
         default_factory=list
     )  # … and its events, in the order in which it got them
+    rows: int = 0  # of tables, that it writes
+    tallied: int = 0  # events that it counts in a row
 
     @property
     def claims(self) -> bool:

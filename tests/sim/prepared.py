@@ -23,6 +23,7 @@ from tests.sim.picture import STUCK
 from tests.sim.world import Violation, World
 
 if TYPE_CHECKING:
+    from anabranch.client.table_transaction import TableTransaction
     from tests.sim.faults import Faults
     from tests.sim.picture import Picture
 
@@ -143,12 +144,12 @@ def preparing(
     faults: Faults,
     ledger: Ledger,
     deal: Deal,
-    txn: Transaction,
+    txn: Transaction | TableTransaction,
     commit: Callable[[float], Result],
-    receipts: list[Receipt] | None,
-    claim: tuple[str | None, int | None],
+    receipts: list[Receipt] | None = None,
+    claim: tuple[str | None, int | None] = (None, None),
 ) -> Callable[[float], Result]:
-    """The call that ends a transaction: ``commit``, or that of a ledger."""
+    """The call that ends a transaction: ``commit``, or that of a ledger, which moves the deal's positions, too."""
     chance = Random(f"{world.seed}/{deal.label}/prepared")
     if chance.random() >= faults.weather.prepared:
         return commit
@@ -164,7 +165,12 @@ def preparing(
         try:
             of_session = (world, ledger, txn.cluster, chance)
             with _Ledger(*of_session).commit(
-                txn, receipts=receipts, name=name, number=number, timeout=seconds
+                txn,
+                receipts=receipts,
+                name=name,
+                number=number,
+                consumed=deal.consumed,
+                timeout=seconds,
             ):
                 deal.txn_id = txn.txn_id or deal.txn_id
         except sqlite3.OperationalError as error:

@@ -15,6 +15,7 @@ from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
     ClockSkew,
+    LocksBroken,
     OutcomeUnknown,
     ReceiptMismatch,
     TransactionAborted,
@@ -26,6 +27,7 @@ from anabranch.topics.names import journal_topic
 from anabranch.types import Result, TransactionInfo
 from tests.sim.ledger import Attempt, Deal, Ledger, Workplace
 from tests.sim.recording import event_id, text
+from tests.tables.recorded import broken_of
 from tests.workload.recording import STATES
 
 if TYPE_CHECKING:
@@ -78,6 +80,9 @@ def recorded_commit(
     told: dict[str, Any] = {}
     try:
         yield told
+    except LocksBroken as error:
+        recorder.told(op, "failed", **broken_of(error))
+        raise
     except (TransactionAborted, WritersUnfinished, ReceiptMismatch, ClockSkew) as error:
         # The clock may be right when the second copy of a one-shot arrives.
         may_come = isinstance(error, ClockSkew) and deal.label in ledger.doubled

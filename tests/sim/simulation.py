@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Callable, Iterator, KeysView, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +65,7 @@ from tests.sim.retention import Retention
 from tests.sim.safe_times import check_safe_times
 from tests.sim.sim_waits import waiting_in
 from tests.sim.tables import COMPANIONS, Noted, TableMachine, without_tables
+from tests.sim.task_rows import check_tally
 from tests.sim.tasks import TaskMachine
 from tests.sim.together import check_together
 from tests.sim.trouble import Outages
@@ -100,6 +101,7 @@ class Report:
     drawn: Weather
     judged: dict[str, int]  # what the checker looked at
     overlapped: int  # rounds that were decided while the one before was being written
+    parts: Mapping[str, int]  # as `together.Shared` has them
 
     def __str__(self) -> str:
         faults = ", ".join(f"{count} {name}" for name, count in sorted(self.faults.items()))
@@ -199,8 +201,9 @@ def _simulate(
     _collect(world)
     commits, epochs = 0, Epochs()
     judged: dict[str, int] = {}
+    parts = Counter[str]()
     counts = Counter[str]()
-    closing: list[TableMachine] = []
+    closing: list[TableMachine | TaskMachine] = []
     try:
         beside: AbstractContextManager[object] = nullcontext()
         if drawn.carriers_beside:
@@ -217,9 +220,9 @@ def _simulate(
             bug or nullcontext(),
         ):
             run = _Run(world, faults)
-            closing.extend((*run.tables, *run.counters, *run.chains))
+            closing.extend((*run.tables, *run.counters, *run.chains, *run.tasks))
             commits, epochs = run.play()
-            judged = run.judged
+            judged, parts = run.judged, run.noted.together.parts
             if history is not None:
                 run.history.write(history)
     finally:
@@ -245,6 +248,7 @@ def _simulate(
         drawn,
         judged,
         counts["overlapped"],
+        parts,
     )
 
 
@@ -293,14 +297,14 @@ class _Run:
             ReaderMachine(world, self.cluster, faults, self.ledger, number)
             for number in range(weather.readers)
         ]
-
+        self.counted = Counted()
+        self.noted = Noted(counted=self.counted if weather.counters else None)
         self.tasks = [
-            TaskMachine(world, self.cluster, faults, self.ledger, number)
+            TaskMachine(world, self.cluster, faults, self.ledger, self.noted, number)
             for number in range(weather.workers)
         ]
         for machine in self.tasks:
             machine.peers = self.tasks
-        self.counted = Counted()
         self.counters = [
             CounterMachine(world, self.cluster, faults, self.ledger, self.counted, number)
             for number in range(weather.counters)
@@ -310,7 +314,6 @@ class _Run:
             ChainMachine(world, self.cluster, faults, self.ledger, self.chained, number)
             for number in range(weather.chains)
         ]
-        self.noted = Noted()
         self.tables = [
             TableMachine(world, self.cluster, faults, self.ledger, self.noted, number)
             for number in range(weather.tables)
@@ -493,6 +496,7 @@ class _Run:
         check_counters(picture, self.counted)
         check_chains(picture, self.chained)
         check_together(picture, self.ledger.deleted)
+        check_tally(picture, self.ledger)
         self._judge(picture)
         return len(picture.commits()), epochs_of(picture)
 

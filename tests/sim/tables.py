@@ -18,7 +18,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from anabranch.client.client import Client
-from anabranch.client.own_writes import Local, Writers
+from anabranch.client.own_writes import Writers
 from anabranch.client.replica import Replica
 from anabranch.errors import (
     LocksBroken,
@@ -38,7 +38,7 @@ from tests.sim.scaling import scale_somehow
 from tests.sim.together import REFUSED as OF_POSITIONS
 from tests.sim.together import Shared, Together
 from tests.sim.world import Process, World
-from tests.sim.writers import CHAINED, COUNTERS, FINE, TABLES, create_tables
+from tests.sim.writers import BESIDE, CHAINED, COUNTERS, FINE, TABLES, create_tables
 from tests.tables.recorded import (
     RecordedPart,
     RecordedTables,
@@ -48,6 +48,7 @@ from tests.tables.recorded import (
 )
 
 if TYPE_CHECKING:
+    from tests.sim.counters import Counted
     from tests.sim.faults import Faults
     from tests.sim.ledger import Ledger
     from tests.sim.picture import Picture
@@ -87,6 +88,7 @@ class Noted:
     told: int = 0  # the highest commit timestamp that anybody was told
     writes: int = 0
     together: Shared = field(default_factory=Shared)
+    counted: Counted | None = None  # if rows with numbers are in the replicas, too
 
     def value(self, number: int, more: bytes = b"") -> bytes:
         """A row's value, never used before."""
@@ -97,6 +99,71 @@ class Noted:
 def number_of(value: bytes | None) -> int:
     """The number in a row; 1 where there is none."""
     return 1 if value is None else int(value.split(b"/")[0])
+
+
+class Uses:
+    """What transactions read and write."""
+
+    def __init__(self, random: Random, noted: Noted) -> None:
+        self._random, self._noted = random, noted
+
+    def any(self, txn: RecordedWork) -> None:
+        """One of these, but for a point alone."""
+        self._random.choice((self.pair, self.rows, self.rows, self.absent, self.look))(txn)
+
+    def scan(self, txn: RecordedWork, table: str) -> None:
+        low, high = self._random.choice((b"", *KEYS)), self._random.choice((None, b"k3", b"l"))
+        if high is not None and low >= high:
+            high = None
+        limit, reverse = self._random.choice((1, 2, 100)), self._random.random() < 0.4
+        for _ in islice(txn.scan(table, low, high, reverse=reverse), limit):
+            pass
+
+    def pair(self, txn: RecordedWork) -> None:
+        """Each takes from one row if both together allow it, else it gives."""
+        found = {table: number_of(txn.get(table, PAIR)) for table in TABLES}
+        table = self._random.choice(TABLES)
+        change = -1 if sum(found.values()) > LEAST else self._random.choice((1, 2))
+        txn.put(table, PAIR, self._noted.value(found[table] + change))
+
+    def blind(self, txn: RecordedWork) -> None:
+        """Write one of these rows without reading it."""
+        txn.put(self._random.choice(TABLES), PAIR, self._noted.value(self._random.choice((1, 2))))
+
+    def rows(self, txn: RecordedWork) -> None:
+        """Points and ranges are read, then a row of them is written, or another one."""
+        for _ in range(self._random.randint(1, 2)):
+            if self._random.random() < 0.5:
+                self.scan(txn, self._random.choice(TABLES))
+            else:
+                txn.get(self._random.choice(TABLES), self._random.choice(KEYS))
+        for _ in range(self._random.randint(1, 2)):
+            table, key = self._random.choice(TABLES), self._random.choice(KEYS)
+            if self._random.random() < 0.25:
+                txn.delete(table, key)
+            else:
+                txn.put(table, key, self._noted.value(0))
+                right = txn.get(table, key)
+                hold(
+                    not txn.is_alone or (right is not None and right.startswith(b"0/")),
+                    "an own write is not seen",
+                )
+
+    def point(self, txn: RecordedWork) -> None:
+        txn.get(self._random.choice(TABLES), self._random.choice(KEYS))
+
+    def absent(self, txn: RecordedWork) -> None:
+        table, key = self._random.choice(TABLES), self._random.choice(KEYS)
+        if txn.get(table, key) is None:
+            txn.insert(table, key, self._noted.value(0))
+        else:
+            txn.delete(table, key)
+
+    def look(self, txn: RecordedWork) -> None:
+        """It reads only."""
+        for table in TABLES:
+            self.scan(txn, table)
+        txn.get(TABLES[0], self._random.choice(KEYS))
 
 
 class TableMachine:
@@ -119,6 +186,7 @@ class TableMachine:
         self._random = Random(f"{world.seed}/{self.name}")
         self._starts = 0
         self._jobs, self._bases = 12, 0
+        self._uses = Uses(self._random, noted)
         self._together = Together(world, cluster, ledger, noted, self.name)
         self.done = False
         self._folder = Path(tempfile.mkdtemp(prefix="anabranch-sim-"))
@@ -192,6 +260,8 @@ class TableMachine:
 
     def _create(self, client: Client) -> bool:
         create_tables(self.world, client)
+        if self._noted.counted is not None:
+            client.create_table(COUNTERS, 2, timeout=5.0)
         self._together.create(client)
         return True
 
@@ -209,14 +279,14 @@ class TableMachine:
 
     def _open(self, client: Client) -> Replica:
         index = {"number": (TABLES[0], lambda _, row: row.partition(b"/")[0])}
-        where = self._folder / "now"
-        return client.replica(*TABLES, folder=where, threads=False, index=index)
+        tables = TABLES if self._noted.counted is None else (*TABLES, COUNTERS)
+        return client.replica(*tables, folder=self._folder / "now", threads=False, index=index)
 
     # -- its work -------------------------------------------------------------------------------------
 
     def _job(self, client: Client, replica: Replica) -> None:
         rows = self._recorded(replica)
-        if self._together.job(client, rows, self._use):
+        if self._together.job(client, rows, self._uses):
             return
         kinds: list[tuple[float, Callable[[], None]]] = [
             (8, lambda: self._transactions(rows)),
@@ -244,7 +314,7 @@ class TableMachine:
             begun.append(txn := rows.begin(isolation=isolation, timeout=5.0))
             self._noted.times.append(txn.timestamp)
             with contextlib.suppress(LocksBroken):  # told again by the commit
-                self._use(txn)
+                self._uses.any(txn)
             if self._random.random() < 0.5:
                 self.world.sleep(self._random.expovariate(4.0))
         for txn in begun:
@@ -259,7 +329,11 @@ class TableMachine:
         try:
             with contextlib.suppress(LocksBroken):  # a broken one that only read ends well
                 now, later = self._random.choice(
-                    ((self._use, None), (None, self._use), (self._point, self._point))
+                    (
+                        (self._uses.any, None),
+                        (None, self._uses.any),
+                        (self._uses.point, self._uses.point),
+                    )
                 )
                 if now is not None:
                     now(txn)
@@ -294,7 +368,13 @@ class TableMachine:
             except SnapshotExpired:
                 long.expired = True
                 raise
-            kinds = (self._rows, self._rows, self._absent, self._look, self._point)
+            kinds = (
+                self._uses.rows,
+                self._uses.rows,
+                self._uses.absent,
+                self._uses.look,
+                self._uses.point,
+            )
             self._random.choice(kinds)(part)
             part.finish(timeout=5.0)
             if self._random.random() < 0.8:
@@ -305,10 +385,6 @@ class TableMachine:
         for _ in range(self._random.choice((3, 12))):
             value = self._noted.value(0, b" " + b"." * 100)
             txn.put(self._random.choice(TABLES), self._random.choice(KEYS), value)
-
-    def _use(self, txn: RecordedTransaction) -> None:
-        kinds = (self._pair, self._rows, self._rows, self._absent, self._look)
-        self._random.choice(kinds)(txn)
 
     def _commit(self, txn: RecordedTransaction, parts: list[RecordedPart] | None = None) -> None:
         for _ in range(2):  # a repeated call settles what is not known
@@ -322,57 +398,6 @@ class TableMachine:
             told = result.commit_timestamp if result.txn_id != NO_TXN else 0
             self._noted.told = max(self._noted.told, told)
             return
-
-    def _scan(self, txn: RecordedWork, table: str) -> None:
-        low, high = self._random.choice((b"", *KEYS)), self._random.choice((None, b"k3", b"l"))
-        if high is not None and low >= high:
-            high = None
-        limit, reverse = self._random.choice((1, 2, 100)), self._random.random() < 0.4
-        for _ in islice(txn.scan(table, low, high, reverse=reverse), limit):
-            pass
-
-    def _pair(self, txn: RecordedWork) -> None:
-        """Each takes from one row if both together allow it, else it gives."""
-        found = {table: number_of(txn.get(table, PAIR)) for table in TABLES}
-        table = self._random.choice(TABLES)
-        change = -1 if sum(found.values()) > LEAST else self._random.choice((1, 2))
-        txn.put(table, PAIR, self._noted.value(found[table] + change))
-
-    def _rows(self, txn: RecordedWork) -> None:
-        """Points and ranges are read, then a row of them is written, or another one."""
-        for _ in range(self._random.randint(1, 2)):
-            if self._random.random() < 0.5:
-                self._scan(txn, self._random.choice(TABLES))
-            else:
-                txn.get(self._random.choice(TABLES), self._random.choice(KEYS))
-        for _ in range(self._random.randint(1, 2)):
-            table, key = self._random.choice(TABLES), self._random.choice(KEYS)
-            if self._random.random() < 0.25:
-                txn.delete(table, key)
-            else:
-                txn.put(table, key, self._noted.value(0))
-                right = txn.get(table, key)
-                alone = isinstance(txn.view._own, Local)  # else another's may lie over it
-                hold(
-                    not alone or (right is not None and right.startswith(b"0/")),
-                    "an own write is not seen",
-                )
-
-    def _point(self, txn: RecordedWork) -> None:
-        txn.get(self._random.choice(TABLES), self._random.choice(KEYS))
-
-    def _absent(self, txn: RecordedWork) -> None:
-        table, key = self._random.choice(TABLES), self._random.choice(KEYS)
-        if txn.get(table, key) is None:
-            txn.insert(table, key, self._noted.value(0))
-        else:
-            txn.delete(table, key)
-
-    def _look(self, txn: RecordedWork) -> None:
-        """It reads only."""
-        for table in TABLES:
-            self._scan(txn, table)
-        txn.get(TABLES[0], self._random.choice(KEYS))
 
     def _snapshot(self, rows: RecordedTables) -> None:
         """Of now, or as of an older time that was told."""
@@ -389,11 +414,11 @@ class TableMachine:
 
     def _last(self, client: Client, replica: Replica) -> bool:
         """A transaction that ends well, and what stands then. Whatever is prepared is ended first."""
-        self._together.recover(client, all_of_them=True)
+        self._together.settle(client)
 
         def use(txn: RecordedTransaction) -> None:
-            self._scan(txn, TABLES[0])
-            self._pair(txn)
+            self._uses.scan(txn, TABLES[0])
+            self._uses.pair(txn)
 
         self.world.set_clocks()  # with a wrong clock each new id may be too old, or too new
         rows = self._recorded(replica)
@@ -405,6 +430,8 @@ class TableMachine:
             took_s = self.world.now - began
             hold(took_s <= _HOT_S, f"a change of the hot row took {took_s:.1f} s")
         self._snapshot(rows)
+        if self._random.random() < 0.2 and not (self.ledger.troubled or self.ledger.deleted):
+            self._together.hold_a_lock(client, rows)
         return True
 
     def _hot(self, rows: RecordedTables) -> None:
@@ -453,7 +480,7 @@ class TableMachine:
 @contextmanager
 def without_tables(picture: Picture) -> Iterator[None]:
     """Checks that know nothing of tables."""
-    theirs = {*STREAMS, COUNTERS, CHAINED}
+    theirs = {*STREAMS, COUNTERS, CHAINED, BESIDE}
     history = {each: picture.history.pop(each) for each in theirs if each in picture.history}
     places = [place for place in picture.events if place[0] in theirs]
     events = {place: picture.events.pop(place) for place in places}

@@ -7,18 +7,25 @@ and some of what it forbids: a stretch is sent twice, under two ids, or long aft
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from copy import copy
 from functools import partial
 from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from anabranch.client.client import Client
+from anabranch.client.table_transaction import TableTransaction
 from anabranch.client.transaction import Transaction
 from anabranch.errors import (
     AnabranchError,
     EventTooLarge,
     IllegalState,
     InvalidArgument,
+    LocksBroken,
     NotAuthorized,
     OutcomeUnknown,
     RetryError,
@@ -29,6 +36,9 @@ from anabranch.errors import (
     UnknownScope,
     UnknownStream,
 )
+from anabranch.processing.batch import BatchConflict
+from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.protocol.schemas.codec import LEVEL
 from anabranch.protocol.schemas.records import Consumed
 from anabranch.reading.committed_log import client_errors
 from anabranch.reading.task_reader import TaskReader
@@ -38,12 +48,18 @@ from tests.sim.clients import beat
 from tests.sim.faults import Faults
 from tests.sim.ledger import Attempt, Deal, Given, Ledger, Workplace
 from tests.sim.ports import SimCluster
+from tests.sim.prepared import preparing
 from tests.sim.readers import reading_client
 from tests.sim.recorded import recorded_begin, recorded_commit, recorded_take, told_commit
 from tests.sim.scaling import scale_somehow
+from tests.sim.task_rows import TaskTables
 from tests.sim.task_state import STORES, Numbers, Row, change, restore
 from tests.sim.world import Interrupt, Process, World
-from tests.sim.writers import FINE, SCOPE, recorded_write
+from tests.sim.writers import FINE, SCOPE, create_tables, recorded_write
+
+if TYPE_CHECKING:
+    from tests.sim.tables import Noted
+    from tests.tables.recorded import RecordedTransaction
 
 OUTPUT = f"{SCOPE}/out"
 TASKS = (1, 2, 4)
@@ -53,24 +69,39 @@ _IDLE_ROUNDS = 3  # without an event, after all writing: all is consumed
 _WAIT = (UnknownScope, UnknownStream, UnknownProcessor)  # it is not there yet
 _STATE_BYTES = 500  # so many a change of state may take: that of one event does
 _TOO_MUCH = "a state change of"
+_TRIES = 3  # of a stretch whose locks are broken
 _AGAIN = "take your tasks again"  # what refusals of sequences and positions say
+
+
+class Stretch(NamedTuple):
+    """What a commit is of: the positions that it moves, the events before them, and how these change the state.
+
+    ``label``: the ownership's name in the history.
+    """
+
+    consumed: Consumed
+    events: list[Event]
+    label: str
+    rows: list[Row]
 
 
 class TaskMachine:
     """A worker's machine: its process is started again when it dies, until all inputs are consumed."""
 
     def __init__(
-        self, world: World, cluster: SimCluster, faults: Faults, ledger: Ledger, number: int
-    ) -> None:
+        self, world: World, cluster: SimCluster, faults: Faults, ledger: Ledger, noted: Noted, number: int
+    ) -> None:  # fmt: skip
         self.world, self.cluster, self.faults, self.ledger = world, cluster, faults, ledger
-        self.number = number
+        self.number, self._noted = number, noted
         self.name = f"p{number}"
         self.starts = 0
         self.idle = 0  # rounds in a row
         self.finishing = False  # all writing to inputs has ended
         self.consumed = 0  # events whose commit is known here
         self.client: Client | None = None
+        self.tables: TaskTables | None = None  # of the process; None while it has none
         self.peers: list[TaskMachine] = []  # itself, too
+        self._folder: Path | None = None
 
     @property
     def done(self) -> bool:
@@ -83,8 +114,29 @@ class TaskMachine:
         self.idle = 0
         process = self.faults.process(f"{self.name}.{self.starts}", "worker")
         process.on_death.append(lambda: self.world.later(self.faults.span(_RESTART_S), self.start))
+        process.on_death.append(self._close_tables)
         self.client = None
         self.world.spawn(process, "work", lambda: self._run(process))
+
+    def close(self) -> None:
+        """Close the tables, and delete their folder."""
+        self._close_tables()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _close_tables(self) -> None:
+        if self.tables is not None:
+            self.tables.close()
+            self.tables = None
+
+    def _open_tables(self, client: Client) -> TaskTables:
+        """Those of this process. Each has a folder of its own."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="anabranch-sim-"))
+        folder = self._folder / str(self.starts)
+        history = self.ledger.history
+        inputs = [stream for stream in self.ledger.streams if stream not in self.ledger.deleted]
+        return TaskTables(self.world, history, self._noted, client, folder, inputs)
 
     def _run(self, process: Process) -> None:
         random = self.world.random
@@ -104,6 +156,8 @@ class TaskMachine:
             found, place = False, None
             try:
                 place = self._workplace(client)
+                if place is not None and self.faults.weather.rows and self.tables is None:
+                    self.tables = self._open_tables(client)
                 if place is not None:
                     found = self._work(client, place)
             except AnabranchError as error:
@@ -153,6 +207,14 @@ class TaskMachine:
             place = Workplace(name, inputs, random.choice(TASKS), start, stores)
             ledger.workplaces[name] = place
         if not place.made:
+            weather, here = self.faults.weather, self.world.current
+            if weather.rows or weather.prepared:
+                admin = reading_client(
+                    self.cluster, here, self.ledger.prefix, ADMIN_LANE, timeout=5.0
+                )
+                admin.feature_level(raise_to=LEVEL, timeout=5.0)
+            if weather.rows:
+                create_tables(self.world, client)
             client.create_stream(OUTPUT, 2, timeout=5.0)
             parts = place.inputs, place.tasks, place.start
             client.create_processor(place.name, *parts, stores=place.stores)
@@ -217,8 +279,8 @@ class TaskMachine:
                 self.world.sleep(random.expovariate(0.5))
             consumed = reader.consumed()
             rows = change(state, ownership, consumed, events) if state is not None else []
-            stretch = consumed, events, label, rows
-            commit = partial(self._commit, client, ownership, *stretch)
+            stretch = Stretch(consumed, events, label, rows)
+            commit = partial(self._commit, client, ownership, stretch)
             if random.random() < 0.2:
                 self._spawn(commit, beside)
                 continue
@@ -257,48 +319,100 @@ class TaskMachine:
 
     # -- committing -----------------------------------------------------------------------------------
 
-    def _commit(
-        self,
-        client: Client,
-        ownership: TaskOwnership,
-        consumed: Consumed,
-        events: list[Event],
-        label: str,
-        rows: list[Row],
+    def _commit(self, client: Client, ownership: TaskOwnership, stretch: Stretch) -> bool:
+        """Commit a stretch. False: not so far as is known here; the tasks must be taken again.
+
+        After a conflict it is handled again, as nothing of it has happened.
+        """
+        tables = self.tables
+        if tables is None or self.world.random.random() >= self.faults.weather.rows:
+            return self._try_commit(client, ownership, stretch, None)
+        for _ in range(_TRIES):
+            try:
+                with tables.alone():
+                    return self._try_commit(client, ownership, stretch, tables)
+            except BatchConflict as conflict:
+                self.world.note(self.name, f"conflict: {conflict}"[:200])
+                self.world.sleep(self.world.random.expovariate(5.0))
+        return False
+
+    def _try_commit(
+        self, client: Client, ownership: TaskOwnership, stretch: Stretch, tables: TaskTables | None
     ) -> bool:
-        """Commit a stretch. False: not so far as is known here; the tasks must be taken again."""
+        """Handle a stretch, and commit it. Raises `BatchConflict`: its locks are broken."""
         random = self.world.random
         deal = self.ledger.open(SCOPE, "task", keepalive=random.choice((3.0, 8.0)))
-        deal.consumed, deal.ownership = consumed, label
-        with recorded_begin(self.ledger, deal):
-            txn = client.begin(SCOPE, None, deal.keepalive_ms / 1000, ownership=ownership)
+        deal.consumed, deal.ownership = stretch.consumed, stretch.label
+        txn: Transaction | TableTransaction | None = None
         try:
-            kind = random.random()
-            if kind < 0.25 and not rows:
-                return self._commit_elsewhere(deal, txn, events)
-            self._write(deal, "own", events, txn.write)
-            for row in rows:
-                told = deal.event(deal.writer("own"), ownership.state, row.key)
-                self.ledger.numbers[told.value] = row.number
-                change_one = partial(_write_state, txn, row.task)
-                recorded_write(self.ledger, deal, deal.writer("own"), told, change_one)
-            if kind < 0.5:
-                txn.flush()
-            if kind < 0.1:
-                self._abort_beside(deal, txn)
-            attempt = deal.attempt(self.world.now, "own", None)
-            finished = self._ask(deal, lambda t: txn.commit(consumed=consumed, timeout=t), attempt)
-            self.consumed += len(events) if finished else 0
-            if not finished and random.random() < 0.5:
-                self._abort(deal, txn)
-            return finished
+            with ExitStack() as stack:
+                rows = None if tables is None else tables.handle(deal, ownership, stretch.events)
+                if rows is None or rows.reads is None:
+                    with recorded_begin(self.ledger, deal):
+                        seconds = deal.keepalive_ms / 1000
+                        txn = client.begin(SCOPE, None, seconds, ownership=ownership)
+                else:
+                    txn = stack.enter_context(cast("RecordedTransaction", rows.reads).txn)
+                kind = random.random()
+                if tables is None and kind < 0.25 and not stretch.rows:
+                    return self._commit_elsewhere(deal, txn, stretch.events)
+                self._write(deal, "own", stretch.events, txn.write)
+                self._write_state(deal, txn, ownership, stretch.rows)
+                if tables is not None and rows is not None:
+                    tables.write(deal, txn, rows)
+                finished = self._finish(deal, txn, stretch, kind)
+                if finished is None:
+                    return False
+                if rows is not None:
+                    rows.committed(finished.commit_timestamp)
+                self.consumed += len(stretch.events)
+                return True
+        except BatchConflict:
+            raise
         except AnabranchError as error:
             if not isinstance(error, self._allowed):
                 raise
             self.world.note(deal.label, f"{type(error).__name__}: {error}"[:200])
             return False
         finally:
-            deal.txn_id = txn.txn_id or deal.txn_id
+            deal.txn_id = (None if txn is None else txn.txn_id) or deal.txn_id
+
+    def _finish(
+        self, deal: Deal, txn: Transaction | TableTransaction, stretch: Stretch, kind: float
+    ) -> Result | None:
+        """Commit what is written, perhaps by a ledger. None: it is not committed so far as is known here."""
+        if kind < 0.5:
+            txn.flush()
+        consumed = stretch.consumed
+        call = preparing(
+            self.world, self.faults, self.ledger, deal, txn,
+            lambda t: txn.commit(consumed=consumed, timeout=t),
+        )  # fmt: skip
+        is_prepared = deal.label in self.ledger.prepared
+        if kind < 0.1 and not is_prepared:
+            self._abort_beside(deal, txn)
+        attempt = deal.attempt(self.world.now, "own", None)
+        if self._ask(deal, call, attempt):
+            return attempt.result
+        if isinstance(txn, TableTransaction):
+            if isinstance(attempt.error, LocksBroken | SnapshotExpired):
+                raise BatchConflict.of(attempt.error)
+        elif not is_prepared and self.world.random.random() < 0.5:
+            self._abort(deal, txn)
+        return None
+
+    def _write_state(
+        self,
+        deal: Deal,
+        txn: Transaction | TableTransaction,
+        ownership: TaskOwnership,
+        rows: Sequence[Row],
+    ) -> None:
+        for row in rows:
+            told = deal.event(deal.writer("own"), ownership.state, row.key)
+            self.ledger.numbers[told.value] = row.number
+            change_one = partial(_write_state, txn, row.task)
+            recorded_write(self.ledger, deal, deal.writer("own"), told, change_one)
 
     def _write(
         self,
@@ -320,7 +434,9 @@ class TaskMachine:
         if not events:
             recorded_write(self.ledger, deal, account, deal.event(account, OUTPUT, b"idle"), write)
 
-    def _commit_elsewhere(self, deal: Deal, txn: Transaction, events: list[Event]) -> bool:
+    def _commit_elsewhere(
+        self, deal: Deal, txn: Transaction | TableTransaction, events: list[Event]
+    ) -> bool:
         """Other processes write, and another one commits by the token."""
         random = self.world.random
         token = txn.token("all")
@@ -378,7 +494,7 @@ class TaskMachine:
             return True
         return False
 
-    def _abort_beside(self, deal: Deal, txn: Transaction) -> None:
+    def _abort_beside(self, deal: Deal, txn: Transaction | TableTransaction) -> None:
         """Another process aborts it by its token, at about the time of its commit."""
         token = txn.token("all")
         other = self.world.random.choice([p.client for p in self.peers if p.client is not None])
@@ -401,5 +517,7 @@ class TaskMachine:
                 deal.aborted_at = self.world.now
 
 
-def _write_state(txn: Transaction, task: int, _: str, value: bytes, key: bytes | None) -> None:
+def _write_state(
+    txn: Transaction | TableTransaction, task: int, _: str, value: bytes, key: bytes | None
+) -> None:
     txn.write_state(task, [(key or b"", value)])

@@ -188,6 +188,7 @@ def test_a_long_transaction_in_doubt_ends_the_machines_heartbeats() -> None:
     txn.token.return_value = b"token"
     txn.commit.side_effect = txn.abort.side_effect = OutcomeUnknown("no answer", txn_id=None)
     txn.get.return_value, txn.scan.return_value = None, []
+    txn.is_alone = False
     machine = TableMachine(Mock(seed=0), Mock(), Mock(), Mock(), noted := Noted(), 0)
     for _ in range(20):
         machine._long(Mock(**{"begin.return_value": txn}))

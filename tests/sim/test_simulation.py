@@ -80,6 +80,8 @@ JUDGED = (
     "reads that hold at their commit",
 )
 
+PARTS = ("consumed", "name", "number", "changes", "open", "prepares", "ReservedByPrepared")
+
 SAFE_SEEDS = (0, 1, 2, 3, 4, 5)
 MOST_SEEDS = 60
 OFTEN_S = 0.3
@@ -98,17 +100,20 @@ def test_what_must_hold_holds_under_every_seed(seeds: tuple[int, ...]) -> None:
     commits = 0
     faults: Counter[str] = Counter()
     judged: Counter[str] = Counter()
+    parts: Counter[str] = Counter()
     for seed in seeds:
         report = simulate(seed)
         assert not report.violation, str(report)
         commits += report.commits
         faults.update(report.faults)
         judged.update(report.judged)
+        parts.update(report.parts)
     assert commits > 5 * len(seeds), "too little happens in these runs"
     if seeds == FEW:
         return
     assert not FAULTS - faults.keys(), "faults that never strike"
     assert all(judged[what] > 20 for what in JUDGED), dict(judged)
+    assert parts.keys() >= set(PARTS), dict(parts)
 
 
 @pytest.mark.parametrize(

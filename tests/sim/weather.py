@@ -134,6 +134,7 @@ class Weather:
     workers: int = 0
     worker_crash: float = 0.0
     worker_freeze: float = 0.0
+    rows: float = 0.0  # of their commits: rows of tables, read with locks and written
     tables: int = 0  # processes with replicas of tables
     counters: int = 0  # processes that add to rows of a table
     chains: int = 0  # processes whose tasks change the same rows
@@ -259,7 +260,15 @@ _NO_LANES: dict[str, float] = {"lanes": 0, "rights_s": 0.0, "lane_s": 0.0}
 CLEAR: dict[str, float] = (
     dict.fromkeys(_KINDS, 0.0)
     | _NO_LANES
-    | {"workers": 0, "prepared": 0, "hop_s": 0.0, "lives_s": 0.0, "tables": 0, "repeats": 0.0}
+    | {
+        "workers": 0,
+        "rows": 0.0,
+        "prepared": 0,
+        "hop_s": 0.0,
+        "lives_s": 0.0,
+        "tables": 0,
+        "repeats": 0.0,
+    }
     | {"counters": 0, "chains": 0}
     | {"greedy_s": 0.0, "hour_s": 0.0, "bursts": 0.0, "late_answer": 0.0, "no_answer": 0.0}
 )  # none of it
@@ -298,6 +307,7 @@ def _draw_workers(random: Random) -> dict[str, float]:
         "workers": random.choice((0, 0, 0, 0, 0, 0, 1, 2, 3)),
         "worker_crash": random.choice((0.0, 0.001, 0.004)),
         "worker_freeze": random.choice((0.0, 0.002, 0.006)),
+        "rows": random.choice((0.0, 0.5, 0.9)),
     }
 
 

@@ -5,7 +5,7 @@ A row begins with an id, up to a space, that no other row ever has; so histories
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -75,13 +75,7 @@ class RecordedTables:
         return self._noted(self.replica.begin(**how), seen)
 
     def _noted(self, txn: TableTransaction, seen: int) -> RecordedTransaction:
-        recorder, label = self._recorder(), self.label()
-        isolation = "serializable" if txn._reads_lock else "snapshot"
-        how = {"scope": self._scope, "isolation": isolation, "seen": seen}
-        txn_id = None if txn.txn_id is None else txn.txn_id.hex()
-        with recorder.asking("begin", txn=label, **how) as told:
-            told |= {"txn_id": txn_id, "snapshot": txn.timestamp}
-        return RecordedTransaction(recorder, txn, label)
+        return RecordedTransaction.begun(self._recorder(), txn, self.label(), self._scope, seen)
 
     def join(self, whole: RecordedTransaction, token: bytes, **how: Any) -> RecordedPart:
         """As `Replica.join`: a part of that transaction."""
@@ -142,9 +136,9 @@ class RecordedSnapshot:
         return set()
 
     def get(self, table: str, key: bytes, *, lock: bool = True) -> bytes | None:
-        """A row. ``lock``: only a transaction may read without."""
-        how: dict[str, Any] = {} if lock else {"lock": False}
-        with self._reading(table, **({} if lock else {"unlocked": True})) as told:
+        """A row. ``lock`` False: only of a transaction."""
+        how = {} if lock else {"lock": False}
+        with self._reading(table, **_unlocked(how)) as told:
             row = self.view.get(table, key, **how)
             told |= {"low": text(key), "high": text(key + b"\0")}
             told |= self._told(table, [] if row is None else [(key, row)])
@@ -163,7 +157,7 @@ class RecordedSnapshot:
         prefix = how.get("prefix")
         begin, end = (low, high) if prefix is None else bounds(None, None, prefix)
         found: list[tuple[bytes, bytes]] = []
-        op = self._recorder.ask("read", table=table, reverse=reverse, **self._of)
+        op = self._recorder.ask("read", table=table, reverse=reverse, **_unlocked(how), **self._of)
         range_ = () if prefix is not None else (low, high)
         is_whole = False
         try:
@@ -203,6 +197,11 @@ class RecordedSnapshot:
         self._recorder.told(op, "ok", **told)
 
 
+def _unlocked(how: Mapping[str, Any]) -> dict[str, Any]:
+    """What a read without a lock is recorded with."""
+    return {} if how.get("lock", True) else {"unlocked": True}
+
+
 class RecordedWork(RecordedSnapshot):
     """What one process reads and writes in a transaction. ``writer``: its name. ``shared``: keys that all wrote."""
 
@@ -227,9 +226,13 @@ class RecordedWork(RecordedSnapshot):
         """Whether this process wrote, or may have."""
         return bool(self._mine)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether it sees its own writes alone; else another's may hide them."""
+        return isinstance(self.view._own, Local)
+
     def own(self, table: str) -> set[bytes]:
-        reads_others = not isinstance(self.view._own, Local)
-        return (self._shared if reads_others else self._mine).get(table, set())
+        return (self._mine if self.is_alone else self._shared).get(table, set())
 
     def put(self, table: str, key: bytes, row: bytes | None) -> None:
         """Write a row; None deletes it."""
@@ -238,6 +241,13 @@ class RecordedWork(RecordedSnapshot):
                 self.view.delete(table, key)
             else:
                 self.view.put(table, key, row)
+
+    def write(self, stream: str, value: bytes, key: bytes) -> None:
+        """Write an event to a stream that is no table of the replica."""
+        self._mine.setdefault(stream, set()).add(key)
+        asked = {"stream": stream, "events": [[text(key), id_of(value)]]}
+        with telling(self._recorder, self.writer, self.name, **asked):
+            self.view.write(stream, value, key)
 
     def delete(self, table: str, key: bytes) -> None:
         """Delete a row."""
@@ -303,6 +313,23 @@ class RecordedTransaction(RecordedWork):
         self._op: int | None = None
         self._elsewhere = 0  # events in a database
 
+    @classmethod
+    def begun(
+        cls, recorder: Recorder, txn: TableTransaction, label: str, scope: str, seen: int
+    ) -> RecordedTransaction:
+        """One that began just now. ``seen``: the time that its snapshot has to include."""
+        isolation = "serializable" if txn._reads_lock else "snapshot"
+        txn_id = None if txn.txn_id is None else txn.txn_id.hex()
+        asked = {"txn": label, "scope": scope, "isolation": isolation, "seen": seen}
+        with recorder.asking("begin", **asked) as told:
+            told |= {"txn_id": txn_id, "snapshot": txn.timestamp}
+        return cls(recorder, txn, label)
+
+    @property
+    def is_over(self) -> bool:
+        """As `TableTransaction.is_over`."""
+        return self.txn.is_over
+
     def token(self) -> bytes:
         """As `TableTransaction.token`."""
         with telling(self._recorder, OWN, self.name):
@@ -317,7 +344,7 @@ class RecordedTransaction(RecordedWork):
 
     def ask_commit(self, parts: Sequence[RecordedPart] | None = None, **more: Any) -> None:
         """Note that it is about to commit. ``parts``: None: all that finished. ``more``: fields of the request."""
-        if more or self.wrote or self.txn._opened is not None:
+        if self.wrote or more or self.txn._changes or self.txn._opened is not None:
             named = None if parts is None else [OWN, *(part.writer for part in parts)]
             asked = {"writers": named, "own": [OWN], "txn": self.name, **more}
             self._op = self._recorder.ask("commit", **asked)
@@ -332,15 +359,20 @@ class RecordedTransaction(RecordedWork):
         outcome = "failed" if refused else "unknown"
         self._recorder.told(self._op, outcome, **known, **broken_of(error))
 
-    def committed(self, result: Result) -> None:
-        """Note that it is committed; or that it ended well, as of its snapshot, with nothing written."""
+    def committed(self, result: Result, unseen: int = 0) -> None:
+        """Note that it is committed; or that it ended well, as of its snapshot, with nothing written.
+
+        ``unseen``: events of the commit in tables of which no history is recorded.
+        """
         if self._op is None:
             return
         if result.txn_id == NO_TXN:
             self._recorder.told(self._op, "failed", why="broken, and it read only")
         else:
             told = _told(result)
-            told["committed"] += self._elsewhere
+            told["committed"] += self._elsewhere - unseen
+            if result.txn_id != self.txn.txn_id:
+                told["replayed"] = True
             self._recorder.told(self._op, "ok", **told)
 
     def commit(self, parts: Sequence[RecordedPart] | None = None, **how: Any) -> Result:
@@ -357,9 +389,13 @@ class RecordedTransaction(RecordedWork):
 
     def abort(self) -> None:
         """As `TableTransaction.abort`."""
-        if not self.txn.is_over and self.txn._opened is not None:
-            with self._recorder.asking("abort", txn=self.name):
-                self.txn.abort()
+        if self.txn.is_over:
+            return
+        if self.txn._opened is None:
+            self.txn.abort()  # nothing is sent
+            return
+        with self._recorder.asking("abort", txn=self.name):
+            self.txn.abort()
 
 
 class RecordedWrites:
