@@ -17,7 +17,7 @@ from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
 from anabranch.errors import AnabranchError
 from anabranch.processing.batch import BatchTables, HandlerContext, Reads, WorkBatch
-from anabranch.processing.tables import WorkerTables, write_rows
+from anabranch.processing.tables import TaskTables, WorkerTables, write_rows
 from anabranch.reading.slices import Piece
 from anabranch.types import Event, TaskOwnership
 from tests.sim.check_log import hold
@@ -37,7 +37,7 @@ TALLY = b"tally"  # a row of the first table: 1, and the events of stretches tha
 _LOCK_BYTES = 100
 
 
-class TaskTables:
+class StretchTables:
     """The tables of a worker's process. Its replica has no thread: one stretch at a time uses it."""
 
     def __init__(
@@ -47,13 +47,14 @@ class TaskTables:
         """Raises: as `Client.replica`."""
         self._world, self._history, self._noted = world, history, noted
         self._random = Random(f"{world.seed}/{world.running_name}/rows")
-        self._tables = WorkerTables(client, folder, TABLES, (), inputs, threads=False)
+        self._shared = WorkerTables(client, folder, TABLES, (), inputs, threads=False)
+        self._tables = TaskTables(self._shared)
         self._uses = Uses(self._random, noted)
         self._busy = False
 
     def close(self) -> None:
         """Close the rows, once no task of the process runs any more."""
-        replica: Any = self._tables._replica
+        replica: Any = self._shared.replica
         replica._store.close()
         replica._closed = True
 
@@ -110,7 +111,7 @@ class _Source:
     """Begins a stretch's reads, and records them under a name."""
 
     def __init__(
-        self, tables: WorkerTables, ownership: TaskOwnership, history: History, label: str
+        self, tables: TaskTables, ownership: TaskOwnership, history: History, label: str
     ) -> None:
         self._tables, self._ownership = tables, ownership
         self._history, self._label = history, label

@@ -52,7 +52,7 @@ from tests.sim.prepared import preparing
 from tests.sim.readers import reading_client
 from tests.sim.recorded import recorded_begin, recorded_commit, recorded_take, told_commit
 from tests.sim.scaling import scale_somehow
-from tests.sim.task_rows import TaskTables
+from tests.sim.task_rows import StretchTables
 from tests.sim.task_state import STORES, Numbers, Row, change, restore
 from tests.sim.world import Interrupt, Process, World
 from tests.sim.writers import FINE, SCOPE, create_tables, recorded_write
@@ -99,7 +99,7 @@ class TaskMachine:
         self.finishing = False  # all writing to inputs has ended
         self.consumed = 0  # events whose commit is known here
         self.client: Client | None = None
-        self.tables: TaskTables | None = None  # of the process; None while it has none
+        self.tables: StretchTables | None = None  # of the process; None while it has none
         self.peers: list[TaskMachine] = []  # itself, too
         self._folder: Path | None = None
 
@@ -129,14 +129,14 @@ class TaskMachine:
             self.tables.close()
             self.tables = None
 
-    def _open_tables(self, client: Client) -> TaskTables:
+    def _open_tables(self, client: Client) -> StretchTables:
         """Those of this process. Each has a folder of its own."""
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="anabranch-sim-"))
         folder = self._folder / str(self.starts)
         history = self.ledger.history
         inputs = [stream for stream in self.ledger.streams if stream not in self.ledger.deleted]
-        return TaskTables(self.world, history, self._noted, client, folder, inputs)
+        return StretchTables(self.world, history, self._noted, client, folder, inputs)
 
     def _run(self, process: Process) -> None:
         random = self.world.random
@@ -337,7 +337,7 @@ class TaskMachine:
         return False
 
     def _try_commit(
-        self, client: Client, ownership: TaskOwnership, stretch: Stretch, tables: TaskTables | None
+        self, client: Client, ownership: TaskOwnership, stretch: Stretch, tables: StretchTables | None
     ) -> bool:
         """Handle a stretch, and commit it. Raises `BatchConflict`: its locks are broken."""
         random = self.world.random
