@@ -446,7 +446,6 @@ CATALOGUE: tuple[Mutant, ...] = (
            weather=COUNTED_IN_TROUBLE, suite="tests/core/test_row_changes.py"),
     Mutant("a change takes a row from before the reach", tables.bases_below_the_reach,
            weather=COUNTED | {"director_s": 2.0}, suite="tests/core/test_row_changes.py"),
-<<<<<<< HEAD
     Mutant("writers need not run a source's functions", derived.any_writer, simulated=False, suite=DERIVED),
     Mutant("a derivation comes into force at once", derived.in_force_at_once, simulated=False,
            suite=DERIVED),
@@ -460,10 +459,6 @@ CATALOGUE: tuple[Mutant, ...] = (
            by_clients=True, suite=DERIVED),
     Mutant("another row's entry is deleted", derived.all_entries_go, simulated=False,
            by_clients=True, suite=DERIVED),
-    Mutant("changes that are given up are not resolved", tables.given_up_unresolved, simulated=False,
-           by_clients=True, suite="tests/tables/test_row_changes.py"),
-=======
->>>>>>> sim
     Mutant("a commit that was advised is given up", tables.advised_and_given_up, simulated=False,
            by_clients=True, suite="tests/tables/test_row_turns.py"),
     Mutant("journals write nothing, for locks", tables.journals_unknown, weather=TABLED),
