@@ -41,9 +41,7 @@ if TYPE_CHECKING:
     from anabranch.client.receipts import EventFields, TypedFields
     from anabranch.client.replica import Replica
     from anabranch.client.reservation import Reservation, RightNames
-    from anabranch.client.table_access import (
-        Isolation,
-    )
+    from anabranch.client.table_access import Isolation
     from anabranch.client.table_transaction import (
         JoinedTransaction,
         TableTransaction,

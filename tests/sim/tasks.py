@@ -337,7 +337,11 @@ class TaskMachine:
         return False
 
     def _try_commit(
-        self, client: Client, ownership: TaskOwnership, stretch: Stretch, tables: StretchTables | None
+        self,
+        client: Client,
+        ownership: TaskOwnership,
+        stretch: Stretch,
+        tables: StretchTables | None,
     ) -> bool:
         """Handle a stretch, and commit it. Raises `BatchConflict`: its locks are broken."""
         random = self.world.random
