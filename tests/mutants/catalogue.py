@@ -459,6 +459,8 @@ CATALOGUE: tuple[Mutant, ...] = (
            by_clients=True, suite=DERIVED),
     Mutant("another row's entry is deleted", derived.all_entries_go, simulated=False,
            by_clients=True, suite=DERIVED),
+    Mutant("changes that are given up are not resolved", tables.given_up_unresolved, simulated=False,
+           by_clients=True, suite="tests/tables/test_row_changes.py"),
     Mutant("a commit that was advised is given up", tables.advised_and_given_up, simulated=False,
            by_clients=True, suite="tests/tables/test_row_turns.py"),
     Mutant("journals write nothing, for locks", tables.journals_unknown, weather=TABLED),

@@ -29,7 +29,7 @@ from anabranch.core.locks.table_writes import Keys, Write, fingerprint, write_of
 from anabranch.core.memory import TurnAsker
 from anabranch.core.round import NewEpoch, StreamCommit
 from anabranch.core.stream_settings import is_table
-from anabranch.errors import AnabranchError, LocksBroken
+from anabranch.errors import AnabranchError, DeadlineExceeded, LocksBroken, RetryError
 from anabranch.ports import LogError
 from anabranch.protocol import limits
 from anabranch.protocol.hybrid_time import MAX, from_us
@@ -115,6 +115,17 @@ def numbers_outlive_rounds(real: Any, draft: RecentWritesDraft, row: Any, number
     real(draft, row, number)
     draft.base.numbers.pop(row, None)
     draft.base.numbers[row] = number
+
+
+@wrapping(TableOneShot, "_given_up")
+def given_up_unresolved(
+    real: Any, shot: TableOneShot, txn_id: bytes, scope: str, error: AnabranchError
+) -> Any:
+    """A commit with changes of rows that is given up after `Revalidate` is not resolved: a late copy counts."""
+    if shot._command is None or not shot._command.changes:
+        return real(shot, txn_id, scope, error)
+    shot.is_over = True
+    raise DeadlineExceeded(str(error)) if isinstance(error, RetryError) else error
 
 
 @wrapping(TableOneShot, "_repeated")

@@ -16,6 +16,7 @@ from anabranch.errors import (
     LocksBroken,
     NotANumber,
     NumberOverflow,
+    TransactionAborted,
 )
 from anabranch.protocol import limits
 from anabranch.protocol.legal_names import ADMIN_LANE
@@ -203,6 +204,28 @@ def test_a_late_copy_of_the_commit_counts_once(bank: Bank) -> None:
         session.locked_shot = late  # type: ignore[assignment,method-assign]
         assert txn.commit().counts.committed == 1
     assert value(bank) == b"42"
+
+
+def test_a_late_copy_of_a_commit_that_was_given_up_does_nothing(bank: Bank) -> None:
+    session = bank.rows._shared.session
+    real, sent = session.locked_shot, list[r.OneShot]()
+
+    def beaten(command: r.OneShot, deadline: float, *more: Any) -> Any:
+        sent.append(command)
+        bank.put(bank.blind, n=str(len(sent)))
+        return real(command, deadline, *more)
+
+    session.locked_shot = beaten  # type: ignore[assignment,method-assign]
+    with bank.rows.begin() as txn:
+        txn.add(A, K, 1)
+        with pytest.raises(DeadlineExceeded):
+            txn.commit(timeout=1.0)
+    session.locked_shot = real  # type: ignore[method-assign]
+    assert change(bank, "add", 1) == 1  # from now on the controller knows the number
+    then = value(bank)
+    with pytest.raises(TransactionAborted):
+        real(sent[0], bank.clock.now + 5)
+    assert value(bank) == then
 
 
 def test_below_its_level_nothing_is_written() -> None:
