@@ -124,6 +124,7 @@ B_1 = r.Derivation(A, "b", 1)
 def derived() -> Long:
     """As `made`; nyc/a is the source of derivation b, version 1."""
     bank = made()
+    bank.ask("level", r.SetFeatureLevel(3), lane="admin")
     bank.make(DERIVED, table="true", derived=f"{A} b 1")
     bank.ask("derive", r.AlterStream(A, {"derive.b": "1"}, ()))
     assert bank.state.derivations[A] == (B_1,)
@@ -158,9 +159,6 @@ DERIVATIONS: dict[str, Row] = {
     "by another version": (writing(A, B_1._replace(version=2)), MISSING, "version 1"),
     "by that of another table": (writing(A, B_1._replace(source=B)), MISSING, "version 1"),
     "a derived table": (writing(DERIVED), MISSING, "has the rows"),
-    "a derived table that is not in force": (
-        after(in_force(None), then=writing(DERIVED, B_1)), MISSING, "not in force",
-    ),
     "by a journal": (touching(A), MISSING, "client.derive"),
     "a derived table by a journal": (touching(DERIVED), MISSING, "has the rows"),
     "changed": (writing(A, B_1, change=True), MISSING, "`put` the row"),
@@ -168,9 +166,6 @@ DERIVATIONS: dict[str, Row] = {
     "two more versions": (in_force("1,2,3"), INVALID, "two that rise"),
     "without a table": (in_force("1,2"), "UnknownStream", "v2"),
     "the table deleted": (this(r.DeleteStream(DERIVED)), ILLEGAL, "drop_derivation"),
-    "in force while it is written": (
-        after(in_force(None), touching(A), then=in_force("1")), "NotReady", "anabranch txn abort",
-    ),
 }  # fmt: skip
 
 # -- registered locks ------------------------------------------------------------------------------
