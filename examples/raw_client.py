@@ -57,10 +57,16 @@ class Refused(Exception):
 
 
 class Avro:
-    """Section 2: version byte, type byte, Avro body."""
+    """Section 2: version byte, type byte, Avro body. Fields above this client's feature level are left out."""
 
     def __init__(self, folder: Path) -> None:
         self._raw = {file.stem: json.loads(file.read_text()) for file in folder.glob("*.avsc")}
+        for each in self._raw.values():
+            if each["type"] == "record":
+                fields = each["fields"]
+                each["fields"] = [
+                    field for field in fields if field.get("level", VERSION) <= VERSION
+                ]
         self._named: dict[str, Any] = {}
         self._parsed: dict[str, Any] = {}
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.client.session import Session
 from anabranch.core.locks.table_writes import fingerprint
@@ -34,9 +34,11 @@ from anabranch.protocol import defaults, limits
 from anabranch.protocol.ids import is_marked
 from anabranch.protocol.legal_names import split_stream
 from anabranch.protocol.schemas import records as r
-from anabranch.tables.snapshot import TableSnapshot
 from anabranch.types import Result
 from anabranch.waits import Signal, here
+
+if TYPE_CHECKING:
+    from anabranch.tables.snapshot import TableSnapshot
 
 log = logging.getLogger("anabranch.client")
 

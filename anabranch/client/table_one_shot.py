@@ -135,23 +135,7 @@ class TableOneShot:
                 return self._given_up(txn_id, scope, found)
             if found is not None:
                 raise found
-            locks = held.locks.records(self._replica.tables, marks)
-            events = with_trace(held.events, self.trace)
-            follows = held.locks.follows()
-            heir = None if self._member is None else self._member.heir(txn_id, deadline)
-            ran = tuple(sorted(held.ran))
-            command = r.OneShot(
-                txn_id,
-                scope,
-                parts.name,
-                events,
-                parts.consumed,
-                locks,
-                changes,
-                follows,
-                heir,
-                ran,
-            )
+            command = self._made(txn_id, held, parts, marks, changes, deadline)
             try:
                 with self._replica.report_due():
                     answer = self._send(command, deadline, held)
@@ -159,20 +143,16 @@ class TableOneShot:
                 if not self.is_sent:
                     raise
                 return self._given_up(txn_id, scope, error)
-            last = {each.table: each.last for each in answer.tables}
             if isinstance(answer, r.Outcome):
-                self._replica.observe(answer.commit_timestamp, last)
+                newest = {each.table: each.last for each in answer.tables}
+                self._replica.observe(answer.commit_timestamp, newest)
                 return answer
             # A copy of this command may still be carried out, in three cases: the answer was only the advice to
             # take a turn; the command follows a commit under way, which comes; or it has changes, and another
             # commit leaves the numbers of their rows with the controller.
-            self.is_sent = bool(answer.writers or changes or follows)
-            unsure = bool(answer.writers or (changes and not follows))
-            timestamp = answer.timestamp
-            if answer.writers and self._member is not None:
-                row = held.locks.key_of(answer.writers[0])
-                turn = self._member.take_for(txn_id, *row, deadline)
-                timestamp, last = (timestamp, last) if turn is None else (turn.timestamp, turn.last)
+            self.is_sent = bool(answer.writers or changes or command.follows)
+            unsure = bool(answer.writers or (changes and not command.follows))
+            timestamp, last = self._time_to_wait_for(answer, txn_id, held.locks, deadline)
             try:
                 self._replica.wait(timestamp, last, deadline)
                 self._wait_for_followed(held.locks, deadline)
@@ -182,6 +162,41 @@ class TableOneShot:
                     )
             except AnabranchError as error:
                 return self._given_up(txn_id, scope, error)
+
+    def _made(
+        self,
+        txn_id: bytes,
+        held: InMemory,
+        parts: CommitParts,
+        marks: Mapping[str, tuple[int, int]],
+        changes: tuple[r.RowChange, ...],
+        deadline: float,
+    ) -> r.OneShot:
+        return r.OneShot(
+            txn_id,
+            held.scope,
+            parts.name,
+            with_trace(held.events, self.trace),
+            parts.consumed,
+            held.locks.records(self._replica.tables, marks),
+            changes,
+            held.locks.follows(),
+            None if self._member is None else self._member.heir(txn_id, deadline),
+            tuple(sorted(held.ran)),
+        )
+
+    def _time_to_wait_for(
+        self, answer: r.Revalidate, txn_id: bytes, locks: Locks, deadline: float
+    ) -> tuple[int, Mapping[str, int]]:
+        """The time, and each table's newest commit, that the replica must have before the command is sent again.
+
+        If the answer advises so, a turn is taken here, and the time is the turn's.
+        """
+        if answer.writers and self._member is not None:
+            turn = self._member.take_for(txn_id, *locks.key_of(answer.writers[0]), deadline)
+            if turn is not None:
+                return turn.timestamp, turn.last
+        return answer.timestamp, {each.table: each.last for each in answer.tables}
 
     def _wait_for_followed(self, locks: Locks, deadline: float) -> None:
         """Wait for the outcomes of the commits that this one follows, until the replica has what they wrote."""

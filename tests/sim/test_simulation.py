@@ -86,7 +86,7 @@ SAFE_SEEDS = (0, 1, 2, 3, 4, 5)
 MOST_SEEDS = 60
 OFTEN_S = 0.3
 # Limits that bound a transaction, but not its rows.
-_OTHERS = {"HELPERS", "NAME", "ROW_CHANGES", "TURN_MS", "UNCOMMITTED", "UNREAD"}
+_OTHERS = {"FOLLOWED", "HELPERS", "NAME", "ROW_CHANGES", "TURN_MS", "UNCOMMITTED", "UNREAD"}
 _OF_ONE = re.compile(r"\ban? (open )?transaction\b")
 
 
