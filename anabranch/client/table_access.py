@@ -551,6 +551,12 @@ class TableAccess:
             )
         if len({d.of.source for d in ready}) > 1:
             raise InvalidArgument(f"several tables have a derivation {name!r}: give `source`")
+        of = ready[0].of
+        made = self._functions_of.get(of.source)
+        if made is not None and of not in [function.of for function in made]:
+            known.forget()
+            text = f"{derived_table(of)} has no rows of this transaction's own writes: begin again"
+            self._fail(LocksBroken(text, table=derived_table(of), key=STATE_KEY))
         return ready[0]
 
     # -- rows of a range, and changes -----------------------------------------------------------------

@@ -139,7 +139,7 @@ class TableOneShot:
             try:
                 with self._replica.report_due():
                     answer = self._send(command, deadline, held)
-            except (NotANumber, NumberOverflow) as error:
+            except (DerivationMissing, NotANumber, NumberOverflow) as error:
                 if not self.is_sent:
                     raise
                 return self._given_up(txn_id, scope, error)

@@ -30,6 +30,7 @@ from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
     ClockSkew,
+    DerivationMissing,
     EventTooLarge,
     Expired,
     IllegalState,
@@ -744,6 +745,8 @@ class Transaction:
                 if self._reads is not None:
                     raise
                 return False
+            if isinstance(error, DerivationMissing):
+                self._shared.derivations.forget()
             self._failed_to_commit(error, "refuse_shot")
             if self.state not in IN_DOUBT:  # RESOLVE may have aborted the id
                 self._shot = self._token = self._txn_id = None

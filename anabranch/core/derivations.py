@@ -18,10 +18,12 @@ from anabranch.core.memory import way_to_end
 from anabranch.core.state import State
 from anabranch.core.stream_settings import (
     DERIVE,
+    check_derivation,
     derived_from,
     derived_table,
     in_force,
     versions_of,
+    whole_version,
 )
 from anabranch.protocol.ids import txn_text
 from anabranch.protocol.schemas import records as r
@@ -52,6 +54,38 @@ def check_changes(state: State, changes: Iterable[r.RowChange]) -> None:
                 f"{change.table} is the source of a derivation, or derived: `put` the row; `add`, `min` and `max` "
                 "don't know it"
             )
+
+
+def resolved(row: r.StreamRow, command: r.AlterStream) -> dict[str, str]:
+    """The settings of a stream after a command, in which ``+2`` or ``-1`` adds a version or takes it away.
+
+    A command names the one version that it is about. So one that comes late, or twice, changes no other version.
+
+    Raises: UnsupportedSetting, InvalidArgument.
+    """
+    settings = {n: v for n, v in row.settings.items() if n not in command.unset}
+    settings |= command.settings
+    changes, unset = in_force(command.settings), in_force(dict.fromkeys(command.unset, ""))
+    others = len(command.settings) > 1 or command.unset or command.description is not None
+    if unset or (changes and others):
+        raise errors.UnsupportedSetting(
+            f"{row.stream}: a version of a derivation comes or goes by a command of its own, as +2 or -1"
+        )
+    for setting in changes:
+        check_derivation(setting.removeprefix(DERIVE))
+        text = command.settings[setting]
+        sign = text[:1]
+        if sign not in ("+", "-"):
+            raise errors.InvalidArgument(
+                f"{setting}={text}: +2 adds version 2, -1 takes version 1 away"
+            )
+        version = whole_version(setting, text[1:])
+        now = set(versions_of(row.settings, setting.removeprefix(DERIVE)))
+        now = now | {version} if sign == "+" else now - {version}
+        del settings[setting]
+        if now:
+            settings[setting] = ",".join(map(str, sorted(now)))
+    return settings
 
 
 def check_in_force(turn: Turn, row: r.StreamRow, settings: dict[str, str]) -> None:

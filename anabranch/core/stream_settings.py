@@ -275,6 +275,11 @@ def versions_of(settings: Mapping[str, str], name: str) -> tuple[int, ...]:
     return found
 
 
+def whole_version(setting: str, text: str) -> int:
+    """The version in a text. Raises: InvalidArgument."""
+    return whole_number(setting, text, *_VERSION)
+
+
 def derivations_at(table: str, settings: Mapping[str, str]) -> tuple[r.Derivation, ...] | None:
     """The derivations in force of a source, or the one of a derived table; None for other streams."""
     derived = derived_from(settings)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.batches.records import Record
+from anabranch.client.calls.derivations import Deriving
 from anabranch.client.client import Client
 from anabranch.client.replica import Replica
 from anabranch.client.table_transaction import TableTransaction
@@ -34,7 +35,7 @@ from anabranch.protocol import limits
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import LEVEL
-from anabranch.topics.names import journal_topic
+from anabranch.topics.names import journal_topic, stream_topic
 from tests.client.world import World
 from tests.tables.worlds import let_read, reader_ports
 
@@ -776,12 +777,17 @@ def test_refusals(shop: Shop, case: str) -> None:
 
 
 COMMANDS: dict[str, tuple[dict[str, str], tuple[str, ...], type[Exception], str]] = {
-    "two at once": ({SETTING: "2,3"}, (), IllegalState, "one higher version"),
-    "another one": ({SETTING: "2"}, (), IllegalState, "one higher version"),
-    "no such table": ({SETTING: "1,2"}, (), AnabranchError, "v2"),
-    "three": ({SETTING: "1,2,3"}, (), InvalidArgument, "two that rise"),
-    "no number": ({SETTING: "one"}, (), InvalidArgument, "whole number"),
-    "no such setting": ({}, ("derive.by-size",), UnsupportedSetting, "derive.by-size"),
+    "versions": ({SETTING: "1,2"}, (), InvalidArgument, r"\+2 adds"),
+    "none": ({}, (SETTING,), UnsupportedSetting, "of its own"),
+    "with others": (
+        {SETTING: "-1", "table.compact.ratio": "3"},
+        (),
+        UnsupportedSetting,
+        "of its own",
+    ),
+    "no such table": ({SETTING: "+2"}, (), AnabranchError, "v2"),
+    "no number": ({SETTING: "+one"}, (), InvalidArgument, "whole number"),
+    "an illegal name": ({"derive.A": "+1"}, (), InvalidArgument, "small letters"),
     "of a stream that is none": ({"derived": "x"}, (), UnsupportedSetting, "can't be altered"),
 }
 
@@ -792,6 +798,168 @@ def test_the_leader_refuses_other_changes(shop: Shop, case: str) -> None:
     set_to, unset, error, text = COMMANDS[case]
     with pytest.raises(error, match=text):
         shop.client._session.ask_stream(ORDERS, r.AlterStream(ORDERS, set_to, unset), 1e9)
+
+
+def test_a_version_may_be_taken_away_twice(shop: Shop) -> None:
+    shop.client.derive(ORDERS, "by-city", city)
+    for _ in range(2):
+        shop.client._session.ask_stream(ORDERS, r.AlterStream(ORDERS, {SETTING: "-1"}, ()), 1e9)
+    assert SETTING not in shop.client.describe(ORDERS).settings
+
+
+def test_a_source_is_not_deleted(shop: Shop) -> None:
+    """Its derived table would be ready, and no writer would keep it."""
+    shop.client.derive(ORDERS, "by-city", city)
+    with pytest.raises(IllegalState, match="drop_derivation"):
+        shop.client.delete_stream(ORDERS)
+    shop.client.drop_derivation(ORDERS, "by-city")
+    shop.client.delete_stream(ORDERS)
+
+
+def test_a_source_that_is_lost(shop: Shop) -> None:
+    """A later table of its name does not get the rows that were derived from it."""
+    shop.client.derive(ORDERS, "by-city", city)
+    for topic in (journal_topic(ORDERS), stream_topic(ORDERS)):
+        shop.cluster.delete_topic(topic)
+    shop.stop_controller()
+    shop.start_controller()
+    shop.client.describe(ORDERS)
+    with suppress(AnabranchError):
+        shop.client.delete_stream(ORDERS)
+    shop.client.delete_stream(ORDERS)
+    with pytest.raises(IllegalState, match="by-city-v1"):
+        shop.client.create_table(ORDERS, 2)
+    shop.client.delete_stream(BY_CITY)
+    shop.client.create_table(ORDERS, 2)
+    shop.client.derive(ORDERS, "by-city", city)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_derived_table_that_is_lost(shop: Shop, again: bool) -> None:
+    """It is built again, or its derivation ends, once it is deleted."""
+    rows = both(shop)
+    shop.put(rows, a="oslo ann")
+    for topic in (journal_topic(BY_NAME), stream_topic(BY_NAME)):
+        shop.cluster.delete_topic(topic)
+    shop.stop_controller()
+    shop.start_controller()
+    shop.client.describe(BY_NAME)
+    with suppress(AnabranchError):
+        shop.client.delete_stream(BY_NAME)
+    shop.client.delete_stream(BY_NAME)
+    if again:
+        shop.client.derive(ORDERS, "by-name", name, unique=True)
+        rows = shop.replica(shop.client)
+        assert found(rows, "by-name", "ann") == ["a"]
+        with pytest.raises(UniqueViolation):
+            shop.put(rows, b="rome ann")
+    else:
+        shop.client.drop_derivation(ORDERS, "by-name")
+        shop.put(shop.replica(shop.client), b="rome ann")
+
+
+def test_a_sleeping_builder_takes_no_later_version_away(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = shop.other(("by-city", city))
+    first.derive(ORDERS, "by-city", city_and_name, version=2)
+    for version, function in ((1, city), (2, city_and_name), (3, city)):
+        shop.client.derive(ORDERS, "by-city", function, version=version)
+    second = shop.other(("by-city", city))
+    second.derive(ORDERS, "by-city", city_and_name, version=2)
+    real = Deriving._move
+
+    def slow(self: Deriving, of: r.Derivation, sign: str, timeout: float | None) -> None:
+        if sign == "-" and self._shared is first._shared:
+            monkeypatch.undo()
+            second.rebuild(ORDERS, "by-city")
+            shop.client.rebuild(ORDERS, "by-city")
+        real(self, of, sign, timeout)
+
+    monkeypatch.setattr(Deriving, "_move", slow)
+    first.rebuild(ORDERS, "by-city")
+    assert shop.client.describe(ORDERS).settings[SETTING] == "3"
+    rows = shop.replica(shop.client)
+    shop.put(rows, a="oslo ann")
+    assert found(rows, "by-city", "oslo") == ["a"]
+
+
+@pytest.mark.parametrize("end", [TableTransaction.commit, TableTransaction.prepare])
+def test_a_client_asks_again_after_a_refusal(shop: Shop, end: Callable[[Any], object]) -> None:
+    """Also if it began its transactions by itself, and it was the client that refused."""
+    other = shop.other()
+    rows = shop.replica(other)
+    shop.client.derive(ORDERS, "by-city", city)
+    other._shared.derivations.add(shop.client._shared.derivations.named(ORDERS)[0])
+    with suppress(DerivationMissing), rows.begin() as txn:
+        txn.put(ORDERS, b"a", b"oslo ann")
+        end(txn)
+    with rows.begin() as txn:
+        txn.put(ORDERS, b"a", b"oslo ann")
+        end(txn)
+        txn.commit()
+    plain = shop.replica(shop.other())
+    shop.client.drop_derivation(ORDERS, "by-city")
+    with plain.begin() as txn:
+        txn.put(ORDERS, b"a", b"rome ann")
+        txn.commit()
+
+
+def test_a_look_up_in_a_version_that_own_writes_do_not_have(shop: Shop) -> None:
+    """Without locks of reads, nothing else would end the transaction."""
+    for version, function in ((1, city), (2, city_and_name)):
+        shop.client.derive(ORDERS, "by-city", function, version=version)
+    rows = shop.replica(shop.client)
+    with rows.begin(isolation="snapshot") as txn:
+        other = shop.other(("by-city", city))
+        other.derive(ORDERS, "by-city", city_and_name, version=2)
+        other.rebuild(ORDERS, "by-city")
+        shop.client._shared.derivations.forget()
+        txn.put(ORDERS, b"a", b"oslo ann")
+        with pytest.raises(LocksBroken, match="own writes"):
+            txn.lookup("by-city", b"oslo")
+
+
+def test_a_late_copy_of_a_refused_command_counts_once(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.client.derive(ORDERS, "by-city", city)
+    rows = shop.replica(shop.client)
+    session, calls = shop.client._session, []
+    real = session.locked_shot
+
+    def shot(command: r.OneShot, deadline: float, sent: Any = None) -> Any:
+        calls.append(command)
+        if len(calls) == 1:  # the advice to take a turn
+            return r.Revalidate(session.highest_timestamp, (), (1,))
+        if len(calls) == 2:
+            real(calls[0], deadline)
+            raise DerivationMissing("another version is in force")
+        return real(command, deadline, sent)
+
+    monkeypatch.setattr(session, "locked_shot", shot)
+    rows.transact(lambda txn: txn.put(ORDERS, b"k", (txn.get(ORDERS, b"k") or b"") + b"x"))
+    assert rows_of(rows, ORDERS) == {b"k": b"x"}
+
+
+def test_a_version_comes_and_another_goes_within_one_call(shop: Shop) -> None:
+    for version, function in ((1, city), (2, city_and_name)):
+        for each in (shop.client, other := shop.other(("by-city", city))):
+            each.derive(ORDERS, "by-city", function, version=version)
+    other.derive(ORDERS, "by-city", city_and_name, version=2)
+    calls = iter(range(9))
+
+    def write(txn: TableTransaction) -> None:
+        txn.put(ORDERS, b"k", b"oslo ann")
+        call = next(calls)
+        if call == 0:
+            shop.client._deriving._move(r.Derivation(ORDERS, "by-city", 2), "+", None)
+        if call == 1:
+            shop.client.rebuild(ORDERS, "by-city")
+
+    rows = shop.replica(other)
+    rows.transact(write)
+    assert rows_of(rows, ORDERS) == {b"k": b"oslo ann"}
 
 
 def test_it_needs_the_feature_level() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -83,14 +84,17 @@ class Deriving:
         of = r.Derivation(source, check_derivation(name), version)
         made = _function(of, function, unique=bool(unique))
         found = self._source(source, timeout)
-        self._create(made, found, timeout)
+        is_new = self._create(made, found, timeout)
         self._shared.derivations.add(made)
-        if not versions_of(found.settings, name):
+        in_force = versions_of(found.settings, name)
+        # If its table is new although it is in force, the former one was lost.
+        if not in_force or (is_new and version in in_force):
             self._build(made, timeout)
         return made.table
 
-    def _create(self, made: Function, source: r.StreamInfo, timeout: float | None) -> None:
-        """Create the derived table unless it exists. `StreamExists`: it has other settings."""
+    def _create(self, made: Function, source: r.StreamInfo, timeout: float | None) -> bool:
+        """Create the derived table unless it exists; returns whether it is new. `StreamExists`: other settings."""
+        is_new = False
         wanted = {TABLE: "true", DERIVED: Derived(made.of, made.unique).text}
         deadline = self._shared.deadline(timeout)
         try:
@@ -98,9 +102,10 @@ class Deriving:
         except UnknownStream:
             kept = {n: v for n, v in source.settings.items() if n == VERSIONS_MS}
             command = r.CreateStream(made.table, len(source.segments), wanted | kept, adopt=False)
-            found = self._session.create_stream(command, deadline)
+            found, is_new = self._session.create_stream(command, deadline), True
         if unlike := differences(wanted, found.settings, only_asked=True):
             raise StreamExists(f"{made.table} exists, but {', '.join(unlike)}")
+        return is_new
 
     def _source(self, source: str, timeout: float | None) -> r.StreamInfo:
         found = self._session.describe(source, self._shared.deadline(timeout))
@@ -125,7 +130,7 @@ class Deriving:
             before = self._versions(of, timeout)
             if of.version not in before:
                 self._check_unused(made, before, replica, timeout)
-                self._put_in_force(of, (*before, of.version), timeout)
+                self._move(of, "+", timeout)
             former = [of._replace(version=each) for each in before if each != of.version]
             state = replica.transact(lambda txn: _begin(txn, made), timeout=timeout).value
             if state is not None:
@@ -134,8 +139,8 @@ class Deriving:
                     while piece := list(islice(keys, _PIECE)):
                         replica.transact(partial(_build_piece, made=made, keys=piece))
                 replica.transact(lambda txn: _switch(txn, made, former, state), timeout=timeout)
-        if former:
-            self._put_in_force(of, (of.version,), timeout)
+        for each in former:
+            self._move(each, "-", timeout)
 
     def _versions(self, of: r.Derivation, timeout: float | None) -> tuple[int, ...]:
         return versions_of(self._source(of.source, timeout).settings, of.name)
@@ -158,14 +163,9 @@ class Deriving:
                 f"{made.table} has rows of an earlier time: take a higher version, or delete that table first"
             )
 
-    def _put_in_force(
-        self, of: r.Derivation, versions: Iterable[int], timeout: float | None
-    ) -> None:
-        setting = DERIVE + of.name
-        text = ",".join(map(str, versions))
-        command = r.AlterStream(
-            of.source, {setting: text} if text else {}, () if text else (setting,)
-        )
+    def _move(self, of: r.Derivation, sign: str, timeout: float | None) -> None:
+        """Bring a version into force (+), or take it out of force (-)."""
+        command = r.AlterStream(of.source, {DERIVE + of.name: f"{sign}{of.version}"}, ())
         info = self._session.ask_stream(of.source, command, self._shared.deadline(timeout))
         self._shared.derivations.learn(of.source, info.settings)
 
@@ -178,13 +178,12 @@ class Deriving:
             )
         for each in gone:
             of = r.Derivation(source, name, each)
-            with self._replica(derived_table(of), timeout=timeout) as replica:
-                replica.transact(
-                    partial(_retire, of=of),
-                    timeout=timeout,
-                )
-            there = tuple([one for one in there if one != each])
-            self._put_in_force(of, there, timeout)
+            with (
+                suppress(UnknownStream),  # it was lost, and is deleted
+                self._replica(derived_table(of), timeout=timeout) as replica,
+            ):
+                replica.transact(partial(_retire, of=of), timeout=timeout)
+            self._move(of, "-", timeout)
 
     def check(
         self, source: str, name: str, function: IndexFunction | None, timeout: float | None

@@ -39,6 +39,7 @@ from anabranch.core.derivations import (
     LEVEL,
     check_in_force,
     pass_plain_writes,
+    resolved,
     source_of,
 )
 from anabranch.core.memory import way_to_end
@@ -47,6 +48,7 @@ from anabranch.core.segments import create
 from anabranch.core.state import State
 from anabranch.core.stream_settings import (
     BASE,
+    DERIVE,
     DERIVED,
     FIXED,
     KNOWN,
@@ -131,6 +133,7 @@ def create_stream(turn: Turn, command: r.CreateStream, to: ReplyTo | None) -> No
             f"{command.stream} exists; lane {turn.lane!r} has no right to see it"
         )
     if row is None:
+        _check_no_derived(turn, command.stream)
         check_names(turn, command.stream)
         check_room(turn, turn.lane, 1, command.segments)
         row = _without_topics(command, turn.lane)
@@ -164,6 +167,15 @@ def _check_derived(turn: Turn, command: r.CreateStream) -> None:
             raise errors.InvalidArgument(
                 f"{command.stream} with setting {DERIVED}={derived.text}: the table is named "
                 f"{derived_table(derived.of)}; `client.derive` makes it"
+            )
+
+
+def _check_no_derived(turn: Turn, stream: str) -> None:
+    """`IllegalState` if a table is derived from a former, lost source of this name. It may be `ready`."""
+    for table, dues in turn.state.derivations.items():
+        if table != stream and any(due.source == stream for due in dues):
+            raise errors.IllegalState(
+                f"{table} has rows of a former table {stream}: delete it first (`client.delete_stream`)"
             )
 
 
@@ -393,6 +405,11 @@ def _check_unread(turn: Turn, stream: str, despite: Collection[str]) -> None:
         raise errors.IllegalState(
             f"{stream} has the rows of a derivation of {source}: let `client.drop_derivation` end that first"
         )
+    if derived := in_force(turn.state.streams[stream].settings):
+        raise errors.IllegalState(
+            f"{stream} is the source of derivation {min(derived).removeprefix(DERIVE)!r}, whose table would still "
+            "count as ready: let `client.drop_derivation` end that first"
+        )
     if is_state(stream) and (row := turn.state.processors.get(stream.removesuffix(STATE))):
         blocker = text_of(processor_blocker(turn, row))
         raise errors.IllegalState(f"{stream} belongs to {blocker}: delete that first")
@@ -496,14 +513,12 @@ def alter_stream(turn: Turn, command: r.AlterStream, to: ReplyTo | None) -> None
     named = command.settings.keys() | set(command.unset)
     if fixed := sorted(named & FIXED):
         raise errors.UnsupportedSetting(f"{', '.join(fixed)} can't be altered: make a new stream")
-    known = KNOWN | in_force(row.settings)
-    wrong = set(command.unset) - known | set(command.unset) & command.settings.keys()
+    settings = resolved(row, command)
+    wrong = set(command.unset) - KNOWN | set(command.unset) & command.settings.keys()
     if wrong:
         raise errors.UnsupportedSetting(
             f"{limits.cut(', '.join(sorted(wrong)))} can't be taken back: no such setting, or given, too"
         )
-    settings = {n: v for n, v in row.settings.items() if n not in command.unset}
-    settings |= command.settings
     check_settings(settings)
     check_in_force(turn, row, settings)
     wanted = [f"{name}={settings.get(name, '')}" for name in sorted(named)]
