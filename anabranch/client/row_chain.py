@@ -171,8 +171,10 @@ class Chain:
 
     def _wait(self, own: _Waiter, deadline: float) -> bool:
         while True:
-            until = min(deadline, self._since + _LONGEST_S)
-            if own.wake.wait(max(_LEAST_S, until - self.session.now())):
+            # Each waits for a second at most, as the holder's time may begin anew, and another one may be first.
+            is_first, now = self._first is own, self.session.now()
+            until = min(deadline, self._since + _LONGEST_S) if is_first else deadline
+            if own.wake.wait(max(_LEAST_S, min(until - now, _LONGEST_S))):
                 return True
             with self._lock:
                 if own not in self._waiting:
@@ -184,6 +186,11 @@ class Chain:
                     return True
                 if now >= deadline:
                     return False
+
+    @property
+    def _first(self) -> _Waiter | None:
+        with self._lock:
+            return self._waiting[0] if self._waiting else None
 
     def _grant(self, member: Member) -> None:
         self._holder, self._since = member, self.session.now()
@@ -201,6 +208,21 @@ class Chain:
             self._sent.clear()
             if self._holder is member:
                 self._since = self.session.now()
+
+    def take_turn_of(self, member: Member, *, marked: bool) -> RowTurn | None:
+        """The chain's turn, which only one call gets: two commits with one id would be one."""
+        with self._lock:
+            turn = self.turn if self._holder is member else None
+            if turn is None or marked != is_marked(turn.txn_id) or self.session.now() >= turn.until:
+                return None
+            self.turn = None
+            return turn
+
+    def pass_on(self, member: Member, turn: RowTurn) -> None:
+        """Let the next call have a turn, if this call is the one that computes."""
+        with self._lock:
+            if self._holder is member:
+                self.turn = turn
 
     def end_turn(self, txn_id: bytes) -> None:
         """Drop the chain's turn if it is that of this transaction."""
@@ -302,7 +324,8 @@ class Member:
         """Whether the call has to enter the chain before it reads the row, because the row is hot."""
         if self._began_inside or self._stays_out:
             return False
-        return self._chain.is_hot((table, key))
+        chain = self._chain  # which nobody enters while the controller knows no turns
+        return chain.is_hot((table, key)) and self._session.now() >= chain.no_turns_until
 
     def enter_at(self, table: str, key: bytes) -> TableSnapshot | None:
         """Enter the chain; returns a snapshot to read in it. None if this takes too long."""
@@ -351,10 +374,10 @@ class Member:
     def turn_id(self, *, marked: bool) -> bytes | None:
         """The id for the commit of this try, if the chain has a turn for it."""
         chain = self._chain
-        turn = chain.turn if self.is_inside else None
-        if turn is None or marked != is_marked(turn.txn_id) or self._session.now() >= turn.until:
+        turn = chain.take_turn_of(self, marked=marked)
+        if turn is None:
             return None
-        self._turn, chain.turn = turn, None
+        self._turn = turn
         return turn.txn_id
 
     def heir(self, txn_id: bytes, deadline: float) -> bytes | None:
@@ -380,8 +403,8 @@ class Member:
 
     def _pass_on(self) -> None:
         turn, heir = self._turn, self._heir
-        if turn is not None and heir is not None and self.is_inside:
-            self._chain.turn = turn._replace(txn_id=heir, left=turn.left - 1)
+        if turn is not None and heir is not None:
+            self._chain.pass_on(self, turn._replace(txn_id=heir, left=turn.left - 1))
 
     def answered(self, committed_at: int) -> None:
         """Note the outcome of the present try's commit; 0: it has failed, or is not known."""
@@ -421,6 +444,7 @@ class Member:
     def take_for(self, txn_id: bytes, table: str, key: bytes, deadline: float) -> RowTurn | None:
         """Take a turn for a transaction that was advised to do so. Others of the chain no longer read its rows."""
         self.answered(0)
+        self._heir = None  # another call may have it: no id is passed on twice
         chain = self._chain
         if not key or not chain.enter(self, deadline):
             return None

@@ -179,7 +179,7 @@ class TableAccess:
             self._call_again(needs_commits("needs rows as of one time"))
         self._view.check_open()
         self._locks.follow(table, key, sent)
-        if len(self._locks.follows()) > limits.FOLLOWED.value:
+        if self._locks.follows_count > limits.FOLLOWED.value:
             self._call_again(needs_commits(f"of more than {limits.FOLLOWED.value} transactions"))
 
     def _call_again(self, error: HotRow) -> NoReturn:

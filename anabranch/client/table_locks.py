@@ -58,6 +58,7 @@ class Locks:
         self._count = 0
         self._registered: set[tuple[str, int]] = set()  # points
         self._followed: dict[tuple[str, bytes], SentRows] = {}  # by table and key
+        self._followed_of: set[tuple[bytes, str]] = set()  # transactions and tables of these
         self._resolved: set[tuple[str, bytes]] = (
             set()
         )  # of these, those that are validated as points
@@ -74,6 +75,12 @@ class Locks:
         if (table, key) not in self._followed:
             self._one_more()
             self._followed[table, key] = sent
+            self._followed_of.add((sent.txn_id, table))
+
+    @property
+    def follows_count(self) -> int:
+        """How many entries `follows` has at most."""
+        return len(self._followed_of)
 
     @property
     def followed(self) -> Collection[SentRows]:

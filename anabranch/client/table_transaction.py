@@ -161,6 +161,8 @@ class TableTransaction(TableAccess):
         finally:
             self._end("it could not be aborted")
         if isinstance(error, Exception) and not isinstance(error, HotRow | LocksBroken):
+            if self._again is not None:  # the function made its error of that one
+                raise self._again from error
             try:
                 self._check_committed(f"raises {type(error).__name__}")
             except HotRow as again:
@@ -169,7 +171,7 @@ class TableTransaction(TableAccess):
     def _check_committed(self, why: str) -> None:
         """Raise `HotRow` if the transaction may have read what is not committed, or an old snapshot."""
         if self._member is not None and self._member.is_unsure:
-            raise needs_commits(why)
+            self._call_again(needs_commits(why))
 
     def __repr__(self) -> str:
         return (

@@ -123,7 +123,7 @@ def _transact(
             except RetryError as error:
                 if shared.closed or lost is None:
                     raise
-                raise lost from error
+                raise _for_caller(lost) from error
             try:
                 with txn:
                     if commit.earlier is None:
@@ -143,7 +143,7 @@ def _transact(
                 if not pauses.ends_by(deadline):
                     if not isinstance(error, HotRow):
                         raise
-                    raise LocksBroken(str(error), table=error.table, key=error.key) from error
+                    raise _for_caller(error) from error
                 lost = error.with_traceback(None)
                 if member is None or not member.take_after(lost):
                     pauses.sleep()
@@ -199,6 +199,13 @@ class _Commit:
         with self._shared.outside():
             asking = Transaction(self._shared, scope, None, keepalive_ms)
             return asking.commit(name=name, timeout=timeout)
+
+
+def _for_caller(lost: AnabranchError) -> AnabranchError:
+    """The error that tells why the last try ended. A hot row is a broken lock."""
+    if isinstance(lost, HotRow):
+        return LocksBroken(str(lost), table=lost.table, key=lost.key)
+    return lost
 
 
 def _check_called(returned: object) -> None:
