@@ -381,6 +381,7 @@ class Processor(Program):
 
         Raises: InvalidArgument.
         """
+        check_plain(f"the key of {stream}:", key)
         target = self.output(stream, key=codec)
 
         def pass_on(event: Any) -> None:

@@ -41,7 +41,7 @@ from anabranch.protocol.limits import (
 from anabranch.protocol.partitioner import task_of
 from anabranch.reading.slices import Piece
 from anabranch.tracing import traces_of
-from anabranch.types import Headers
+from anabranch.types import Event, Headers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -141,6 +141,8 @@ class WorkBatch:
         self.is_ended = False
         self.commits = 0  # input commits that were handled to their ends
         self.most_commits = inf  # input commits that this batch may have
+        # Whether an event's time is too far ahead, by the clock of the thread that handles it.
+        self.is_ahead: Callable[[Event], bool] = lambda _: False
         self.tables: BatchTables | None = None  # None: the program has no tables
         # Trace contexts of the input, once all is handled; None if the worker does not trace.
         self.traces: set[bytes] | None = None
@@ -429,7 +431,7 @@ class HandlerContext:
 
     __slots__ = (
         "batch", "key", "name", "over", "own_key", "seen", "strays", "task", "timestamp", "undo",
-        "value",
+        "value", "waited",
     )  # fmt: skip
 
     def __init__(self, batch: WorkBatch) -> None:
@@ -440,6 +442,8 @@ class HandlerContext:
         self.name: Any = None
         self.timestamp: int | None = None
         self.value: bytes | None = None
+        # An event of a join that waited, and its undecoded value.
+        self.waited: tuple[Event, bytes | None] | None = None
         self.over = self.own_key = False
         self.strays: list[IllegalState] | None = None
         self.undo: list[Undo] = []

@@ -145,6 +145,13 @@ class Handlers:
             call.seen += 1
         return {call.task for call in calls if call.seen >= times}
 
+    @property
+    def tasks_at_work(self) -> set[int]:
+        """The tasks of the events at work. For another thread."""
+        at, chains = self._at, self._chains
+        calls = [] if at is None else [at] if chains is None else list(chains.calls)
+        return {call.task for call in calls}
+
     def _note(self, batch: WorkBatch, pieces: Sequence[Piece]) -> None:
         if batch.tables is not None:
             batch.tables.note(pieces)
@@ -171,6 +178,8 @@ class Handlers:
         writes), and the error of `stop`. The batch is unusable after an error.
         """
         left = list(pieces)
+        if self._time is not None:
+            batch.is_ahead = self._time.is_ahead
         with closed_by_failure(batch) as at, self._at_work(at):
             if self._loop is not None and asyncio.all_tasks(self._loop):
                 # Asyncio tasks that handlers have left run here; if they write, `_strays` gets an error.
@@ -424,7 +433,8 @@ class Handlers:
         try:
             while chain:
                 async with chains.slots:
-                    await self._with_retries(chains, *chain[0])
+                    if self._stopped is None:  # else another thread or worker has the task
+                        await self._with_retries(chains, *chain[0])
                 chain.popleft()
                 chains.room.release()
         except BaseException:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any
+from zlib import crc32
 
 from anabranch.errors import InvalidArgument
 from anabranch.processing.batch import HandlerContext, current_context
@@ -19,6 +20,7 @@ from anabranch.processing.program import Input, Output, check_plain, check_resul
 from anabranch.processing.spans import Entry, Row, Spans, milliseconds
 from anabranch.processing.stores import Keyed, after
 from anabranch.processing.timers import event_time
+from anabranch.protocol.limits import NAME
 from anabranch.types import Event
 from anabranch.values import RAW
 
@@ -89,8 +91,9 @@ class Join(Spans):
 
     @property
     def kind(self) -> str:
-        """As of `Keyed`. Times and kind of the join may change."""
-        return "events that wait in a join"
+        """As of `Keyed`. Times and kind of the join may change; a row does not say which stream is a side."""
+        found = f"a join's events of {self._sides[0].stream} and {self._sides[1].stream}"
+        return found if len(found) <= NAME.value else f"{found[:200]} {crc32(found.encode()):08x}"
 
     def take_left(self, event: Event) -> None:
         """Handle an event of the left input. Raises: InvalidArgument (no key), EventTooLarge (too many wait)."""
@@ -104,7 +107,7 @@ class Join(Spans):
         row = self.row_of(event)
         at, within = row.at, self._within
         now, time = event_time(at.batch, row.task), max(event.timestamp, 0)
-        if time + within.reach(right) < now or self.is_ahead(event):
+        if time + within.reach(right) < now or at.batch.is_ahead(event):
             self.note_late(at, event)
             return
         low, high = (within.after, within.before) if right else (within.before, within.after)
@@ -120,10 +123,15 @@ class Join(Spans):
         self.save(row)
         for entry in found:
             first = self._event(entry, event.key)
+            at.waited = first, self._raw(entry)
             at.timestamp = max(event.timestamp, first.timestamp)
             pair = (first, event) if right else (event, first)
             check_result(self._call, self._call(*pair))
-        at.timestamp = own
+        at.timestamp, at.waited = own, None
+
+    def _raw(self, entry: Entry) -> bytes | None:
+        """The value of an event that waited, undecoded."""
+        return entry[1][_WAITING.size :] if entry[1][0] & _HAS_VALUE else None
 
     def _waiting(self, event: Event, flags: int) -> bytes:
         """The data of an event that waits, without its value."""
@@ -164,6 +172,7 @@ class Join(Spans):
         right = entry[1][0] & _RIGHT
         if not entry[1][0] & _MATCHED and self._within.is_alone(right):
             event = self._event(entry, self._sides[right].key.decode(key))
+            row.at.waited = event, self._raw(entry)
             check_result(self._call, self._call(*((None, event) if right else (event, None))))
 
     def drop_due(self, row: Row, due: int) -> None:
@@ -201,6 +210,7 @@ class KeyJoin(Keyed):
         """``call``: with a left key, its row or None, and the right row or None."""
         super().__init__(name, RAW)
         check_plain(f"join {name}:", call)
+        check_plain(f"by= of join {name}:", by)
         self._left, self._right, self._by, self._call = left, right, by, call
         self.source, self._via = via
 

@@ -108,6 +108,8 @@ def check_function(what: str, call: Handler) -> None:
 
 def check_plain(what: str, call: Handler) -> None:
     """Raise `NotAHandler` unless a call of the function does all of its work."""
+    if not callable(call):
+        raise NotAHandler(f"{what} {call!r:.100} is no function")
     check_function(what, call)
     if is_async(call):
         raise NotAHandler(
@@ -163,8 +165,11 @@ class Program:
         self.cluster: Cluster | None = None  # of plain topics
 
     def moves_time(self, stream: str) -> bool:
-        """Whether events of an input move the event time: not if they all come again, under another key."""
-        return not all(one.passes_on for one in self.handlers[stream])
+        """Whether events of an input move the event time: not if they all come again, under another key.
+
+        Nor those that a join by key sends from task to task, whose workers may be ahead of each other.
+        """
+        return stream not in self.inner and not all(one.passes_on for one in self.handlers[stream])
 
     def check(self) -> Sequence[str]:
         """Check that the program can run, and return the names of its inputs. Raises: InvalidArgument."""
@@ -182,6 +187,10 @@ class Program:
         if all(other.spec == first.spec for other in others):
             for name in self.timers & self.stores.keys():
                 self.stores[name].keys = first
+        else:
+            codecs = {name: one.key for name, one in self.inputs.items()}
+            for name in self.timers & self.stores.keys():
+                self.stores[name].key_codecs = codecs
         if both := sorted(set(self.outputs) & set(self.tables)):
             raise InvalidArgument(
                 f"{', '.join(both)} is an output and a table: write its rows as those of the table"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import islice
 from struct import Struct
 from typing import TYPE_CHECKING, Any
@@ -97,7 +97,8 @@ class Spans(Timed):
     def row_of(self, event: Event) -> Row:
         """The row of an event's key. Raises: InvalidArgument (it has no key, or belongs to another task)."""
         at = current_context()
-        return Row(at, *self._place(at, self.key_of(event)))
+        self.key_of(event)
+        return Row(at, *self._place(at, self.raw_of(event, at.key)))
 
     def save(self, row: Row, *, firing: bool = False) -> None:
         """Store the row, and set its timer. ``firing``: after its timer. Raises: EventTooLarge."""
@@ -188,6 +189,8 @@ class Sessions(Spans):
             raise InvalidArgument(
                 f"sessions {name}: give into=, or merge=, a function of the values of two sessions that become one"
             )
+        if merge is not None:
+            check_plain(f"merge= of sessions {name}:", merge)
         self._gap = milliseconds("gap", gap)
         self.grace = milliseconds("grace", grace, zero=True)
         self.late, self._into = late, into
@@ -258,7 +261,7 @@ class Sessions(Spans):
             is_near = start - self._gap < time < _END.unpack_from(data)[0] + self._gap
             (near if is_near else others).append((start, data))
         is_closed = not near and time + self._gap + self.grace <= now
-        if is_closed or self.is_ahead(event):
+        if is_closed or row.at.batch.is_ahead(event):
             self.note_late(row.at, event)
             return row, None
         row.entries = others
@@ -342,7 +345,7 @@ class Sliding(Spans):
         """
         row = self.row_of(event)
         now, time = event_time(row.at.batch, row.task), max(event.timestamp, 0)
-        if time + self.grace < now or self.is_ahead(event):
+        if time + self.grace < now or row.at.batch.is_ahead(event):
             self.note_late(row.at, event)
             return None
         entries = row.entries
@@ -373,8 +376,10 @@ class Sliding(Spans):
 
     def call_due(self, row: Row, key: bytes, due: int) -> None:
         end = due - self.grace - 1
-        value = self._value(row.entries, end)
-        if self._ends(row, end) and self._closed is not None:
+        if self._closed is not None and self._ends(
+            row, end
+        ):  # else entries are deleted, of no window
+            value = self._value(row.entries, end)
             window = SlidingWindow(self.name_of(key), end - self._size, end, value)
             check_result(self._closed, self._closed(window))
         self.drop_due(row, due)
@@ -393,7 +398,9 @@ class Sliding(Spans):
 
     def case(self, place: str, row: bytes, due: int, data: bytes | None) -> Case:
         """As of `Timed`: the value of the window that closes."""
-        value = self._codec.encode(self._value(self.stored(data or b""), due - self.grace - 1))
+        value: bytes | None = None
+        with suppress(Exception):  # the aggregate itself may be what has failed
+            value = self._codec.encode(self._value(self.stored(data or b""), due - self.grace - 1))
         return Case(place, value, row, (), due)
 
     def entry(self, row: bytes, data: bytes) -> tuple[bytes, list[tuple[int, Any]]]:
@@ -441,7 +448,7 @@ class Versions(Spans):
         """
         row = self.row_of(event)
         now, time = event_time(row.at.batch, row.task), max(event.timestamp, 0)
-        if time + self._keep < now or self.is_ahead(event):
+        if time + self._keep < now or row.at.batch.is_ahead(event):
             self.note_late(row.at, event)
             return
         value = row.at.value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from anabranch.errors import EventTooLarge, IllegalState, InvalidArgument
@@ -36,6 +37,8 @@ class Keyed:
         self._codec = codec
         self.keys = RAW  # of timers and windows: set by `Program.check`
         self.prefix = b""  # set by `number`
+        # Codecs of keys by stream, if `keys` is not that of all inputs; set by `Program.check`.
+        self.key_codecs: Mapping[str, Codec] = {}
 
     @property
     def kind(self) -> str:
@@ -64,13 +67,30 @@ class Keyed:
             raise InvalidArgument(f"{self.name} is by key, and the event has none")
         return event.key
 
+    def raw_of(self, event: Event[Any, Any], own: bytes | None) -> bytes:
+        """The key of an event as bytes. ``own``: as of `encoded`."""
+        key = event.key
+        if key.__class__ is bytes:
+            return key
+        codec = self.key_codecs.get(getattr(event, "stream", ""), self.keys)
+        if self.keys is RAW and codec is not RAW:
+            if own is not None and codec.decode(own) == key:
+                return own
+            raw: bytes = codec.encode(key)
+            return raw
+        return self.encoded(key, own)
+
     def encoded(self, key: Any, own: bytes | None) -> bytes:
         """A key as bytes. ``own``: of the event, which other writers may have encoded in another way."""
         if self.keys is RAW:
             return _bytes(key)
-        if own is not None and self.keys.decode(own) == key:
-            return own
         raw: bytes = self.keys.encode(key)
+        if own is not None and own != raw:
+            with suppress(
+                Exception
+            ):  # the event's key may have another codec, and a periodic call has none
+                if self.keys.decode(own) == key:
+                    return own
         return raw
 
     def _place(self, at: HandlerContext, key: bytes | str) -> tuple[int, bytes]:

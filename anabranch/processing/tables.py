@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import threading
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -227,6 +228,7 @@ class WorkerTables:
         self._stack = ExitStack()
         self._client, self._threads = client, threads
         self._is_open = False
+        self._opening, self._noting = threading.Lock(), threading.Lock()
         self.replica: Replica | None = None
         self._replicas = replicas
         self._tables, self._place = tuple(tables), folder / _FOLDER
@@ -295,8 +297,9 @@ class WorkerTables:
 
         Raises: as `ReadReplica.wait`; after `empty` as `Client.replica`.
         """
-        if not self._is_open:
-            self._open()
+        with self._opening:  # several threads may come here after `empty`
+            if not self._is_open:
+                self._open()
         opened = [one.opened for one in self._replicas]
         for replica in [*opened, *([] if self.replica is None else [self.replica])]:
             try:
@@ -304,6 +307,11 @@ class WorkerTables:
             except NotReady:
                 return False
         return True
+
+    def note_commit(self, timestamp: int) -> None:
+        """Note a commit of any thread."""
+        with self._noting:  # else a thread could lose another one's later commit
+            self.committed_at = max(self.committed_at, timestamp)
 
     def close(self) -> None:
         """Close the replicas."""
@@ -331,7 +339,7 @@ class TaskTables:
 
     @committed_at.setter
     def committed_at(self, timestamp: int) -> None:
-        self._tables.committed_at = max(self._tables.committed_at, timestamp)
+        self._tables.note_commit(timestamp)
 
     def of_batch(self, ownership: TaskOwnership, batch_bytes: int) -> BatchTables | None:
         """The tables for a new batch of these tasks; None if the program has none."""

@@ -197,7 +197,8 @@ class ThreadedWorker:
                 slow = frozenset(part.worker.slow_tasks(SLOW_TIMES)) & part.claimed
                 if slow:
                     part.slow_at = now
-                    if not part.is_leaving and self.split(part, slow):
+                    gives_up = bool(part.claimed - slow)  # else only new tasks go to another thread
+                    if not part.is_leaving and self.split(part, slow) and gives_up:
                         part.is_leaving = True
                         part.worker.give_up()
                 elif part.alone and now - part.slow_at > CALM_S:
@@ -208,7 +209,7 @@ class ThreadedWorker:
     def split(self, part: Part, kept: frozenset[int]) -> bool:
         """Let a thread keep only these tasks, once it has dropped its batch. Returns False if no thread is free."""
         with self.lock:
-            if not kept < part.claimed:
+            if not kept < part.claimed | part.wanted:
                 return False
             if part is self._rest:
                 free = next((each for each in self.parts if each.is_free), None)
@@ -228,8 +229,9 @@ class ThreadedWorker:
         wanted = frozenset[int]() if self._stops else self._member.wanted
         for part in self.parts:
             if part.is_leaving and not part.worker.is_committing:
-                part.is_leaving = False
-                part.claimed &= part.wanted
+                # A concurrent call of another task ends first: a task's handlers run in one thread.
+                part.claimed &= part.wanted | part.worker.tasks_at_work
+                part.is_leaving = not part.claimed <= part.wanted
             if not self._stops and not part.alone & wanted:
                 part.alone = frozenset()
         alone = frozenset[int]().union(*(part.alone for part in self.parts))

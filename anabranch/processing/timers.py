@@ -58,11 +58,6 @@ class Timed(Keyed):
 
     late: Output | None = None
 
-    def __init__(self, name: str, codec: Codec, *, local: bool = False) -> None:
-        super().__init__(name, codec, local=local)
-        # Whether an event's time is too far ahead; set by `TimeOfTasks`.
-        self.is_ahead: Callable[[Event], bool] = lambda _: False
-
     def begin_batch(self, at: HandlerContext, now_ms: int) -> None:
         """Begin a batch for the context's task. ``now_ms``: of the wall clock."""
 
@@ -98,12 +93,17 @@ class Timed(Keyed):
         return None
 
     def note_late(self, at: HandlerContext, event: Event) -> None:
-        """Count a late event, which is the one that is handled, and write it to the stream for such, unchanged."""
+        """Count a late event, and write it to the stream for such, unchanged.
+
+        It is the one that is handled, or the one that waited in a join for it.
+        """
         at.count("processor_late_events", self.name)
         if self.late is not None:
             headers = [(copied_name(name), value) for name, value in event.headers]
             when = copied_time(event.timestamp)
-            at.write(self.late.stream, (at.value, at.key, headers, when))
+            waited = at.waited
+            value = waited[1] if waited is not None and waited[0] is event else at.value
+            at.write(self.late.stream, (value, at.key, headers, when))
 
 
 class Timer(Timed):
@@ -175,12 +175,12 @@ class Periodic(Timed):
 
     def begin_batch(self, at: HandlerContext, now_ms: int) -> None:
         self._wall_ms = now_ms
-        if self._kind == _WALL and at.batch.get(at.task, self.prefix) is None:
-            self._set_next(at, now_ms)
+        if self._kind == _WALL:
+            self._keep(at, now_ms)
 
     def before_due(self, at: HandlerContext, now: int) -> None:
-        if self._kind == _DUE and at.batch.get(at.task, self.prefix) is None:
-            self._set_next(at, now)
+        if self._kind == _DUE:
+            self._keep(at, now)
 
     def fire(self, key: bytes, due: int) -> None:
         at = current_context()
@@ -198,6 +198,15 @@ class Periodic(Timed):
     def _now(self, at: HandlerContext, due: int) -> int:
         now = self._wall_ms if self._kind == _WALL else event_time(at.batch, at.task)
         return max(now, due)
+
+    def _keep(self, at: HandlerContext, now: int) -> None:
+        """Set the next call, if there is none, or if it is one of a longer period, of a former program."""
+        data = at.batch.get(at.task, self.prefix)
+        if data is not None:
+            if int.from_bytes(data, "big") <= now + self._period:
+                return
+            at.put(at.task, self._kind + data + self.prefix, None)
+        self._set_next(at, now)
 
     def _set_next(self, at: HandlerContext, now: int) -> None:
         due = now - now % self._period + self._period
@@ -292,12 +301,12 @@ class Windows(Timed):
         at, given = current_context(), cast("Any", event.key)
         if given is None:
             raise InvalidArgument(f"windows {self.name} are by key, and the event has none")
-        key = given if given.__class__ is bytes else self.encoded(given, at.key)
+        key = given if given.__class__ is bytes else self.raw_of(event, at.key)
         now = event_time(at.batch, at.task)
         time = max(event.timestamp, 0)
         last = time - time % self._every
         first = max(0, last - (self.size - 1) // self._every * self._every)
-        is_late = is_ahead = self.is_ahead(event)
+        is_late = is_ahead = at.batch.is_ahead(event)
         for start in () if is_ahead else range(first, last + 1, self._every):
             if start + self.size <= time:
                 continue
@@ -385,7 +394,6 @@ class TimeOfTasks:
         self._timers = {one.prefix: one for one in timers}
         self._begun = [one for one in self._timers.values() if _has(one, Timed.begin_batch)]
         self._noting = [one for one in self._timers.values() if _has(one, Timed.before_due)]
-        self._bind()
         self._failures = failures
         # Tasks and scopes that may have a row of `_PART`; the batch has the row or not.
         self._parted = set[tuple[int, bytes]]()
@@ -393,7 +401,6 @@ class TimeOfTasks:
     def resume(self, table: TaskRows, tasks: Collection[int]) -> None:
         """Begin with these tasks, and find the tasks that have handled a part of an input transaction."""
         end = after(_PART)
-        self._bind()
         table.due.clear()
         self._last_event_ms = {}
         times = (table.get(task, _NOW) or b"" for task in tasks)
@@ -401,11 +408,6 @@ class TimeOfTasks:
         self._parted = {
             (task, row[len(_PART) :]) for task in tasks for row, _ in table.scan(task, _PART, end)
         }
-
-    def _bind(self) -> None:
-        """Let the timers ask this object, whose clock is that of a thread at work."""
-        for one in self._timers.values():
-            one.is_ahead = self.is_ahead
 
     def is_ahead(self, event: Event) -> bool:
         """Whether an event's time is too far after its commit, or, of a plain topic, after the worker's clock."""
@@ -479,6 +481,7 @@ class TimeOfTasks:
         In between, an idle task advances to the worker's latest event time.
         """
         self._wall_ms = now_ms
+        at.batch.is_ahead = self.is_ahead
         at.task = task
         for one in self._begun:
             one.begin_batch(at, now_ms)

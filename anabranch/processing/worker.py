@@ -355,6 +355,11 @@ class Worker:
         """As `Handlers.slow_tasks`. For another thread."""
         return self._handlers.slow_tasks(times)
 
+    @property
+    def tasks_at_work(self) -> set[int]:
+        """As `Handlers.tasks_at_work`. For another thread."""
+        return self._handlers.tasks_at_work
+
     def give_up(self) -> None:
         """Let the batch at work have no effect, and send nothing until tasks are taken. For another thread."""
         error = TaskMoved("other tasks of this thread continue on another one")
@@ -376,7 +381,11 @@ class Worker:
                 pauses.reset()
             except TaskMoved as error:
                 log.info("%s: tasks %s: %s", self._app.name, sorted(self._member.wanted), error)
+                before = self._ownership
                 self._drop()
+                if before is not None and self.stop.is_set():  # no thread takes them any more
+                    with suppress(AnabranchError):
+                        self._client.release_tasks(before, timeout=_HANDOVER_S)
             except (RetryError, BeginAgainError, AskOutcomeError) as error:
                 if self.stop.is_set():
                     break

@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 
+from anabranch.batches.records import Record
 from anabranch.errors import InvalidArgument, NotReady
+from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.processing.app import Processor
 from anabranch.processing.failures import HandlerFailed
 from anabranch.processing.threads import CALM_S, SLOW_TIMES, ThreadedWorker
@@ -470,3 +472,156 @@ def test_an_error_of_the_group_is_raised_in_the_worker(place: Place) -> None:
         until(lambda: ("NotReady",) in worker.metrics.values["processor_taken_again"])
         until(lambda: len(counts(place)) == TASKS)
     assert counts(place) == {key: [1] for key in KEYS}
+
+
+# -- found by review ------------------------------------------------------------------------------------
+
+
+def test_new_tasks_do_not_wait_for_an_event_of_the_only_task(place: Place) -> None:
+    free, group = threading.Event(), AllTasks([0])
+
+    def seen(event: Any) -> None:
+        if event.key == SLOW:
+            assert free.wait(30)
+
+    worker = ThreadedWorker(counting(seen), place.client, place.folder / "w", tasks=group)
+    place.write(*KEYS)
+    with running(worker):
+        until(lambda: worker.parts[0].slow_at > 0)
+        group.wanted, group.generation = frozenset(range(TASKS)), 2
+        try:
+            until(lambda: set(counts(place)) == set(OTHERS), 10)
+        finally:
+            free.set()
+        until(lambda: SLOW in counts(place))
+    assert counts(place) == {key: [1] for key in KEYS}
+
+
+def test_concurrent_events_of_a_task_are_in_one_thread(place: Place) -> None:
+    """When its thread gives up a batch, no call of the other tasks begins there, and those at work end first."""
+    app = Processor("nyc/p", tasks=TASKS, threads=2, commit_interval=0)
+    out, calls = app.output("nyc/out"), list[tuple[str, str]]()
+
+    @app.on(app.input("nyc/in"))
+    async def copy(event: Any) -> None:
+        name = threading.current_thread().name
+        if event.key != SLOW:
+            calls.append((name, "begin"))
+        await asyncio.sleep(2 if event.key == SLOW else 0.04)
+        if event.key != SLOW:
+            calls.append((name, "end"))
+        out.write(b"1", key=event.key)
+
+    place.write(SLOW, *[OTHERS[0]] * 20)
+    worker = ThreadedWorker(app, place.client, place.folder / "w", tasks=AllTasks(range(TASKS)))
+    with running(worker):
+        until(
+            lambda: (
+                {key: len(some) for key, some in counts(place).items()} == {SLOW: 1, OTHERS[0]: 20}
+            )
+        )
+    assert len({name for name, _ in calls}) == 2
+    for begin, end in zip(calls[::2], calls[1::2], strict=True):
+        assert (begin[0], begin[1], end[1]) == (end[0], "begin", "end")
+
+
+def test_a_thread_at_work_is_not_free(place: Place) -> None:
+    """The group takes the slow task away, while the commit before is under way."""
+    looked, under_way = list[tuple[bool, set[int]]](), [False]
+
+    def seen(event: Any) -> None:
+        if event.value == b"slow" and event.key == SLOW and not looked:
+            part = team.worker.parts[0]
+            kind, member = type(part.worker), team.worker._member
+            kind.is_committing = property(lambda _: under_way[0])  # type: ignore[assignment, method-assign]
+            under_way[0] = True
+            team.meanwhile()
+            member.wanted, member.generation = frozenset({1, 2, 3}), 2
+            team.meanwhile()
+            under_way[0] = False
+            team.meanwhile()
+            looked.append((part.is_free, set(part.claimed)))
+
+    team = Team(place, counting(seen))
+    with closing(team), _kept(team):
+        place.write(*KEYS)
+        team.steps()
+        place.write(SLOW, *OTHERS, value=b"slow")
+        team.steps()
+    assert looked == [(False, {0})]
+
+
+def test_the_clock_of_a_thread_that_hangs_is_not_that_of_others(place: Place) -> None:
+    """Of plain topics, ``ahead`` counts from the worker's clock."""
+    log = place.cluster.log("kafka")
+    log.create_topics([TopicSpec("orders", TASKS, {}, 1)])
+    app = Processor("nyc/p", tasks=TASKS, commit_interval=0, threads=2, ahead=100)
+    windows, seen, calls = app.windows("w", 1, value=json), Counter[bytes](), list[bytes]()
+
+    def produce(task: int, key: bytes) -> None:
+        now = int(place.clock.wall() * 1000)
+        log.produce(TopicPartition("orders", task), [Record(0, now, key, b"1")])
+
+    @app.on(app.topic("orders"))
+    def handle(event: Any) -> None:
+        if event.key == b"slow":
+            calls.append(event.key)
+            team.meanwhile()
+            if len(calls) == 2:
+                place.clock.sleep(600)
+                for task in range(1, TASKS):
+                    produce(task, b"%d" % task)
+                team.meanwhile()
+        seen[event.key] += len(list(windows.of(event)))
+
+    team = Team(place, app)
+    with closing(team):
+        produce(0, b"slow")
+        team.steps()
+    assert (seen[b"1"], seen[b"2"], seen[b"3"]) == (1, 1, 1)
+
+
+def test_tables_are_opened_by_one_thread(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    app, rows = shop.program(tasks=TASKS, threads=2)
+    app.on(app.input("nyc/in"))(lambda event: rows.get(event.key))
+    team = Team(shop, app)
+    with closing(team):
+        tables, found = team.worker._shared.tables, list[Any]()
+        tables.close()
+        opened: Any = tables._opened
+
+        def look() -> None:
+            tables.is_loaded(1)
+            found.append(tables.replica)
+
+        other = threading.Thread(target=look)
+
+        def slowly(*args: Any) -> Any:
+            other.start()
+            other.join(0.3)
+            return opened(*args)
+
+        tables._opened = slowly  # type: ignore[assignment, method-assign]
+        look()
+        other.join()
+    assert None not in found
+
+
+def test_a_given_up_task_is_released_at_the_end(place: Place) -> None:
+    free, calls = threading.Event(), list[bytes]()
+
+    def seen(event: Any) -> None:
+        if event.key == SLOW:
+            calls.append(SLOW)
+            assert free.wait(30)
+
+    place.write(*KEYS)
+    worker = ThreadedWorker(
+        counting(seen), place.client, place.folder / "w", tasks=AllTasks(range(TASKS))
+    )
+    with running(worker):
+        until(lambda: set(counts(place)) == set(OTHERS))
+        worker.stop.set()
+        free.set()
+    assert [row.task for row in place.client.processor("nyc/p").tasks if row.holder] == []

@@ -6,6 +6,7 @@ size, with input commits in parts, with restarts, and with batches that are full
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections import defaultdict
@@ -581,3 +582,148 @@ def test_what_makes_no_sense_is_refused_when_it_is_declared(text: str) -> None:
 
 def test_the_page_runs(tmp_path: Path) -> None:
     run_page(DOCS / "windows-and-joins.md", "", tmp_path, {})
+
+
+# -- found by review ------------------------------------------------------------------------------------
+
+
+def test_an_aggregate_that_fails_as_a_window_closes_is_a_dead_letter() -> None:
+    app = Processor("t/p", tasks=1, dead_letter="t/dead", retries=1)
+    source = app.input(LEFT, value=json)
+    bad = agg.Aggregate(
+        "bad", lambda n: n, lambda s, n: s + n, lambda a, b: a + b, result=lambda s: 1 / s
+    )
+    last = app.sliding("last", 1, grace=1, into=bad)
+    last.on_close(lambda window: None)
+    app.on(source)(lambda event: None if event.value else _suppressed(last.add, event))
+    driver = Driver(app)
+    driver.send(LEFT, 0, key="k", timestamp=1_000)
+    driver.send(LEFT, 1, key="k", timestamp=10_000)
+    (letter,) = driver.dead_letters()
+    assert (letter.key, letter.value) == (b"k", None)
+    assert not driver.store("last")
+
+
+def test_a_result_is_computed_for_windows_alone() -> None:
+    """Not when the last entries of a key are deleted."""
+    app = Processor("t/p", tasks=1)
+    source, out = app.input(LEFT, value=json), app.output("t/out", value=json)
+    mean = agg.Aggregate(
+        "mean", lambda n: [n, 1], lambda s, n: [s[0] + n, s[1] + 1],
+        lambda one, two: [one[0] + two[0], one[1] + two[1]], result=lambda s: s[0] / s[1],
+    )  # fmt: skip
+    last = app.sliding("last", 1, grace=1, into=mean)
+    app.on(source)(last.add)
+    last.on_close(lambda window: out.write(window.value))
+    driver = Driver(app)
+    for key, value, at in (("k", 4, 1_000), ("k", 6, 1_500), ("z", 1, 50_000)):
+        driver.send(LEFT, value, key=key, timestamp=at)
+    assert [event.value for event in driver.outputs("t/out")] == [4.0, 5.0]
+
+
+def _suppressed(call: Callable[[Any], Any], event: Any) -> None:
+    with contextlib.suppress(ZeroDivisionError):
+        call(event)
+
+
+@pytest.mark.parametrize("kind", ["inner", "left"])
+def test_a_late_event_of_a_join_is_written_unchanged(kind: Any) -> None:
+    """Not the value of the event that is, or was last, handled."""
+    app = Processor("t/p", tasks=1)
+    left, right = app.input(LEFT, value=json), app.input(RIGHT, value=json)
+    late = app.output("t/late", value=json)
+    visits = app.sessions("visits", 1, into=agg.count(), late=late)
+    app.join("pairs", left, right, within=5, grace=100, kind=kind)(lambda one, _: visits.add(one))
+    driver = Driver(app)
+    driver.send(LEFT, "order", key="k", timestamp=1_000)
+    driver.send(LEFT, "of z", key="z", timestamp=20_000)
+    if kind == "inner":
+        driver.send(RIGHT, "payment", key="k", timestamp=2_000)
+    else:
+        driver.send(LEFT, "of z", key="z", timestamp=200_000)
+    found = [(e.key, e.value, e.timestamp) for e in driver.outputs("t/late") if e.key == b"k"]
+    assert found == [(b"k", "order", 1_000)]
+
+
+def test_latest_is_read_by_handlers_whose_key_has_another_codec() -> None:
+    """A periodic call has no key at all."""
+    app = Processor("t/p", tasks=1)
+    left, right = app.input(LEFT, key=json, value=json), app.input(RIGHT, key=str, value=json)
+    out = app.output("t/out", value=json)
+    rows = app.latest("rows", left)
+    app.on(right)(lambda event: out.write(rows.get(event.key)))
+    app.every("tick", 1)(lambda now: out.write(rows.get("k")))
+    driver = Driver(app)
+    driver.send(LEFT, 1, key="k", timestamp=500)
+    driver.send(RIGHT, 2, key="k", timestamp=1_500)
+    assert [event.value for event in driver.outputs("t/out")] == [1, 1]
+
+
+@pytest.mark.parametrize("word", ["windows", "sessions", "sliding"])
+@pytest.mark.parametrize("key", [5, "Oslo", "Bonn", "Rome", ["a", 1]])
+def test_another_key_may_have_another_codec(word: str, key: Any) -> None:
+    app = Processor("t/p", tasks=TASKS)
+    orders = app.input("t/orders", value=json)
+    again = app.rekey(orders, "t/again", lambda event: event.value, codec=json)
+    more: dict[str, Any] = {"grace": 0} if word == "sliding" else {}
+    found, keys = getattr(app, word)("found", 1, into=agg.count(), **more), list[Any]()
+    app.on(again)(found.add)
+    found.on_close(lambda closed: keys.append(closed.key))
+    driver = Driver(app)
+    driver.send("t/orders", key, key="x", timestamp=1_000)
+    driver.send("t/orders", key, key="x", timestamp=9_000)
+    assert [json.loads(each) for each in keys] == [key]
+
+
+def test_sides_of_a_join_are_part_of_its_format() -> None:
+    def kind(left: str, right: str) -> str:
+        app = Processor("t/p", tasks=1)
+        return app.join("j", app.input(left), app.input(right), within=1)(
+            lambda one, two: None
+        ).kind
+
+    assert kind(LEFT, RIGHT) != kind(RIGHT, LEFT)
+
+
+def test_a_shorter_period_counts_at_once() -> None:
+    calls = list[int]()
+
+    def periodic(seconds: float) -> Processor:
+        app = Processor("t/p", tasks=TASKS)
+        app.on(app.input(LEFT))(lambda event: None)
+        app.every("tick", seconds)(calls.append)
+        return app
+
+    first, second = Runner(periodic(86_400)), Runner(periodic(1))
+    first.run([[Given(LEFT, b"k", 1, 1_000)]])
+    second.rows = first.rows
+    second.handlers = second._handlers()
+    second.run([[Given(LEFT, b"k", 1, at)] for at in (5_000, 9_500)])
+    assert calls == [9_000]
+
+
+@pytest.mark.parametrize("bad", [_async, "name"])
+@pytest.mark.parametrize("word", ["key", "by=", "merge="])
+def test_functions_are_checked_when_they_are_declared(word: str, bad: Any) -> None:
+    app, left, right, *_ = Parts.of(program())
+    declare: dict[str, Callable[[], Any]] = {
+        "key": lambda: app.rekey(left, "t/again", bad),
+        "by=": lambda: app.join_by_key("j", left, right, by=bad, via="t/via")(print),
+        "merge=": lambda: app.sessions("s", 1, merge=bad),
+    }
+    with pytest.raises(InvalidArgument, match=word):
+        declare[word]()
+
+
+def test_a_join_by_key_does_not_advance_the_time_of_other_tasks() -> None:
+    """Another worker may be far behind: all its events would be late."""
+    app = Processor("t/p", tasks=TASKS)
+    left, right = app.input(LEFT, value=json), app.input(RIGHT, value=json)
+    windows = app.windows("w", 1, into=agg.count(), late=app.output("t/late"))
+    app.on(right)(windows.add)
+    app.join_by_key("of", left, right, by=lambda row: row["of"], via="t/via")(lambda *_: None)
+    assert task_of(b"o1", TASKS) != task_of(b"ann", TASKS)
+    driver = Driver(app)
+    driver.send(LEFT, {"of": "ann"}, key="o1", timestamp=1_000_000)
+    driver.send(RIGHT, 1, key="ann", timestamp=1_000)
+    assert not driver.outputs("t/late")
