@@ -126,7 +126,7 @@ def derived() -> Long:
     bank = made()
     bank.ask("level", r.SetFeatureLevel(3), lane="admin")
     bank.make(DERIVED, table="true", derived=f"{A} b 1")
-    bank.ask("derive", r.AlterStream(A, {"derive.b": "1"}, ()))
+    bank.ask("derive", r.AlterStream(A, {"derive.b": "+1"}, ()))
     assert bank.state.derivations[A] == (B_1,)
     return bank
 
@@ -147,11 +147,8 @@ def touching(table: str, *ran: r.Derivation) -> Make:
     return lambda bank: r.Touch(bank.token("T"), table, bank.writer("w"), ran)
 
 
-def in_force(versions: str | None) -> Make:
-    setting = "derive.b"
-    if versions is None:
-        return this(r.AlterStream(A, {}, (setting,)))
-    return this(r.AlterStream(A, {setting: versions}, ()))
+def in_force(change: str, **more: str) -> Make:
+    return this(r.AlterStream(A, {"derive.b": change} | more, ()))
 
 
 DERIVATIONS: dict[str, Row] = {
@@ -162,9 +159,12 @@ DERIVATIONS: dict[str, Row] = {
     "by a journal": (touching(A), MISSING, "client.derive"),
     "a derived table by a journal": (touching(DERIVED), MISSING, "has the rows"),
     "changed": (writing(A, B_1, change=True), MISSING, "`put` the row"),
-    "another version": (in_force("2"), ILLEGAL, "one higher version"),
-    "two more versions": (in_force("1,2,3"), INVALID, "two that rise"),
-    "without a table": (in_force("1,2"), "UnknownStream", "v2"),
+    "no sign": (in_force("2"), INVALID, "adds version 2"),
+    "with another setting": (in_force("+2", retention="1"), "UnsupportedSetting", "of its own"),
+    "taken back": (this(r.AlterStream(A, {}, ("derive.b",))), "UnsupportedSetting", "of its own"),
+    "no version": (in_force("+0"), INVALID, ""),
+    "without a table": (in_force("+2"), "UnknownStream", "v2"),
+    "the source deleted": (this(r.DeleteStream(A)), ILLEGAL, "drop_derivation"),
     "the table deleted": (this(r.DeleteStream(DERIVED)), ILLEGAL, "drop_derivation"),
 }  # fmt: skip
 
