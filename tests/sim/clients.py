@@ -17,6 +17,7 @@ from anabranch.errors import (
     InvalidArgument,
     NotAuthorized,
     OutcomeUnknown,
+    Quarantined,
     ReceiptMismatch,
     RetryError,
     StreamLost,
@@ -158,6 +159,8 @@ class Worker:
                     break
                 except StreamLost:
                     break
+                except Quarantined:  # by chance, three leaders ended with this command
+                    self.world.sleep(0.2)
                 except (RetryError, NotAuthorized, *REFUSED) as error:
                     if not isinstance(error, self._allowed):
                         raise
