@@ -171,7 +171,7 @@ class Chain:
 
     def _wait(self, own: _Waiter, deadline: float) -> bool:
         while True:
-            # Each waits for a second at most, as the holder's time may begin anew, and another one may be first.
+            # A wait lasts a second at most: the holder's second may begin anew, or this call may become the first.
             is_first, now = self._first is own, self.session.now()
             until = min(deadline, self._since + _LONGEST_S) if is_first else deadline
             if own.wake.wait(max(_LEAST_S, min(until - now, _LONGEST_S))):
@@ -182,7 +182,7 @@ class Chain:
                 now = self.session.now()
                 if own is self._waiting[0] and now >= self._since + _LONGEST_S:
                     self._waiting.popleft()
-                    self._grant(own.member)  # the one before takes too long
+                    self._grant(own.member)  # the call before it takes too long
                     return True
                 if now >= deadline:
                     return False
@@ -210,7 +210,10 @@ class Chain:
                 self._since = self.session.now()
 
     def take_turn_of(self, member: Member, *, marked: bool) -> RowTurn | None:
-        """The chain's turn, which only one call gets: two commits with one id would be one."""
+        """Remove and return the chain's turn; None if this call does not compute, or its commit can't use the turn.
+
+        No two calls get it: the controller would treat the second commit as a copy of the first.
+        """
         with self._lock:
             turn = self.turn if self._holder is member else None
             if turn is None or marked != is_marked(turn.txn_id) or self.session.now() >= turn.until:
@@ -219,7 +222,7 @@ class Chain:
             return turn
 
     def pass_on(self, member: Member, turn: RowTurn) -> None:
-        """Let the next call have a turn, if this call is the one that computes."""
+        """Keep a turn for the next call, if this call still is the one that computes."""
         with self._lock:
             if self._holder is member:
                 self.turn = turn
@@ -324,7 +327,8 @@ class Member:
         """Whether the call has to enter the chain before it reads the row, because the row is hot."""
         if self._began_inside or self._stays_out:
             return False
-        chain = self._chain  # which nobody enters while the controller knows no turns
+        chain = self._chain
+        # While the controller knows no turns, no call enters the chain.
         return chain.is_hot((table, key)) and self._session.now() >= chain.no_turns_until
 
     def enter_at(self, table: str, key: bytes) -> TableSnapshot | None:
@@ -442,9 +446,9 @@ class Member:
         return self._enter((error.table, error.key), ask=at > self._chain.turn_at)
 
     def take_for(self, txn_id: bytes, table: str, key: bytes, deadline: float) -> RowTurn | None:
-        """Take a turn for a transaction that was advised to do so. Others of the chain no longer read its rows."""
+        """Take a turn for a transaction that was advised to do so. Other calls no longer read its rows."""
         self.answered(0)
-        self._heir = None  # another call may have it: no id is passed on twice
+        self._heir = None  # another call may have committed by this id
         chain = self._chain
         if not key or not chain.enter(self, deadline):
             return None

@@ -1,20 +1,27 @@
 """The chain at a hot row: calls of `transact` that read what earlier calls have sent, and what becomes of them.
 
-All is in one thread: a call begins when the command of the call before it is on its way, and not answered yet.
+Most tests have one thread: a call begins when the command of the call before it was sent, and is not answered yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextvars import Context
-from typing import Any
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 
+from anabranch.client import row_chain
 from anabranch.client.row_chain import Member
+from anabranch.client.table_locks import Locks
 from anabranch.client.table_transaction import TableTransaction
 from anabranch.core.locks.table_writes import fingerprint
+from anabranch.errors import AnabranchError, LocksBroken, NotReady
 from anabranch.protocol import limits
+from anabranch.protocol.defaults import NO_TURNS_S
 from anabranch.protocol.ids import NO_TXN
 from anabranch.protocol.schemas import records as r
 from anabranch.types import Transacted
@@ -22,6 +29,16 @@ from tests.tables.test_row_turns import ROW, Hot
 from tests.tables.test_transactions import A, B
 
 Use = Callable[[TableTransaction], Any]
+
+
+class OtherThread:
+    """As if another thread waited in the chain, which begins when it is woken."""
+
+    def __init__(self, its: row_chain.Chain) -> None:
+        self._its, self.member, self.wake = its, None, self
+
+    def set(self) -> None:
+        self._its._holder = None
 
 
 class Chain(Hot):
@@ -51,6 +68,13 @@ class Chain(Hot):
     def value(self, key: bytes = ROW, table: str = A) -> bytes | None:
         with self.rows.snapshot() as view:
             return view.get(table, key)
+
+    def let_another_wait(self) -> None:
+        its = self.rows._chain
+        its._waiting.append(cast("Any", OtherThread(its)))
+
+    def members(self, count: int = 2) -> list[Member]:
+        return [Member(self.rows._chain, self.rows.deadline(60)) for _ in range(count)]
 
     def then(self, *uses: Use, **how: Any) -> list[Transacted[Any]]:
         """Call `transact` with each function when the one before it has sent its command; the results in order."""
@@ -232,17 +256,82 @@ def test_a_name_that_was_committed_is_answered_on_committed_rows(chain: Chain) -
     assert found[0].txn_id == before.txn_id
 
 
-def test_a_function_that_hides_the_error_is_called_again_as_well(chain: Chain) -> None:
+def scan(txn: TableTransaction) -> None:
+    list(txn.scan(A, b"a", b"z"))
+
+
+@pytest.mark.parametrize("needs_commits", [scan, TableTransaction.flush])
+def test_a_function_that_hides_the_error_is_called_again_as_well(
+    chain: Chain, needs_commits: Use
+) -> None:
     def hides(txn: TableTransaction) -> None:
         chain.add(txn)
         try:
-            list(txn.scan(A, b"a", b"z"))
+            needs_commits(txn)
         except Exception:  # noqa: BLE001
             txn.put(B, b"x", b"hidden")
 
     chain.then(chain.add, hides)
     assert chain.value(b"x", B) is None
     assert chain.value() == b"3"
+
+
+def test_a_function_that_raises_its_own_error_instead_is_called_again_as_well(chain: Chain) -> None:
+    """Its first read is of another row, so it has to begin again at the hot one."""
+
+    def translates(txn: TableTransaction) -> None:
+        txn.get(B, b"x")
+        try:
+            chain.add(txn)
+        except AnabranchError as error:
+            raise ZeroDivisionError from error
+
+    chain.rows.transact(translates)
+    assert chain.value() == b"2"
+
+
+def test_without_time_for_another_try_the_caller_gets_a_broken_lock(chain: Chain) -> None:
+    """Its error is not `HotRow`, which is no public class."""
+    replica, opens = chain.rows, chain.rows._open_snapshot
+    opened: list[object] = []
+
+    def opens_two(*given: Any) -> Any:
+        opened.append(given)
+        if len(opened) > 2:
+            raise NotReady("the replica lags")
+        return opens(*given)
+
+    def asks_for_the_time(txn: TableTransaction) -> int:
+        chain.add(txn)
+        return txn.timestamp
+
+    def second() -> None:
+        with patch.object(replica, "_open_snapshot", opens_two), pytest.raises(LocksBroken):
+            replica.transact(asks_for_the_time)
+
+    chain.nested = [second]
+    replica.transact(chain.add)
+    assert len(opened) == 3
+
+
+def test_a_read_does_not_list_all_that_was_read_before_it(chain: Chain) -> None:
+    """The list is made once, for the command. How long it may become is counted without it."""
+    keys = [b"%d" % number for number in range(20)]
+
+    def writes(txn: TableTransaction) -> None:
+        chain.add(txn)
+        for key in keys:
+            txn.put(A, key, b"v")
+
+    def reads(txn: TableTransaction) -> list[bytes | None]:
+        chain.add(txn)
+        return [txn.get(A, key) for key in keys]
+
+    follows = Locks.follows
+    with patch.object(Locks, "follows", autospec=True, side_effect=follows) as listed:
+        second = chain.then(writes, reads)[1]
+    assert second.value == [b"v"] * len(keys)
+    assert listed.call_count == len(chain.commands)
 
 
 def test_changes_are_not_read_by_others(chain: Chain) -> None:
@@ -275,20 +364,9 @@ def test_a_turn_passes_along_the_chain(chain: Chain) -> None:
     """Each command names the next one while calls wait; the last one ends the turn."""
     chain.rows._chain.note((A, ROW), taken=True)
 
-    class Waits:
-        """As if another thread waited, which begins when it is woken."""
-
-        member, wake = None, None
-
-        def set(self) -> None:
-            chain.rows._chain._holder = None
-
-    waits: Any = Waits()
-    waits.wake = waits
-
     def add(txn: TableTransaction) -> None:
         chain.add(txn)
-        chain.rows._chain._waiting.append(waits)
+        chain.let_another_wait()
 
     chain.then(add, add, chain.add)
     heirs = [command.turn_to for command in chain.commands]
@@ -298,8 +376,142 @@ def test_a_turn_passes_along_the_chain(chain: Chain) -> None:
     assert chain.value() == b"4"
 
 
+def test_a_commit_that_takes_another_turn_passes_it_to_another_id(chain: Chain) -> None:
+    """A call has committed by the id to which the first turn passed. A second use would seem committed, too."""
+    chain.rows._chain.note((A, ROW), taken=True)
+    session = chain.rows._shared.session
+    take = session.take_turn
+    results: list[Transacted[Any]] = []
+
+    def first(txn: TableTransaction) -> None:
+        chain.add(txn)
+        txn.add(B, b"n", 5)  # so that the next calls do not read its rows
+        if not chain.commands:
+            chain.let_another_wait()
+            # The leader forgets the turn, and another client takes it, so the command is advised to take a turn.
+            chain.stop_controller()
+            chain.start_controller()
+            chain.occupy()
+
+    def reads() -> None:
+        results.append(chain.rows.transact(lambda txn: txn.put(B, b"seen", txn.get(A, ROW) or b"")))
+        chain.nested = [adds]
+
+    def adds() -> None:
+        results.append(chain.rows.transact(chain.add))
+
+    def taken(command: r.TakeTurn, deadline: float) -> r.Revalidate:
+        answer = take(command, deadline)
+        if results:
+            chain.let_another_wait()
+        return answer
+
+    session.take_turn = taken  # type: ignore[method-assign]
+    chain.nested = [reads]
+    results.append(chain.rows.transact(first))
+    assert len({result.txn_id for result in results}) == 3
+    assert chain.value() == b"3", "both have added"
+
+
+def test_of_two_concurrent_calls_one_gets_the_turns_id(chain: Chain) -> None:
+    """The first one is overtaken, as it takes too long, while it finds out whether the turn is over."""
+    its, (first, second) = chain.rows._chain, chain.members()
+    assert first._enter((A, ROW), ask=True)
+    session, now = its.session, its.session.now
+    ids: list[bytes | None] = []
+
+    def overtake() -> None:
+        with its._lock:
+            its._grant(second)
+        ids.append(second.turn_id(marked=False))
+
+    thread = Thread(target=overtake, daemon=True)
+
+    def now_later() -> float:
+        session.now = now  # type: ignore[method-assign]
+        thread.start()
+        thread.join(0.1)
+        return now()
+
+    session.now = now_later  # type: ignore[method-assign]
+    ids.append(first.turn_id(marked=False))
+    thread.join(5)
+    assert len(ids) == 2
+    assert ids.count(None) == 1
+
+
+@pytest.fixture
+def waited(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of each wait in the chain. The clock passes them; nothing wakes a call."""
+    found: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        found.append(seconds)
+        chain.clock.sleep(seconds)
+        return False
+
+    signal = SimpleNamespace(wait=wait, set=lambda: None)
+    monkeypatch.setattr(row_chain, "here", lambda: SimpleNamespace(signal=lambda: signal))
+    return found
+
+
+def test_a_call_sees_within_a_second_that_the_turn_before_it_has_come(
+    chain: Chain, waited: list[float]
+) -> None:
+    """It knew only that the turn comes in ten seconds at the latest."""
+    its, (slow, second) = chain.rows._chain, chain.members()
+    began = chain.clock.monotonic()
+    assert its.enter(slow, began + 60)
+    its.wait_for_turn(slow, began + 10)
+    sleep = chain.clock.sleep
+
+    def turn_comes(seconds: float) -> None:
+        its.begin_turn(slow, 1)
+        chain.clock.sleep = sleep  # type: ignore[method-assign]
+        sleep(seconds)
+
+    chain.clock.sleep = turn_comes  # type: ignore[method-assign]
+    assert its.enter(second, began + 60)
+    assert chain.clock.monotonic() - began <= 2
+    assert len(waited) <= 2
+
+
+def test_a_call_that_is_not_the_next_one_does_not_spin(chain: Chain, waited: list[float]) -> None:
+    """It wakes once a second, even if the call that computes has long had its second."""
+    its, (slow, third) = chain.rows._chain, chain.members()
+    began = chain.clock.monotonic()
+    assert its.enter(slow, began + 60)
+    chain.let_another_wait()
+    assert not its.enter(third, began + 5)
+    assert waited == [1.0] * 5
+
+
+def test_a_call_that_was_overtaken_passes_no_turn_on(chain: Chain) -> None:
+    """The chain's turn is that of the call that has overtaken it."""
+    its, (slow, quick) = chain.rows._chain, chain.members()
+    assert slow._enter((A, ROW), ask=True)
+    txn_id = slow.turn_id(marked=False)
+    assert txn_id is not None
+    chain.let_another_wait()
+    assert slow.heir(txn_id, chain.rows.deadline(60)) is not None
+    its._grant(quick)
+    slow._pass_on()
+    assert its.turn is None
+
+
+def test_while_the_controller_knows_no_turns_a_hot_row_is_read_outside_the_chain(
+    chain: Chain,
+) -> None:
+    """No call may enter then, so a call that had to would find no end."""
+    its, tries = chain.rows._chain, list[float]()
+    its.no_turns_until = its.session.now() + NO_TURNS_S
+    assert its.is_hot((A, ROW))
+    chain.rows.transact(chain.add_noted(tries))
+    assert len(tries) == 1
+
+
 def test_a_slow_call_holds_up_the_others_for_a_second(chain: Chain) -> None:
-    slow, quick = (Member(chain.rows._chain, chain.rows.deadline(60)) for _ in range(2))
+    slow, quick = chain.members()
     assert slow._enter((A, ROW), ask=False)
     began = chain.clock.monotonic()
     assert chain.rows._chain.is_in(slow)
