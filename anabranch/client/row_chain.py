@@ -171,7 +171,7 @@ class Chain:
 
     def _wait(self, own: _Waiter, deadline: float) -> bool:
         while True:
-            # A wait lasts a second at most: meanwhile the holder's second may begin again, and other calls may enter.
+            # A wait lasts a second at most: the holder's second may begin again, or other calls may enter.
             is_first, now = self._first is own, self.session.now()
             until = min(deadline, self._since + _LONGEST_S) if is_first else deadline
             if own.wake.wait(max(_LEAST_S, min(until - now, _LONGEST_S))):
