@@ -1,5 +1,6 @@
 """The access of one process to tables in a transaction: reads of one snapshot, own writes, locks.
 
+The file is long because it has one class: each read depends on what was read, locked and written before.
 `anabranch.client.table_transaction` has the handles that users get.
 """
 

@@ -161,7 +161,7 @@ class TableTransaction(TableAccess):
         finally:
             self._end("it could not be aborted")
         if isinstance(error, Exception) and not isinstance(error, HotRow | LocksBroken):
-            if self._again is not None:  # the function made its error of that one
+            if self._again is not None:  # the function raised another error instead
                 raise self._again from error
             try:
                 self._check_committed(f"raises {type(error).__name__}")

@@ -202,7 +202,7 @@ class _Commit:
 
 
 def _for_caller(lost: AnabranchError) -> AnabranchError:
-    """The error that tells why the last try ended. A hot row is a broken lock."""
+    """The error for the caller, after the last try failed. A hot row is a broken lock."""
     if isinstance(lost, HotRow):
         return LocksBroken(str(lost), table=lost.table, key=lost.key)
     return lost

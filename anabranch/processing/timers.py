@@ -95,7 +95,7 @@ class Timed(Keyed):
     def note_late(self, at: HandlerContext, event: Event) -> None:
         """Count a late event, and write it to the stream for such, unchanged.
 
-        It is the one that is handled, or the one that waited in a join for it.
+        ``event``: the one that is handled, or one that waited for it in a join.
         """
         at.count("processor_late_events", self.name)
         if self.late is not None:
@@ -200,7 +200,7 @@ class Periodic(Timed):
         return max(now, due)
 
     def _keep(self, at: HandlerContext, now: int) -> None:
-        """Set the next call, if there is none, or if it is one of a longer period, of a former program."""
+        """Set the next call, if no call is set, or if a former program with a longer period has set it."""
         data = at.batch.get(at.task, self.prefix)
         if data is not None:
             if int.from_bytes(data, "big") <= now + self._period:

@@ -87,7 +87,7 @@ class Deriving:
         is_new = self._create(made, found, timeout)
         self._shared.derivations.add(made)
         in_force = versions_of(found.settings, name)
-        # If its table is new although it is in force, the former one was lost.
+        # A version in force whose table is new has lost its former table.
         if not in_force or (is_new and version in in_force):
             self._build(made, timeout)
         return made.table
