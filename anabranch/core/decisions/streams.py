@@ -171,7 +171,7 @@ def _check_derived(turn: Turn, command: r.CreateStream) -> None:
 
 
 def _check_no_derived(turn: Turn, stream: str) -> None:
-    """`IllegalState` if a table is derived from a former, lost source of this name, as look-ups would count it in."""
+    """`IllegalState` if a table is derived from a lost source of this name: look-ups would read it."""
     for table, dues in turn.state.derivations.items():
         if table != stream and any(due.source == stream for due in dues):
             raise errors.IllegalState(
