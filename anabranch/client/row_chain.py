@@ -154,7 +154,7 @@ class Chain:
     # -- one call at a time ---------------------------------------------------------------------------
 
     def enter(self, member: Member, deadline: float) -> bool:
-        """Wait until the call is the one that computes. Returns False if it is not in time."""
+        """Wait for the call's turn to compute. Returns False if the deadline comes first."""
         with self._lock:
             if self._holder is member:
                 return True
@@ -222,7 +222,7 @@ class Chain:
             return turn
 
     def pass_on(self, member: Member, turn: RowTurn) -> None:
-        """Keep a turn for the next call, if this call still is the one that computes."""
+        """Keep a turn for the next call. Does nothing if another call computes by now."""
         with self._lock:
             if self._holder is member:
                 self.turn = turn
@@ -248,7 +248,7 @@ class Chain:
             return turn
 
     def is_in(self, member: Member) -> bool:
-        """Whether this call is the one that computes."""
+        """Whether this call has the right to compute now."""
         return self._holder is member
 
     @property

@@ -149,9 +149,8 @@ class Derivations:
         """The functions that a write to the table runs. `DerivationMissing`; `InvalidArgument`: it is derived."""
         needs = self.needs(table, deadline)
         if needs.derived is not None or not self._functions.keys() >= set(needs.in_force):
-            needs = self.learn(
-                table, self._session.describe(table, deadline).settings
-            )  # it may have changed
+            found = self._session.describe(table, deadline)  # its settings may have changed
+            needs = self.learn(table, found.settings)
         if needs.derived is not None:
             raise InvalidArgument(
                 f"{table} is derived from {needs.derived.of.source}: write to that, and its rows follow"

@@ -456,7 +456,7 @@ class TableAccess:
     def _entries(
         self, function: Function, key: bytes, before: bytes | None, after: bytes | None
     ) -> dict[bytes, bytes | None]:
-        """The entries that change with a row: first those that go (None), then new ones. `UniqueViolation`."""
+        """The entries that change with a row: deleted ones (None) first, then new ones. Raises: UniqueViolation."""
         former, now = function.entries(key, before), function.entries(key, after)
         gone = former.keys() - now.keys()
         if function.unique:

@@ -59,9 +59,7 @@ class Locks:
         self._registered: set[tuple[str, int]] = set()  # points
         self._followed: dict[tuple[str, bytes], SentRows] = {}  # by table and key
         self._followed_of: set[tuple[bytes, str]] = set()  # transactions and tables of these
-        self._resolved: set[tuple[str, bytes]] = (
-            set()
-        )  # of these, those that are validated as points
+        self._resolved: set[tuple[str, bytes]] = set()  # followed rows that are validated as points
 
     def point(self, table: str, key: bytes) -> None:
         """Lock a key, whether it has a row or not. Raises `TooManyLocks`."""

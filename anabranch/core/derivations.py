@@ -59,7 +59,7 @@ def check_changes(state: State, changes: Iterable[r.RowChange]) -> None:
 def resolved(row: r.StreamRow, command: r.AlterStream) -> dict[str, str]:
     """The settings of a stream after a command, in which ``+2`` or ``-1`` adds a version or takes it away.
 
-    A command names the one version that it is about. So one that comes late, or twice, changes no other version.
+    A command names one version. So a command that is late, or sent twice, changes no other version.
 
     Raises: UnsupportedSetting, InvalidArgument.
     """

@@ -304,7 +304,7 @@ class Processor(Program):
     ) -> Latest | Versions:
         """Keep the last value of each key of an input, for joins: ``customers.get(event.key)``.
 
-        An event without a value deletes its key. The last value is the one that was committed last. ``keep``: keep
+        An event without a value deletes its key. Values are ordered by their commits. ``keep``: keep
         the values of this many seconds of event time, and order them by event time:
         ``get(key, at=event.timestamp)`` is the value as of then. Later changes than ``keep`` go to ``late``.
 

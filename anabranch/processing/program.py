@@ -165,9 +165,9 @@ class Program:
         self.cluster: Cluster | None = None  # of plain topics
 
     def moves_time(self, stream: str) -> bool:
-        """Whether events of an input move the event time: not if they all come again, under another key.
+        """Whether events of an input move the event time: not if the program writes them again, under another key.
 
-        Nor those that a join by key sends from task to task, whose workers may be ahead of each other.
+        Events that a join by key sends from task to task don't either: a task's worker may be ahead of others.
         """
         return stream not in self.inner and not all(one.passes_on for one in self.handlers[stream])
 

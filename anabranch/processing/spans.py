@@ -239,7 +239,7 @@ class Sessions(Spans):
         return state if state is None or self._into is None else self._into.result(state)
 
     def replace(self, row: Row, start: int | None, entry: tuple[int, int, Any]) -> None:
-        """Store a session in place of the one that begins at ``start``; None: it is a new one."""
+        """Store a session. ``start``: the begin of the session that it replaces; None: it replaces no session."""
         if start is not None:
             at = next((n for n, (time, _) in enumerate(row.entries) if time == start), None)
             if at is None:

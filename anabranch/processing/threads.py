@@ -221,7 +221,7 @@ class ThreadedWorker:
             return True
 
     def deal(self) -> None:
-        """Give each thread its tasks, except those that another one still claims. With the lock."""
+        """Give each thread its tasks, except tasks that another thread still claims. Call it with the lock."""
         again, self._generation = (
             self._generation != self._member.generation,
             self._member.generation,

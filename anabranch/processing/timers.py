@@ -95,7 +95,7 @@ class Timed(Keyed):
     def note_late(self, at: HandlerContext, event: Event) -> None:
         """Count a late event, and write it to the stream for such, unchanged.
 
-        ``event``: the one that is handled, or one that waited for it in a join.
+        ``event``: the event that is handled, or an event that waited for it in a join.
         """
         at.count("processor_late_events", self.name)
         if self.late is not None:

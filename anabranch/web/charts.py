@@ -84,7 +84,7 @@ class LagSource:
         self._lock = threading.Lock()
 
     def ask(self, age_s: float, streams: Callable[[], Iterable[StreamDescription]]) -> Lags:
-        """Lags that are at most this old. ``streams``: lists those that the lane may see. Raises: as the client."""
+        """Lags that are at most this old. ``streams``: lists what the lane may see. Raises: as the client."""
         with self._lock:
             began = self._clock()
             if self.newest is not None and began - self.at <= age_s:
