@@ -21,6 +21,7 @@ import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.Produced;
 import org.apache.kafka.streams.kstream.SessionWindows;
 import org.apache.kafka.streams.kstream.StreamJoined;
+import org.apache.kafka.streams.kstream.TimeWindows;
 import org.apache.kafka.streams.processor.StateRestoreListener;
 import org.apache.kafka.streams.processor.api.ContextualProcessor;
 import org.apache.kafka.streams.processor.api.Record;
@@ -28,6 +29,7 @@ import org.apache.kafka.streams.state.KeyValueStore;
 import org.apache.kafka.streams.state.SessionStore;
 import org.apache.kafka.streams.state.Stores;
 import org.apache.kafka.streams.state.VersionedKeyValueStore;
+import org.apache.kafka.streams.state.WindowStore;
 
 /** The jobs of bench/processing with Kafka Streams: arguments source, target and work, then settings a=b. */
 public class KafkaStreamsPeer {
@@ -105,6 +107,13 @@ public class KafkaStreamsPeer {
         KStream<byte[], byte[]> outputs;
         if (arguments[2].equals("map")) {
             outputs = events.mapValues(value -> changed(value, -1));
+        } else if (arguments[2].equals("window")) {
+            var counts = events.groupByKey(Grouped.with(bytes, bytes))
+                    .windowedBy(TimeWindows.ofSizeWithNoGrace(Duration.ofDays(1)))
+                    .count(Materialized.<byte[], Long, WindowStore<Bytes, byte[]>>with(bytes, Serdes.Long())
+                            .withCachingDisabled());
+            outputs = counts.toStream((window, count) -> window.key())
+                    .mapValues(count -> ("{\"n\":" + count + "}").getBytes());
         } else if (arguments[2].equals("session")) {
             var counts = events.groupByKey(Grouped.with(bytes, bytes))
                     .windowedBy(SessionWindows.ofInactivityGapWithNoGrace(Duration.ofHours(1)))

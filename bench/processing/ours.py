@@ -26,6 +26,7 @@ from anabranch.processing.worker import AllTasks, Worker
 
 _SAY_S = 0.2
 _HOUR_S = 3600.0
+_DAY_S = 86_400.0
 _COUNTS = b"\x00\x02", b"\x00\x03"  # where the rows of the first store are
 
 
@@ -63,6 +64,15 @@ def program(job: dict[str, Any], name: str) -> Processor:
     elif job["work"] in ("table", "join"):
         other = app.input(job["other"], value=json)
         with_two_inputs(app, job["work"], source, other, target)
+
+    elif job["work"] == "window":
+        days = app.windows("days", _DAY_S, value=json)
+
+        @app.on(source)
+        def count_in_window(event: anabranch.Event) -> None:
+            for window in days.of(event):
+                window.value = (window.value or 0) + 1
+                target.write({"n": window.value}, key=event.key)
 
     elif job["work"] == "session":
         visits = app.sessions("visits", _HOUR_S, into=aggregates.count())

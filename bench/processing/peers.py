@@ -46,8 +46,8 @@ _STOP_S = 30
 class Job:
     """One worker's job. ``source``, ``other``, ``target``: topics, or streams with `peer.streams`.
 
-    ``work``: map, count, session, table or join; the last two read ``other``, too. ``folder``: of the worker alone,
-    for state. ``settings``: the peer's own, by its own names.
+    ``work``: map, count, window, session, table or join; the last two read ``other``, too. ``folder``: of
+    the worker alone, for state. ``settings``: the peer's own, by its own names.
     """
 
     bootstrap: str

@@ -42,6 +42,8 @@ def quix(job: dict[str, Any]) -> None:
             frame = frame.join_asof(other, **how)
         else:
             frame = frame.join_interval(other, backward_ms=hour_ms, forward_ms=hour_ms, **how)
+    elif work == "window":
+        frame = frame.tumbling_window(24 * hour_ms).count().current()
     elif work == "session":
         frame = frame.session_window(hour_ms).count().current()
     else:
