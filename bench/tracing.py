@@ -7,9 +7,10 @@ current span of another process: what the program takes to decide about it is no
 with topics of their own, on one broker: one traces. Both processes hand their spans to a `BatchSpanProcessor` whose
 exporter drops them: what an exporter takes is not in the figures, either.
 
-Each turn of a side has one of the side "off" before or after it, so both controllers serve the same number of
-one-shots. Ratios are those of such pairs, and the median of the rounds. Goal: ≤ 1.05 in a request. One-shots that
-begin traces have none: OpenTelemetry's SDK takes more than that to decide about a trace, and to make a span.
+Each side has a partner, a client for which tracing is off; their turns follow each other. So all clients are idle
+for the same time, and both controllers serve the same number of turns. Ratios are those of such pairs: the median
+of the rounds. Goal: ≤ 1.05 in a request. One-shots that begin traces have none: OpenTelemetry's SDK takes more than
+that to decide about a trace, and to make a span.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from anabranch.infra.broker import EmbeddedBroker
 from bench.setting import WARM_S, controller, cpu_s, one_shots
 
 IN_FLIGHT = 64
+LEAD_S = 1.0  # of load before a turn counts: the memory of a process that was idle may be paged out
 GOAL = 1.05
 # Side -> whether its controller traces, and its name in the table.
 SIDES = {
@@ -56,18 +58,24 @@ def run(*, quick: bool = False) -> dict[str, Any]:
             more = ("--cluster-prefix", _prefix(traces=traces))
             started = controller(broker.bootstrap, folder / more[1], more, module=module)
             controllers[traces] = stack.enter_context(started)
-        clients = {side: stack.enter_context(_client(broker.bootstrap, side)) for side in SIDES}
-
-        def turn(side: str, seconds: float) -> dict[str, float]:
-            return _measured(clients[side], controllers[SIDES[side][0]], seconds)
-
-        for side in SIDES:
-            turn(side, warm_s / len(SIDES))
         pairs: dict[str, list[Pair]] = {side: [] for side in SIDES if side != "off"}
+        clients = {
+            (pair, side): stack.enter_context(
+                _client(broker.bootstrap, side, f"bench/{pair}-{side}")
+            )
+            for pair in pairs
+            for side in ("off", pair)
+        }
+
+        def turn(pair: str, side: str, seconds: float) -> dict[str, float]:
+            return _measured(clients[pair, side], controllers[SIDES[side][0]], seconds)
+
+        for pair, side in clients:
+            turn(pair, side, warm_s / len(clients))
         for number in range(rounds):
-            for side, found in pairs.items():
-                order = ("off", side) if number % 2 else (side, "off")
-                found.append({each: turn(each, seconds) for each in order})
+            for pair, found in pairs.items():
+                order = ("off", pair) if number % 2 else (pair, "off")
+                found.append({side: turn(pair, side, seconds) for side in order})
     return {
         "rounds": rounds,
         "seconds_each": seconds,
@@ -116,8 +124,8 @@ def _measured(client: subprocess.Popen[str], controller: int, seconds: float) ->
 
 
 @contextmanager
-def _client(bootstrap: str, side: str) -> Iterator[subprocess.Popen[str]]:
-    line = [sys.executable, "-m", "bench.tracing", "client", bootstrap, side]
+def _client(bootstrap: str, side: str, stream: str) -> Iterator[subprocess.Popen[str]]:
+    line = [sys.executable, "-m", "bench.tracing", "client", bootstrap, side, stream]
     with subprocess.Popen(
         line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -166,13 +174,12 @@ def set_tracer(share: float) -> None:
     trace.set_tracer_provider(provider)
 
 
-def work(bootstrap: str, side: str) -> None:
+def work(bootstrap: str, side: str, stream: str) -> None:
     """A client. A line of standard input, with seconds, begins a load; two more ask for its count and end it."""
     traces, _ = SIDES[side]
     if side not in ("off", "controller"):
         set_tracer(0.1 if side == "tenth" else 1.0)
     with anabranch.connect(bootstrap, prefix=_prefix(traces=traces), timeout=60) as client:
-        stream = f"bench/{side}"
         client.create_stream(stream, 2)
         for line in sys.stdin:
             _load(client, stream, float(line), SAMPLED.get(side))
@@ -193,7 +200,7 @@ def _load(client: anabranch.Client, stream: str, seconds: float, sampled: int | 
     threads = [threading.Thread(target=commit, args=(number,)) for number in range(IN_FLIGHT)]
     for thread in threads:
         thread.start()
-    time.sleep(0.3)
+    time.sleep(LEAD_S)
     _say(os.getpid())
     sys.stdin.readline()
     before = sum(counts)
