@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
@@ -55,7 +55,7 @@ from anabranch.values import Stream, text_of, undecodable
 from anabranch.web.charts import LagSource, Recorder, size_text
 from anabranch.web.events import Part, Search, after, newest, of_commit, weight
 from anabranch.web.folders import remove_left
-from anabranch.web.hub import INTERVAL_S, View
+from anabranch.web.hub import INTERVAL_S, WATCH_S, View
 
 T = TypeVar("T")
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ _MOST_LINKED = 1000  # bytes of a key that a link has; fields of addresses have 
 _MOST_SKIPPED = 1_000_000  # rows that a page may skip after the key in its link, if many keys begin with that key
 _MOST_HEADERS = 20
 _SCOPES_S = 30.0
+_USUAL_S = 2 * WATCH_S  # within this time, a page that browsers show needs the same again
+_OLDEST = 5  # open transactions of the overview
 _MOST_RIVERS = 16  # pictures of streams that are kept up to date
 _MOST_TIMELINES = 64
 _MOST_SEARCHED = 50  # streams whose histories are searched for a one-shot
@@ -192,21 +194,52 @@ class Start(NamedTuple):
         return Start(key, skipped + (self.skipped if key == self.key and skipped else 0))
 
 
+@dataclass(slots=True)
+class _Answer:
+    """An answer of the cluster. ``lock``: held while it is asked for.
+
+    ``until``: the monotonic second at which it is too old. ``needed``: when a page last needed all of it.
+    """
+
+    until: float = 0.0
+    needed: float = -_USUAL_S
+    answer: Any = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
 class _Memory:
-    """Answers of the cluster, for pages that show parts of the same list."""
+    """Answers of the cluster that several pages show, or parts of them. Several threads may use it."""
 
     def __init__(self) -> None:
-        self._kept: dict[Any, tuple[float, Any]] = {}  # what -> until when, answer
+        self._kept: dict[Any, _Answer] = {}
+        self._lock = threading.Lock()  # guards `_kept`
 
-    def ask(self, what: Any, call: Callable[[], T], seconds: float = INTERVAL_S) -> T:
-        """The answer to a call, which is made again after ``seconds``."""
+    def ask(
+        self, what: Any, call: Callable[[], T], seconds: float = INTERVAL_S, *, part: bool = False
+    ) -> T:
+        """The answer to a call, which is made again after ``seconds``. ``part``: only a part of it is needed."""
         now = time.monotonic()
-        self._kept = {k: v for k, v in self._kept.items() if v[0] > now}
-        if what not in self._kept:
-            found = call()
-            self._kept[what] = time.monotonic() + seconds, found
-        answer: T = self._kept[what][1]
-        return answer
+        with self._lock:
+            self._kept = {
+                k: v
+                for k, v in self._kept.items()
+                if now < max(v.until, v.needed + _USUAL_S) or v.lock.locked()
+            }
+            kept = self._kept.setdefault(what, _Answer())
+            if not part:
+                kept.needed = now
+        with kept.lock:
+            if time.monotonic() >= kept.until:
+                kept.answer = call()
+                kept.until = time.monotonic() + seconds
+            answer: T = kept.answer
+            return answer
+
+    def is_needed(self, what: Any) -> bool:
+        """Whether a page has needed all of this lately, so that it will be asked for in the next polls, too."""
+        with self._lock:
+            kept = self._kept.get(what)
+            return kept is not None and time.monotonic() < kept.needed + _USUAL_S
 
 
 class Pages:
@@ -266,8 +299,21 @@ class Pages:
 
     # -- lists ----------------------------------------------------------------------------------------
 
-    def _all_streams(self) -> Listed[StreamDescription]:
-        return self._memory.ask("streams", lambda: self._client.streams(timeout=self._timeout))
+    def _all_streams(self, *, part: bool = False) -> Listed[StreamDescription]:
+        def ask() -> Listed[StreamDescription]:
+            return self._client.streams(timeout=self._timeout)
+
+        return self._memory.ask("streams", ask, part=part)
+
+    def _described(self, name: str) -> StreamDescription:
+        """One stream, from the list of all if pages ask for that anyway. Raises: as `Client.describe`."""
+
+        def ask() -> StreamDescription:
+            listed = self._all_streams(part=True) if self._memory.is_needed("streams") else []
+            found = next((one for one in listed if one.stream == name), None)
+            return found or self._client.describe(name, timeout=self._timeout)
+
+        return self._memory.ask(("stream", name), ask)
 
     def _scopes(self) -> set[str]:
         """The scopes of all streams, up to `_SCOPES_S` old: a filter offers them."""
@@ -279,7 +325,9 @@ class Pages:
 
     def _overview(self) -> dict[str, Any]:
         streams = self._all_streams()
-        oldest = self._client.open_transactions(limit=5, timeout=self._timeout)
+        # If somebody looks at the page of transactions, its list is asked for anyway.
+        most = LIMITS[0] if self._memory.is_needed(_listed("open", "", LIMITS[0])) else _OLDEST
+        oldest = self._open_ones("", most, part=True)
         parts, hidden = self._memory.ask("parts", self._parts)
         recorder = self._recorder
         return {
@@ -288,7 +336,7 @@ class Pages:
             "troubled": [s for s in streams if s.state != "ACTIVE" or s.trouble],
             "segments": sum(len(s.segments) for s in streams),
             "uncommitted": sum(s.uncommitted_bytes for s in streams),
-            "oldest": oldest.each(open_transaction_row),
+            "oldest": oldest.each(open_transaction_row)[:_OLDEST],
             "open": sum(part["open_transactions"] for part in parts),
             "hidden": hidden,
             "behind": sum(max(0, part["end"] - part["position"]) for part in parts),
@@ -319,7 +367,7 @@ class Pages:
         }
 
     def _stream(self, name: str) -> dict[str, Any]:
-        stream = self._client.describe(name, timeout=self._timeout)
+        stream = self._described(name)
         river, trouble = self._river(stream)
         is_of_rows = is_table(stream.settings)
         return {"stream": stream, "river": river, "trouble": trouble, "is_table": is_of_rows}
@@ -328,12 +376,10 @@ class Pages:
         self, show: str, scope: str, state: str, text: str, limit: str
     ) -> dict[str, Any]:
         client, most, timeout = self._client, int(limit), self._timeout
-        what = ("transactions", show, scope, most)
+        what = _listed(show, scope, most)
         found: Listed[dict[str, Any]]
         if show == "open":
-            found = self._memory.ask(
-                what, lambda: client.open_transactions(scope or None, most, timeout=timeout)
-            ).each(open_transaction_row)
+            found = self._open_ones(scope, most).each(open_transaction_row)
         elif show == "prepared":
             found = self._memory.ask(
                 what, lambda: client.prepared(scope or None, limit=most, timeout=timeout)
@@ -366,6 +412,14 @@ class Pages:
             "limits": LIMITS,
             "scopes": sorted({*self._scopes()} | {scope} - {""}),
         }
+
+    def _open_ones(self, scope: str, most: int, *, part: bool = False) -> Listed[OpenTransaction]:
+        """Open transactions of a scope, or (empty) of all, the oldest first."""
+        return self._memory.ask(
+            _listed("open", scope, most),
+            lambda: self._client.open_transactions(scope or None, most, timeout=self._timeout),
+            part=part,
+        )
 
     def _reason(self, state: str, reason: str) -> str:
         """The reason of a transaction, if this process may show it: of an abort, it may name keys of rows."""
@@ -488,7 +542,7 @@ class Pages:
         if not self._showing.values:
             raise NotAuthorized("this process shows no events or rows: start it with --show-values")
         # Brokers may let this process read what its lane may not know of.
-        return self._client.describe(name, timeout=self._timeout)
+        return self._described(name)
 
     def _events(self, *about: str) -> dict[str, Any]:
         asked = EventsAsked._make(about)
@@ -680,6 +734,11 @@ def _wanted(handle: Stream[Any, Any] | None, key: str, text: str) -> Callable[[E
         )
 
     return is_wanted
+
+
+def _listed(show: str, scope: str, most: int) -> tuple[str, str, str, int]:
+    """The identity of a list of transactions in `_Memory`."""
+    return "transactions", show, scope, most
 
 
 def _moment(text: str) -> int | None:
