@@ -111,7 +111,7 @@ class Hub:
     async def see(self, view: View) -> Page:
         """A page for a browser that loads it, or the page's ``error``. Raises: NotReady (too many pages).
 
-        It is at most a second old. One that other browsers show is at most as old as what these show.
+        A page that other browsers show is as old as there; another one is at most a second old.
         """
         page = self._page(view)
         if time.monotonic() - page.polled >= (WATCH_S if page.looking else INTERVAL_S):

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
@@ -194,52 +194,32 @@ class Start(NamedTuple):
         return Start(key, skipped + (self.skipped if key == self.key and skipped else 0))
 
 
-@dataclass(slots=True)
-class _Answer:
-    """An answer of the cluster. ``lock``: held while it is asked for.
-
-    ``until``: the monotonic second at which it is too old. ``needed``: when a page last needed all of it.
-    """
-
-    until: float = 0.0
-    needed: float = -_USUAL_S
-    answer: Any = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
 class _Memory:
-    """Answers of the cluster that several pages show, or parts of them. Several threads may use it."""
+    """Answers of the cluster, for pages that show parts of the same list. For one thread."""
 
     def __init__(self) -> None:
-        self._kept: dict[Any, _Answer] = {}
-        self._lock = threading.Lock()  # guards `_kept`
+        self._kept: dict[Any, tuple[float, Any]] = {}  # what -> until when, answer
+        self._needed: dict[Any, float] = {}  # what -> when a page last needed all of it
 
-    def ask(
-        self, what: Any, call: Callable[[], T], seconds: float = INTERVAL_S, *, part: bool = False
-    ) -> T:
-        """The answer to a call, which is made again after ``seconds``. ``part``: only a part of it is needed."""
+    def ask(self, what: Any, call: Callable[[], T], seconds: float = INTERVAL_S) -> T:
+        """The answer to a call, which is made again after ``seconds``."""
         now = time.monotonic()
-        with self._lock:
-            self._kept = {
-                k: v
-                for k, v in self._kept.items()
-                if now < max(v.until, v.needed + _USUAL_S) or v.lock.locked()
-            }
-            kept = self._kept.setdefault(what, _Answer())
-            if not part:
-                kept.needed = now
-        with kept.lock:
-            if time.monotonic() >= kept.until:
-                kept.answer = call()
-                kept.until = time.monotonic() + seconds
-            answer: T = kept.answer
-            return answer
+        self._kept = {k: v for k, v in self._kept.items() if v[0] > now}
+        if what not in self._kept:
+            found = call()
+            self._kept[what] = time.monotonic() + seconds, found
+        answer: T = self._kept[what][1]
+        return answer
+
+    def need(self, what: Any) -> None:
+        """Note that a page needs all of this."""
+        now = time.monotonic()
+        self._needed = {k: at for k, at in self._needed.items() if now - at < _USUAL_S}
+        self._needed[what] = now
 
     def is_needed(self, what: Any) -> bool:
         """Whether a page has needed all of this lately, so that it will be asked for in the next polls, too."""
-        with self._lock:
-            kept = self._kept.get(what)
-            return kept is not None and time.monotonic() < kept.needed + _USUAL_S
+        return time.monotonic() - self._needed.get(what, -_USUAL_S) < _USUAL_S
 
 
 class Pages:
@@ -299,21 +279,8 @@ class Pages:
 
     # -- lists ----------------------------------------------------------------------------------------
 
-    def _all_streams(self, *, part: bool = False) -> Listed[StreamDescription]:
-        def ask() -> Listed[StreamDescription]:
-            return self._client.streams(timeout=self._timeout)
-
-        return self._memory.ask("streams", ask, part=part)
-
-    def _described(self, name: str) -> StreamDescription:
-        """One stream, from the list of all if pages ask for that anyway. Raises: as `Client.describe`."""
-
-        def ask() -> StreamDescription:
-            listed = self._all_streams(part=True) if self._memory.is_needed("streams") else []
-            found = next((one for one in listed if one.stream == name), None)
-            return found or self._client.describe(name, timeout=self._timeout)
-
-        return self._memory.ask(("stream", name), ask)
+    def _all_streams(self) -> Listed[StreamDescription]:
+        return self._memory.ask("streams", lambda: self._client.streams(timeout=self._timeout))
 
     def _scopes(self) -> set[str]:
         """The scopes of all streams, up to `_SCOPES_S` old: a filter offers them."""
@@ -325,9 +292,9 @@ class Pages:
 
     def _overview(self) -> dict[str, Any]:
         streams = self._all_streams()
-        # If somebody looks at the page of transactions, its list is asked for anyway.
-        most = LIMITS[0] if self._memory.is_needed(_listed("open", "", LIMITS[0])) else _OLDEST
-        oldest = self._open_ones("", most, part=True)
+        # If browsers show the page of transactions, its list is asked for anyway.
+        whole = _listed("open", "", LIMITS[0])
+        oldest = self._open_ones("", LIMITS[0] if self._memory.is_needed(whole) else _OLDEST)
         parts, hidden = self._memory.ask("parts", self._parts)
         recorder = self._recorder
         return {
@@ -367,7 +334,7 @@ class Pages:
         }
 
     def _stream(self, name: str) -> dict[str, Any]:
-        stream = self._described(name)
+        stream = self._client.describe(name, timeout=self._timeout)
         river, trouble = self._river(stream)
         is_of_rows = is_table(stream.settings)
         return {"stream": stream, "river": river, "trouble": trouble, "is_table": is_of_rows}
@@ -379,6 +346,7 @@ class Pages:
         what = _listed(show, scope, most)
         found: Listed[dict[str, Any]]
         if show == "open":
+            self._memory.need(what)
             found = self._open_ones(scope, most).each(open_transaction_row)
         elif show == "prepared":
             found = self._memory.ask(
@@ -413,12 +381,11 @@ class Pages:
             "scopes": sorted({*self._scopes()} | {scope} - {""}),
         }
 
-    def _open_ones(self, scope: str, most: int, *, part: bool = False) -> Listed[OpenTransaction]:
+    def _open_ones(self, scope: str, most: int) -> Listed[OpenTransaction]:
         """Open transactions of a scope, or (empty) of all, the oldest first."""
         return self._memory.ask(
             _listed("open", scope, most),
             lambda: self._client.open_transactions(scope or None, most, timeout=self._timeout),
-            part=part,
         )
 
     def _reason(self, state: str, reason: str) -> str:
@@ -542,7 +509,7 @@ class Pages:
         if not self._showing.values:
             raise NotAuthorized("this process shows no events or rows: start it with --show-values")
         # Brokers may let this process read what its lane may not know of.
-        return self._described(name)
+        return self._client.describe(name, timeout=self._timeout)
 
     def _events(self, *about: str) -> dict[str, Any]:
         asked = EventsAsked._make(about)

@@ -143,9 +143,7 @@ def test_pages_that_show_parts_of_a_list_share_one_question(
 
     client: Any = Counting(FakeClient())
     made = Pages(client, environment(), 1.0, Showing())
-    monkeypatch.setattr(made, "_river", lambda _stream: (None, ""))
     monkeypatch.setattr(pages, "time", SimpleNamespace(monotonic=lambda: now))
-    of_stream, lists = View("stream", ("nyc/weather",)), (View("overview"), View("streams"), OPEN)
 
     def poll(*views: View) -> Counter[str]:
         nonlocal now
@@ -155,18 +153,14 @@ def test_pages_that_show_parts_of_a_list_share_one_question(
             made.body(view)
         return asked
 
-    assert poll(of_stream) == {"describe": 1}
-    poll(of_stream, *lists)
-    assert poll(of_stream, *lists) == {"streams": 1, "open_transactions": 1, "commands": 1}
-    for _ in range(2):  # pages that browsers have just ceased to show
-        poll(of_stream)
-    assert poll(of_stream) == {"describe": 1}
-    assert poll(of_stream, View("overview")) == {
-        "describe": 1,
-        "streams": 1,
-        "open_transactions": 1,
-        "commands": 1,
-    }
+    lists = View("overview"), View("streams"), OPEN
+    once = {"streams": 1, "open_transactions": 1, "commands": 1}
+    poll(*lists)
+    assert poll(*lists) == once
+    assert [what[-1] for what in made._memory._kept if what[0] == "transactions"] == [100]
+    poll(View("overview"))  # the other pages are closed
+    assert poll(View("overview")) == once
+    assert [what[-1] for what in made._memory._kept if what[0] == "transactions"] == [5]
 
 
 def test_a_transaction_s_page_shows_its_staged_merge() -> None:
