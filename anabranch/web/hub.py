@@ -18,7 +18,7 @@ from anabranch.errors import AnabranchError, NotAuthorized, NotReady, UnknownStr
 log = logging.getLogger("anabranch.web")
 T = TypeVar("T")
 
-INTERVAL_S = 1.0  # the greatest age of a page that is loaded
+INTERVAL_S = 1.0  # the greatest age of a page that is loaded, and that no browser shows
 WATCH_S = 2.0  # between two polls of a page that a browser shows
 SAMPLE_S = 10.0  # between two samples for the charts
 SHARE = 5  # polls of all pages together take at most a fifth of the time (1 / SHARE)
@@ -109,9 +109,12 @@ class Hub:
         return sum(page.looking for page in self._pages.values())
 
     async def see(self, view: View) -> Page:
-        """A page that is at most a second old, or has an ``error``. Raises: NotReady (too many pages)."""
+        """A page for a browser that loads it, or the page's ``error``. Raises: NotReady (too many pages).
+
+        A page that other browsers show is as old as there; another one is at most a second old.
+        """
         page = self._page(view)
-        if time.monotonic() - page.polled >= INTERVAL_S:
+        if time.monotonic() - page.polled >= (WATCH_S if page.looking else INTERVAL_S):
             poll = self._poll(page)
             await asyncio.wait({poll}, timeout=WAIT_S)
             if not poll.done() and page.error is None:

@@ -55,7 +55,7 @@ from anabranch.values import Stream, text_of, undecodable
 from anabranch.web.charts import LagSource, Recorder, size_text
 from anabranch.web.events import Part, Search, after, newest, of_commit, weight
 from anabranch.web.folders import remove_left
-from anabranch.web.hub import INTERVAL_S, View
+from anabranch.web.hub import INTERVAL_S, WATCH_S, View
 
 T = TypeVar("T")
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ _MOST_LINKED = 1000  # bytes of a key that a link has; fields of addresses have 
 _MOST_SKIPPED = 1_000_000  # rows that a page may skip after the key in its link, if many keys begin with that key
 _MOST_HEADERS = 20
 _SCOPES_S = 30.0
+_USUAL_S = 2 * WATCH_S  # within this time, a page that browsers show needs the same again
+_OLDEST = 5  # open transactions of the overview
 _MOST_RIVERS = 16  # pictures of streams that are kept up to date
 _MOST_TIMELINES = 64
 _MOST_SEARCHED = 50  # streams whose histories are searched for a one-shot
@@ -193,10 +195,11 @@ class Start(NamedTuple):
 
 
 class _Memory:
-    """Answers of the cluster, for pages that show parts of the same list."""
+    """Answers of the cluster, for pages that show parts of the same list. For one thread."""
 
     def __init__(self) -> None:
         self._kept: dict[Any, tuple[float, Any]] = {}  # what -> until when, answer
+        self._needed: dict[Any, float] = {}  # what -> when a page last needed all of it
 
     def ask(self, what: Any, call: Callable[[], T], seconds: float = INTERVAL_S) -> T:
         """The answer to a call, which is made again after ``seconds``."""
@@ -207,6 +210,16 @@ class _Memory:
             self._kept[what] = time.monotonic() + seconds, found
         answer: T = self._kept[what][1]
         return answer
+
+    def need(self, what: Any) -> None:
+        """Note that a page needs all of this."""
+        now = time.monotonic()
+        self._needed = {k: at for k, at in self._needed.items() if now - at < _USUAL_S}
+        self._needed[what] = now
+
+    def is_needed(self, what: Any) -> bool:
+        """Whether a page has needed all of this lately, so that it will be asked for in the next polls, too."""
+        return time.monotonic() - self._needed.get(what, -_USUAL_S) < _USUAL_S
 
 
 class Pages:
@@ -279,7 +292,9 @@ class Pages:
 
     def _overview(self) -> dict[str, Any]:
         streams = self._all_streams()
-        oldest = self._client.open_transactions(limit=5, timeout=self._timeout)
+        # If browsers show the page of transactions, its list is asked for anyway.
+        whole = _listed("open", "", LIMITS[0])
+        oldest = self._open_ones("", LIMITS[0] if self._memory.is_needed(whole) else _OLDEST)
         parts, hidden = self._memory.ask("parts", self._parts)
         recorder = self._recorder
         return {
@@ -288,7 +303,7 @@ class Pages:
             "troubled": [s for s in streams if s.state != "ACTIVE" or s.trouble],
             "segments": sum(len(s.segments) for s in streams),
             "uncommitted": sum(s.uncommitted_bytes for s in streams),
-            "oldest": oldest.each(open_transaction_row),
+            "oldest": oldest.each(open_transaction_row)[:_OLDEST],
             "open": sum(part["open_transactions"] for part in parts),
             "hidden": hidden,
             "behind": sum(max(0, part["end"] - part["position"]) for part in parts),
@@ -328,12 +343,11 @@ class Pages:
         self, show: str, scope: str, state: str, text: str, limit: str
     ) -> dict[str, Any]:
         client, most, timeout = self._client, int(limit), self._timeout
-        what = ("transactions", show, scope, most)
+        what = _listed(show, scope, most)
         found: Listed[dict[str, Any]]
         if show == "open":
-            found = self._memory.ask(
-                what, lambda: client.open_transactions(scope or None, most, timeout=timeout)
-            ).each(open_transaction_row)
+            self._memory.need(what)
+            found = self._open_ones(scope, most).each(open_transaction_row)
         elif show == "prepared":
             found = self._memory.ask(
                 what, lambda: client.prepared(scope or None, limit=most, timeout=timeout)
@@ -366,6 +380,13 @@ class Pages:
             "limits": LIMITS,
             "scopes": sorted({*self._scopes()} | {scope} - {""}),
         }
+
+    def _open_ones(self, scope: str, most: int) -> Listed[OpenTransaction]:
+        """Open transactions of a scope, or (empty) of all, the oldest first."""
+        return self._memory.ask(
+            _listed("open", scope, most),
+            lambda: self._client.open_transactions(scope or None, most, timeout=self._timeout),
+        )
 
     def _reason(self, state: str, reason: str) -> str:
         """The reason of a transaction, if this process may show it: of an abort, it may name keys of rows."""
@@ -680,6 +701,11 @@ def _wanted(handle: Stream[Any, Any] | None, key: str, text: str) -> Callable[[E
         )
 
     return is_wanted
+
+
+def _listed(show: str, scope: str, most: int) -> tuple[str, str, str, int]:
+    """The identity of a list of transactions in `_Memory`."""
+    return "transactions", show, scope, most
 
 
 def _moment(text: str) -> int | None:

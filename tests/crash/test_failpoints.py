@@ -94,6 +94,7 @@ PLAYS = (
     Play(Living, Lead.chunk_bytes, FIRST_DECISION, LIVING_KNOWN),
     Play(Reshaping, CHUNK_BYTES, Point("end:commit", "*>chunk:*", 3, "after"), RESHAPING_KNOWN),
 )
+UNLIKE = tuple(play for play in PLAYS if not play.alike)
 
 
 class Killing(NamedTuple):
@@ -246,8 +247,12 @@ def run(lanes: Lanes, killing: Killing) -> str:
 @pytest.mark.broker
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "every",
-    [pytest.param(False, id="each kind"), pytest.param(True, id="all", marks=pytest.mark.soak)],
+    ("of", "every"),
+    [
+        pytest.param(PLAYS[:1], False, id="each kind"),
+        pytest.param(UNLIKE, False, id="each kind of each play", marks=pytest.mark.long),
+        pytest.param(PLAYS, True, id="all", marks=pytest.mark.soak),
+    ],
 )
 def test_killed_at_every_call(
     broker: Broker,
@@ -256,12 +261,11 @@ def test_killed_at_every_call(
     tmp_path: Path,
     subtests: pytest.Subtests,
     measured: Callable[[str], None],
+    of: Sequence[Play],
     every: bool,
 ) -> None:
     done: set[str] = set()
-    plays = [
-        Lanes(zygote, broker.bootstrap, log, play) for play in PLAYS if every or not play.alike
-    ]
+    plays = [Lanes(zygote, broker.bootstrap, log, play) for play in of]
     with ThreadPoolExecutor(LANES) as pool:
         recorded = list(pool.map(lambda lanes: record_all(lanes, tmp_path), plays))
     todo: list[tuple[Lanes, list[Killing]]] = []

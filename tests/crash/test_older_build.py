@@ -183,6 +183,7 @@ def led_by(
         leaders.close()
 
 
+@pytest.mark.long
 def test_what_an_older_build_left_is_ended(
     broker: Broker, older: Zygote, zygote: Zygote, log: Log, tmp_path: Path
 ) -> None:

@@ -67,7 +67,8 @@ PHASES = "before", "sent", "after"
 CALLS = "append:*", "end:commit"
 KILLS = [CutAt("kill", call, phase) for call in CALLS for phase in PHASES]
 FREEZES = [CutAt("stop", call, phase) for call in CALLS for phase in PHASES]
-FEW = [*KILLS, FREEZES[1], FREEZES[4]]
+FEW = [KILLS[1], KILLS[4], FREEZES[1], FREEZES[4]]
+SOME = [*KILLS, FREEZES[1], FREEZES[4]]
 
 
 @dataclass
@@ -332,6 +333,7 @@ def wake(zombie: Child) -> None:
     "cuts",
     [
         pytest.param(FEW, id="few"),
+        pytest.param(SOME, id="some", marks=pytest.mark.long),
         pytest.param(list(islice(cycle(KILLS + FREEZES), CUTS)), id="all", marks=pytest.mark.soak),
     ],
 )

@@ -11,6 +11,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
@@ -164,101 +165,106 @@ def begin(crew: Crew) -> None:
     crew.begin([spec for spec in once for _ in range(2)])
 
 
-def finish(crew: Crew, tables: Crew) -> None:
-    """No crew waits for the end of what the other one still writes."""
-    writing = [*crew.of(Write), *tables.clients]
-    for child in writing:
-        child.signal(signal.SIGTERM)
-    for child in writing:
-        child.wait_ended(crew.patience.end)
-    crew.finish()
-    tables.finish_tables(lambda client, recorder: look(tables, client, recorder))
+@dataclass(frozen=True)
+class Load:
+    """Clients of both releases on streams (``crew``) and tables, and controllers, of which ``first`` led first."""
 
+    first: str
+    pair: Pair
+    crew: MixedCrew
+    tables: MixedCrew
 
-@pytest.mark.parametrize("first", ["former", "new"])
-def test_they_take_over_from_each_other(
-    broker: Broker,
-    older: Zygote,
-    zygote: Zygote,
-    log: Log,
-    tmp_path: Path,
-    measured: Callable[[str], None],
-    first: str,
-) -> None:
-    """Leaders end in the middle of commits; the checker judges both releases as one run."""
-    print(f"ANABRANCH_SEED={SEED}")
-    prefix = f"tw{first}{SEED}"
-    chance = random.Random(f"{SEED}/{first}")
-    pair = Pair(broker.bootstrap, tmp_path, prefix, chance)
-    crew = crew_of(older, zygote, pair, prefix, tmp_path / "streams", "wide", "narrow")
-    tables = crew_of(older, zygote, pair, prefix, tmp_path / "tables", "accounts", "limits")
-    try:
-        pair.lead_first(first)
-        pair.start()
-        begin(crew)
-        begin_tables(tables)
-        by_turns = cycle((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGTERM))
-        for number, _ in zip(by_turns, range(TAKEOVERS), strict=False):
-            for each in (crew, tables):
-                each.work_on(COMMITS, SECONDS)
-            crew.note(f"{pair.take_over(number)} ended, {pair.leader()} leads")
-        for each in (crew, tables):
+    @property
+    def crews(self) -> tuple[MixedCrew, MixedCrew]:
+        return self.crew, self.tables
+
+    def begin(self) -> None:
+        self.pair.lead_first(self.first)
+        self.pair.start()
+        begin(self.crew)
+        begin_tables(self.tables)
+
+    def work_on(self) -> None:
+        for each in self.crews:
+            each.work_on(COMMITS, SECONDS)
+
+    def wait_more(self) -> None:
+        for each in self.crews:
             wait_more(each.commits)
-        finish(crew, tables)
-    finally:
-        for each in (crew, tables):
+
+    def end(self, log: Log, measured: Callable[[str], None], what: str) -> None:
+        """End all processes. The checker judges both releases as one run."""
+        # No crew waits for the end of what the other one still writes.
+        writing = [*self.crew.of(Write), *self.tables.clients]
+        for child in writing:
+            child.signal(signal.SIGTERM)
+        for child in writing:
+            child.wait_ended(self.crew.patience.end)
+        self.crew.finish()
+        self.tables.finish_tables(lambda client, recorder: look(self.tables, client, recorder))
+        self.close()
+        for stream in (*self.crew.streams, *self.tables.streams):
+            check_stream(read_stream(log, stream))
+        check_answers(log, self.crew.prefix)
+        self.crew.judged(measured, f"two releases, the {self.first} one leads first, {what}")
+        self.tables.judged(measured, f"{what}, money in tables")
+
+    def close(self) -> None:
+        for each in self.crews:
             each.close()
-    for stream in (*crew.streams, *tables.streams):
-        check_stream(read_stream(log, stream))
-    check_answers(log, prefix)
-    what = f"two releases, the {first} one leads first, {dict(pair.ended)}"
-    crew.judged(measured, what)
-    tables.judged(measured, f"{what}, money in tables")
 
 
-@pytest.mark.parametrize("first", ["former", "new"])
-def test_the_level_is_raised_under_load(
+@pytest.fixture(params=["former", "new"])
+def load(
+    request: pytest.FixtureRequest,
     broker: Broker,
     older: Zygote,
     zygote: Zygote,
-    log: Log,
     tmp_path: Path,
-    measured: Callable[[str], None],
-    first: str,
+    unique: str,
+) -> Iterator[Load]:
+    """One of each kind of client in each release, at work."""
+    print(f"ANABRANCH_SEED={SEED}")
+    first, prefix = request.param, f"tw{unique}"
+    pair = Pair(broker.bootstrap, tmp_path, prefix, random.Random(f"{SEED}/{first}"))
+    streams = crew_of(older, zygote, pair, prefix, tmp_path / "streams", "wide", "narrow")
+    tables = crew_of(older, zygote, pair, prefix, tmp_path / "tables", "accounts", "limits")
+    made = Load(first, pair, streams, tables)
+    try:
+        made.begin()
+        yield made
+    finally:
+        made.close()
+
+
+def test_they_take_over_from_each_other(
+    load: Load, log: Log, measured: Callable[[str], None]
+) -> None:
+    """Leaders end in the middle of commits."""
+    by_turns = cycle((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGTERM))
+    for number, _ in zip(by_turns, range(TAKEOVERS), strict=False):
+        load.work_on()
+        load.crew.note(f"{load.pair.take_over(number)} ended, {load.pair.leader()} leads")
+    load.wait_more()
+    load.end(log, measured, str(dict(load.pair.ended)))
+
+
+def test_the_level_is_raised_under_load(
+    load: Load, log: Log, measured: Callable[[str], None]
 ) -> None:
     """Clients of both releases work before and after it; the former controller does not lead any more."""
-    print(f"ANABRANCH_SEED={SEED}")
-    prefix = f"tr{first}{SEED}"
-    pair = Pair(broker.bootstrap, tmp_path, prefix, random.Random(f"{SEED}/{first}"))
-    crew = crew_of(older, zygote, pair, prefix, tmp_path / "streams", "wide", "narrow")
-    tables = crew_of(older, zygote, pair, prefix, tmp_path / "tables", "accounts", "limits")
-    try:
-        pair.lead_first(first)
-        pair.start()
-        begin(crew)
-        begin_tables(tables)
-        for each in (crew, tables):
-            each.work_on(COMMITS, SECONDS)
-        pair.let_lead("new")
-        with anabranch.connect(
-            broker.bootstrap, prefix=prefix, lane=ADMIN_LANE, timeout=CALL_S
-        ) as operator:
-            assert operator.feature_level(raise_to=LEVEL).level == LEVEL
-        pair.is_raised = True
-        for each in (crew, tables):
-            wait_more(each.commits)
-        check_former_does_not_lead(log, pair, prefix)
-        for each in (crew, tables):
-            wait_more(each.commits)
-        finish(crew, tables)
-    finally:
-        for each in (crew, tables):
-            each.close()
-    for stream in (*crew.streams, *tables.streams):
-        check_stream(read_stream(log, stream))
-    check_answers(log, prefix)
-    for each in (crew, tables):
-        each.judged(measured, f"the level is raised, the {first} one leads first")
+    pair, prefix = load.pair, load.crew.prefix
+    load.work_on()
+    pair.let_lead("new")
+    with anabranch.connect(
+        load.crew.bootstrap, prefix=prefix, lane=ADMIN_LANE, timeout=CALL_S
+    ) as operator:
+        assert operator.feature_level(raise_to=LEVEL).level == LEVEL
+    pair.is_raised = True
+    load.wait_more()
+    check_former_does_not_lead(log, pair, prefix)
+    load.wait_more()
+    load.end(log, measured, "the level is raised")
 
 
 @pytest.mark.slow(60)

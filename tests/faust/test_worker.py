@@ -60,6 +60,7 @@ def running(
         worker.wait()
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed(place: Place, cluster: Cluster, tmp_path: Path) -> None:
     """SIGKILL, then SIGTERM; web, metrics and timers meanwhile."""
     port, log = free_port(), tmp_path / "worker.log"

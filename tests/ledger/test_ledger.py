@@ -35,7 +35,7 @@ from tests.ledger.races import DAY_S, differences, settle, start
 LONG_AGO = -DAY_S * 1000.0  # all that is prepared is older
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "psycopg2"])
+@pytest.fixture(params=["sqlite", "postgresql", pytest.param("psycopg2", marks=pytest.mark.long)])
 def place(request: pytest.FixtureRequest, new_place: Callable[[str], Place]) -> Place:
     """A database by each driver."""
     return new_place(request.param)
@@ -77,6 +77,11 @@ def test_one_commit_decides_for_both(world: World, place: Place, ledger: Ledger)
     assert place.orders() == ["a"]
     assert differences(world, place) == set()
     settle(world, place)
+
+
+def test_the_older_driver_takes_it_too(new_place: Callable[[str], Place]) -> None:
+    place = new_place("psycopg2")
+    test_one_commit_decides_for_both(start(place), place, Ledger(place.connect))
 
 
 def test_a_connection_of_the_callers_own(world: World, place: Place, ledger: Ledger) -> None:

@@ -17,7 +17,8 @@ from tests.ledger.places import Place, SQLitePlace
 from tests.ledger.races import Race, differences, settle, start
 from tests.mutants import prepared
 
-SEEDS = {"sqlite": 300, "postgresql": 60}
+FEW = {"sqlite": 100, "postgresql": 50}
+MANY = {"sqlite": 300, "postgresql": 100}
 EACH = 50  # that share a cluster
 
 
@@ -46,14 +47,14 @@ def races(place: Place, seeds: range) -> tuple[Counter[str], list[str]]:
     return Counter(told.values()), wrong
 
 
-@pytest.mark.slow(8)
 @pytest.mark.timeout(300)  # hundreds, beside others on two cores
-def test_no_race_ends_differently_on_both_sides(
-    place: Place, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.parametrize(
+    "seeds", [pytest.param(FEW, id="few"), pytest.param(MANY, id="many", marks=pytest.mark.long)]
+)
+def test_no_race_ends_differently_on_both_sides(place: Place, seeds: dict[str, int]) -> None:
     kind = "sqlite" if isinstance(place, SQLitePlace) else "postgresql"
     told: Counter[str] = Counter()
-    for first in range(0, SEEDS[kind], EACH):
+    for first in range(0, seeds[kind], EACH):
         some, wrong = races(place, range(first, first + EACH))
         assert wrong == [], f"seeds {first} to {first + EACH}"
         told += some

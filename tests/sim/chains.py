@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from random import Random
-from typing import TYPE_CHECKING
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
@@ -19,22 +17,12 @@ from anabranch.client.table_transaction import TableTransaction
 from anabranch.errors import DeadlineExceeded, LocksBroken, TransactionAborted
 from anabranch.ports import LogError, TopicPartition
 from anabranch.protocol.ids import NO_TXN
-from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas import records as r
-from anabranch.protocol.schemas.codec import LEVEL
 from anabranch.topics.names import journal_topic
 from tests.sim.check_log import hold
 from tests.sim.picture import Picture
-from tests.sim.readers import reading_client
-from tests.sim.tables import Noted, TableMachine
-from tests.sim.world import Process
+from tests.sim.tables import OwnTableMachine
 from tests.sim.writers import CHAINED, FINE, SCOPE
-
-if TYPE_CHECKING:
-    from tests.sim.faults import Faults
-    from tests.sim.ledger import Ledger
-    from tests.sim.ports import SimCluster
-    from tests.sim.world import World
 
 NAME = "chain"  # of processes, with a number
 HOT, KEYS = b"hot", (b"hot", b"hot", b"k1", b"k2", b"k3")
@@ -74,31 +62,11 @@ class Chained:
     writes: int = 0
 
 
-class ChainMachine(TableMachine):
+class ChainMachine(OwnTableMachine[Chained]):
     """A process with a replica of the table; it lives as a `TableMachine`."""
 
-    shot_bytes = (1 << 18,)
-
-    def __init__(
-        self, world: World, cluster: SimCluster, faults: Faults, ledger: Ledger, chained: Chained, number: int
-    ) -> None:  # fmt: skip
-        super().__init__(world, cluster, faults, ledger, Noted(), number)
-        self.name = f"{NAME}{number}"
-        self._random = Random(f"{world.seed}/{self.name}")
-        self._chained = chained
-        self._process: Process | None = None
-
-    def _create(self, client: Client) -> bool:
-        self._process = self.world.current
-        admin = reading_client(
-            self.cluster, self._process, self.ledger.prefix, ADMIN_LANE, timeout=5.0
-        )
-        admin.feature_level(raise_to=LEVEL, timeout=5.0)
-        client.create_table(CHAINED, 2, timeout=5.0)
-        return True
-
-    def _open(self, client: Client) -> Replica:
-        return client.replica(CHAINED, folder=self._folder / "now", threads=False)
+    title = NAME
+    table = CHAINED
 
     # -- its work -------------------------------------------------------------------------------------
 
@@ -111,7 +79,7 @@ class ChainMachine(TableMachine):
     def _side_by_side(self, client: Client, replica: Replica) -> None:
         """Several tasks call `transact`, one call after the other."""
         del client
-        assert self._process is not None
+        here = self.world.current
         left = self._random.choice((2, 3, 4, 6))
         ends: list[str] = []
 
@@ -121,13 +89,13 @@ class ChainMachine(TableMachine):
             ends.append("")
 
         for number in range(left):
-            self.world.spawn(self._process, f"call{number}", work)
+            self.world.spawn(here, f"call{number}", work)
         while len(ends) < left:
             self.world.sleep(0.02)
 
     def _call(self, replica: Replica) -> None:
         call = Call(replica._controller.last_timestamp)
-        self._chained.calls.append(call)
+        self._all_did.calls.append(call)
 
         def use(txn: TableTransaction) -> None:
             call.tries.append(now := Try())
@@ -149,8 +117,8 @@ class ChainMachine(TableMachine):
                 call.told = result.commit_timestamp
 
     def _name(self) -> str | None:
-        self._chained.writes += 1
-        return f"c{self._chained.writes}" if self._random.random() < 0.1 else None
+        self._all_did.writes += 1
+        return f"c{self._all_did.writes}" if self._random.random() < 0.1 else None
 
     def _read_and_write(self, txn: TableTransaction, now: Try) -> None:
         keys = {HOT} if self._random.random() < 0.8 else set()
@@ -170,8 +138,8 @@ class ChainMachine(TableMachine):
             return
         for key in sorted(keys) or [self._random.choice(KEYS)]:
             if self._random.random() < 0.8:
-                self._chained.writes += 1
-                value = None if self._random.random() < 0.1 else b"w%d" % self._chained.writes
+                self._all_did.writes += 1
+                value = None if self._random.random() < 0.1 else b"w%d" % self._all_did.writes
                 if value is None:
                     txn.delete(CHAINED, key)
                 else:
@@ -196,8 +164,8 @@ class ChainMachine(TableMachine):
             self.cluster.log_of(self.world.current).produce_batch(place, encode_batch([record]))
 
     def _other(self) -> bytes | None:
-        self._chained.writes += 1
-        return None if self._random.random() < 0.2 else b"x%d" % self._chained.writes
+        self._all_did.writes += 1
+        return None if self._random.random() < 0.2 else b"x%d" % self._all_did.writes
 
     def _last(self, client: Client, replica: Replica) -> bool:
         self.world.set_clocks()  # with a wrong clock each new id may be too old, or too new

@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from random import Random
-from typing import TYPE_CHECKING
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
@@ -20,21 +18,12 @@ from anabranch.core.locks.numbers import changed, number_in
 from anabranch.errors import DeadlineExceeded, LocksBroken, TransactionAborted
 from anabranch.ports import LogError, TopicPartition
 from anabranch.protocol.ids import txn_text
-from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas import records as r
-from anabranch.protocol.schemas.codec import LEVEL
 from anabranch.topics.names import journal_topic
 from tests.sim.check_log import hold
 from tests.sim.picture import Picture
-from tests.sim.readers import reading_client
-from tests.sim.tables import Noted, TableMachine
+from tests.sim.tables import OwnTableMachine
 from tests.sim.writers import COUNTERS, FINE, SCOPE
-
-if TYPE_CHECKING:
-    from tests.sim.faults import Faults
-    from tests.sim.ledger import Ledger
-    from tests.sim.ports import SimCluster
-    from tests.sim.world import World
 
 KEYS = (b"hot", b"hot", b"hot", b"warm", b"cold")
 _KINDS: tuple[r.ChangeKind, ...] = ("ADD", "ADD", "ADD", "ADD", "MIN", "MAX")
@@ -63,28 +52,11 @@ class Counted:
         return made
 
 
-class CounterMachine(TableMachine):
+class CounterMachine(OwnTableMachine[Counted]):
     """A process with a replica of the table; it lives as a `TableMachine`."""
 
-    shot_bytes = (1 << 18,)
-
-    def __init__(
-        self, world: World, cluster: SimCluster, faults: Faults, ledger: Ledger, counted: Counted, number: int
-    ) -> None:  # fmt: skip
-        super().__init__(world, cluster, faults, ledger, Noted(), number)
-        self.name = f"n{number}"
-        self._random = Random(f"{world.seed}/{self.name}")
-        self._counted = counted
-
-    def _create(self, client: Client) -> bool:
-        here, prefix = self.world.current, self.ledger.prefix
-        admin = reading_client(self.cluster, here, prefix, ADMIN_LANE, timeout=5.0)
-        admin.feature_level(raise_to=LEVEL, timeout=5.0)
-        client.create_table(COUNTERS, 2, timeout=5.0)
-        return True
-
-    def _open(self, client: Client) -> Replica:
-        return client.replica(COUNTERS, folder=self._folder / "now", threads=False)
+    title = "n"
+    table = COUNTERS
 
     # -- its work -------------------------------------------------------------------------------------
 
@@ -117,7 +89,7 @@ class CounterMachine(TableMachine):
         self, txn: TableTransaction, changes: Mapping[bytes, tuple[r.ChangeKind, int]]
     ) -> None:
         with contextlib.suppress(*FINE):
-            attempt = self._counted.attempt(txn.assign_id(), changes)
+            attempt = self._all_did.attempt(txn.assign_id(), changes)
             for _ in range(2):  # a repeated call settles what is not known
                 try:
                     result = txn.commit(timeout=5.0)
@@ -159,7 +131,7 @@ class CounterMachine(TableMachine):
 
     def _observe(self, replica: Replica) -> None:
         with replica.snapshot(timeout=5.0) as view:
-            self._counted.seen.append((view.timestamp, dict(view.scan(COUNTERS))))
+            self._all_did.seen.append((view.timestamp, dict(view.scan(COUNTERS))))
 
     def _last(self, client: Client, replica: Replica) -> bool:
         del client

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from anabranch.client.client import Client
 from anabranch.client.own_writes import Writers
@@ -30,6 +30,7 @@ from anabranch.errors import (
 )
 from anabranch.protocol.ids import NO_TXN
 from anabranch.protocol.legal_names import ADMIN_LANE, base_stream
+from anabranch.protocol.schemas.codec import LEVEL
 from tests.sim.check_log import hold
 from tests.sim.clients import REFUSED, beat
 from tests.sim.readers import reading_client
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from tests.sim.picture import Picture
     from tests.sim.ports import SimCluster
 
+All = TypeVar("All")
 COMPANIONS = tuple(map(base_stream, TABLES))
 STREAMS = (*TABLES, *COMPANIONS)
 KEYS = tuple(b"k%d" % number for number in range(5))
@@ -169,6 +171,7 @@ class Uses:
 class TableMachine:
     """A process with a replica; it is started again when it dies, with its folder, an older copy, or none."""
 
+    title = "t"  # of processes, with a number
     shot_bytes: tuple[int, ...] = (0, 1 << 18)
 
     def __init__(
@@ -182,7 +185,7 @@ class TableMachine:
     ) -> None:
         self.world, self.cluster, self.faults, self.ledger = world, cluster, faults, ledger
         self._noted = noted
-        self.name = f"t{number}"
+        self.name = f"{self.title}{number}"
         self._random = Random(f"{world.seed}/{self.name}")
         self._starts = 0
         self._jobs, self._bases = 12, 0
@@ -475,6 +478,29 @@ class TableMachine:
         """By a program that knows nothing of the library."""
         table, key = self._random.choice(TABLES), self._random.choice(KEYS)
         recorded_plain(self.ledger, self.cluster, table, 0, [(key, self._noted.value(0))])
+
+
+class OwnTableMachine(TableMachine, Generic[All]):
+    """A `TableMachine` of another table, which has its own check. ``all_did``: what all such processes did."""
+
+    table: str
+    shot_bytes = (1 << 18,)
+
+    def __init__(
+        self, world: World, cluster: SimCluster, faults: Faults, ledger: Ledger, all_did: All, number: int
+    ) -> None:  # fmt: skip
+        super().__init__(world, cluster, faults, ledger, Noted(), number)
+        self._all_did = all_did
+
+    def _create(self, client: Client) -> bool:
+        here, prefix = self.world.current, self.ledger.prefix
+        admin = reading_client(self.cluster, here, prefix, ADMIN_LANE, timeout=5.0)
+        admin.feature_level(raise_to=LEVEL, timeout=5.0)
+        client.create_table(self.table, 2, timeout=5.0)
+        return True
+
+    def _open(self, client: Client) -> Replica:
+        return client.replica(self.table, folder=self._folder / "now", threads=False)
 
 
 @contextmanager

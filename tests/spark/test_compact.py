@@ -80,6 +80,7 @@ def test_compact_into_another_stream_is_one_transaction(
     assert client.state(found.txn_id).counts.committed == 3
 
 
+@pytest.mark.long
 def test_compact_refuses(
     spark: SparkSession, connection: Connection, history: History, tmp_path: Path
 ) -> None:

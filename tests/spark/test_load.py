@@ -34,7 +34,10 @@ ROWS: list[tuple[str, Events, dict[bytes, tuple[dict[str, Any], int | None]]]] =
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("form", "events", "expected"), ROWS)
+@pytest.mark.parametrize(
+    ("form", "events", "expected"),
+    [ROWS[0], *(pytest.param(*row, marks=pytest.mark.long) for row in ROWS[1:])],
+)
 def test_load_makes_events_of_rows(
     spark: SparkSession,
     connection: Connection,
@@ -83,6 +86,7 @@ def test_load_writes_lines_as_they_are_and_rows_as_avro(
     assert sorted(row["id"] for row in rows if isinstance(row, dict)) == [1, 2]
 
 
+@pytest.mark.long
 def test_load_under_a_name_happens_once(
     spark: SparkSession, connection: Connection, stream: str, tmp_path: Path
 ) -> None:
@@ -124,6 +128,8 @@ def test_load_of_nothing_leaves_the_name_free(
     assert (full.rows, full.already_committed) == (2, False)
 
 
+# Refused by the driver, and by a task.
+QUICK = "no such key", "no time"
 # what is wrong: the file, events, error, what it says
 WRONG: dict[str, tuple[str | None, Events, type[AnabranchError], str]] = {
     "no file": (None, Events(), InvalidArgument, "does not exist"),
@@ -140,7 +146,10 @@ WRONG: dict[str, tuple[str | None, Events, type[AnabranchError], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize(
+    "what",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in WRONG],
+)
 def test_load_refuses_what_is_wrong_and_writes_nothing(
     spark: SparkSession, connection: Connection, empty: str, tmp_path: Path, what: str
 ) -> None:

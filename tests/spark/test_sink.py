@@ -66,7 +66,7 @@ def test_a_batch_is_one_transaction(spark: SparkSession, place: Place) -> None:
 
 @pytest.mark.parametrize(
     "suffix",
-    ["", pytest.param("near", marks=pytest.mark.soak)],
+    [pytest.param("", marks=pytest.mark.long), pytest.param("near", marks=pytest.mark.soak)],
     ids=["of one scope", "of two scopes"],
 )
 def test_several_streams_in_one_transaction(spark: SparkSession, place: Place, suffix: str) -> None:
@@ -84,6 +84,7 @@ def test_several_streams_in_one_transaction(spark: SparkSession, place: Place, s
     assert [info.counts.committed for info in place.transactions()] == [100, 100]
 
 
+@pytest.mark.long
 def test_without_a_row_nothing_is_begun(spark: SparkSession, place: Place) -> None:
     place.save(numbers(spark, 100).where("value = 'x'"), name="nothing")
     assert place.transactions() == []
@@ -147,6 +148,7 @@ def test_spark_keeps_the_log_of_its_workers(spark: SparkSession, place: Place) -
 # -- micro-batches --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_each_micro_batch_is_a_transaction(
     spark: SparkSession, place: Place, tmp_path: Path
 ) -> None:
@@ -475,6 +477,7 @@ def test_the_handover_never_fails_a_query(place: Place, driver: Path, broken: st
     query_sink(place, **QUERY).abort([], 5)
 
 
+@pytest.mark.long
 def test_a_query_whose_only_task_fails_leaves_nothing_staged(
     spark: SparkSession, place: Place, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ WIDE_ROWS: list[tuple[Any, ...]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_json_is_what_to_json_gives(spark: SparkSession, place: Place) -> None:
     df = spark.createDataFrame(WIDE_ROWS * 3, WIDE).coalesce(1)
     expected = [row[0].encode() for row in df.select(F.to_json(F.struct("*"))).collect()]
@@ -101,6 +102,7 @@ def test_numbers_that_json_spells_in_another_way(spark: SparkSession, place: Pla
     assert {row["f"] for row in ours} >= {1e7, 0.33333334, "NaN", "Infinity", "-Infinity"}
 
 
+@pytest.mark.long
 def test_avro_reads_back(spark: SparkSession, place: Place) -> None:
     df = spark.createDataFrame(WIDE_ROWS, WIDE).drop('odd "name\\').coalesce(1)
     place.save(df, encoding="avro")

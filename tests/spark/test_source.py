@@ -64,7 +64,7 @@ def test_a_plain_consumer_sees_the_same(load: Load, world: World) -> None:
     "options",
     [
         pytest.param({"rowsPerPartition": 30}, marks=pytest.mark.soak),
-        {"minPartitions": 12},
+        pytest.param({"minPartitions": 12}, marks=pytest.mark.long),
         pytest.param({"rowsPerPartition": 5000}, marks=pytest.mark.soak),
     ],
 )
@@ -77,7 +77,12 @@ def test_however_it_is_cut(load: Load, world: World, options: dict[str, int]) ->
 
 
 @pytest.mark.parametrize(
-    "number", [3, -2, *(pytest.param(number, marks=pytest.mark.soak) for number in (0, 11))]
+    "number",
+    [
+        3,
+        pytest.param(-2, marks=pytest.mark.long),
+        *(pytest.param(number, marks=pytest.mark.soak) for number in (0, 11)),
+    ],
 )
 def test_as_of_a_result(load: Load, world: World, number: int) -> None:
     at = world.results[number].commit_timestamp
@@ -99,6 +104,7 @@ def test_a_load_since_a_time_has_the_later_events(load: Load, world: World, mode
 # -- filters ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_filters_leave_what_spark_would_leave(load: Load, world: World) -> None:
     early, late = (world.results[i].commit_timestamp for i in (4, 10))
     segments = sorted({e.segment for e in world.expected if e.segment})

@@ -298,7 +298,7 @@ def stopped_under_load(
 @pytest.mark.parametrize(
     "words",
     [
-        ("uvicorn", "shop:app"),
+        pytest.param(("uvicorn", "shop:app"), marks=pytest.mark.long),
         pytest.param(("gunicorn", "shop:app", ""), marks=pytest.mark.long),
         pytest.param(("gunicorn", "shop:app", "--preload"), marks=pytest.mark.long),
     ],

@@ -127,6 +127,7 @@ def test_a_confirmation_is_for_the_state_that_was_shown(
     assert len(client.describe(f"{unique}/s").segments) == 2
 
 
+@pytest.mark.long
 def test_many_confirmation_pages_void_no_other(
     web: WebProcess, client: anabranch.Client, txn: bytes
 ) -> None:
@@ -146,6 +147,7 @@ HALVES = {
 }
 
 
+@pytest.mark.long
 def test_half_requests_hold_nothing_up_and_end(web: WebProcess) -> None:
     address = web.host.partition(":")[0], int(web.host.partition(":")[2])
     with ExitStack() as stack:

@@ -278,6 +278,29 @@ def test_quick_pages_are_polled_at_the_same_moments(monkeypatch: pytest.MonkeyPa
     assert all(min(abs(at - other) for other in times["a"]) < 0.15 for at in later)
 
 
+def test_a_page_that_browsers_show_is_not_polled_for_one_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A page that nobody shows is polled once it is older than a second."""
+    monkeypatch.setattr(hub, "WATCH_S", 60.0)
+    made: list[View] = []
+
+    async def play(polled: Hub) -> None:
+        with polled.watched(STREAMS) as page:
+            await changes(page, 1)
+            await asyncio.sleep(2 * hub.INTERVAL_S)
+            assert (await polled.see(STREAMS)) is page
+            assert len(made) == 1
+        await polled.see(STREAMS)
+        assert len(made) == 2
+
+    def look(view: View) -> str:
+        made.append(view)
+        return ""
+
+    run(play, look)
+
+
 def test_a_sweep_that_waits_for_a_search_delays_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "SAMPLE_S", 0.02)
     ends = threading.Event()

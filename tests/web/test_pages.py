@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from html import unescape
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 
 from anabranch.protocol.schemas.records import TxnState
 from anabranch.types import Listed
-from anabranch.web.hub import View
+from anabranch.web import pages
+from anabranch.web.hub import WATCH_S, View
 from anabranch.web.pages import Pages, Showing, environment
 from tests.cli.fakes import TXN_ID, FakeClient, stream
 
+OPEN = View("transactions", ("open", "", "", "", "100"))
 IDLE = "2 of 4 tasks without a worker"
 # Page -> the cells of rows that it has, in their order.
 ROWS: dict[View, list[tuple[str, ...]]] = {
@@ -25,9 +29,7 @@ ROWS: dict[View, list[tuple[str, ...]]] = {
     View("streams", ("weath", "ACTIVE", "100")): [
         ("nyc/weather", "ACTIVE", "2", "2", "0", "0 B", "3", ""),
     ],
-    View("transactions", ("open", "", "", "", "100")): [
-        (TXN_ID.hex(), "nyc", "COMMITTED", "60s", "7 B", "1", "10s", "20s", "backfill", "open")
-    ],
+    OPEN: [(TXN_ID.hex(), "nyc", "COMMITTED", "60s", "7 B", "1", "10s", "20s", "backfill", "open")],
     View("transactions", ("finished", "", "COMMITTED", "BACK", "100")): [
         (
             TXN_ID.hex(),
@@ -126,6 +128,39 @@ def test_the_overview_counts_them() -> None:
     figures = {words: n for n, words in re.findall(r"<b>(.*?)</b> <span>(.*?)</span>", page)}
     assert figures["commands waiting"] == "2"
     assert (TXN_ID.hex(), "60s") == (cells(page)[0][0], cells(page)[0][3])
+
+
+def test_pages_that_show_parts_of_a_list_share_one_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: Counter[str] = Counter()
+    now = 100.0
+
+    class Counting(Timed):
+        def __getattr__(self, name: str) -> Any:
+            asked[name] += 1
+            return super().__getattr__(name)
+
+    client: Any = Counting(FakeClient())
+    made = Pages(client, environment(), 1.0, Showing())
+    monkeypatch.setattr(pages, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def poll(*views: View) -> Counter[str]:
+        nonlocal now
+        now += WATCH_S
+        asked.clear()
+        for view in views:
+            made.body(view)
+        return asked
+
+    lists = View("overview"), View("streams"), OPEN
+    once = {"streams": 1, "open_transactions": 1, "commands": 1}
+    poll(*lists)
+    assert poll(*lists) == once
+    assert [what[-1] for what in made._memory._kept if what[0] == "transactions"] == [100]
+    poll(View("overview"))  # the other pages are closed
+    assert poll(View("overview")) == once
+    assert [what[-1] for what in made._memory._kept if what[0] == "transactions"] == [5]
 
 
 def test_a_transaction_s_page_shows_its_staged_merge() -> None:
