@@ -563,6 +563,13 @@ def refusals() -> dict[str, Callable[[Processor, Any, Any], Any]]:
         "every 0 seconds": lambda app, *_: app.every("e", 0)(print),
         "top(0)": lambda *_: agg.top(0),
         "a function of two": lambda *_: agg.reduce(3),  # type: ignore[arg-type]
+        "of='x' is no function": lambda *_: agg.sum(cast("Any", "x")),
+        "into='sum'": lambda app, *_: app.store("s", into=cast("Any", "sum")),
+        "into=1": lambda app, *_: app.sliding("s", 1, grace=0, into=cast("Any", 1)),
+        "late= of s is 't/late'": lambda app, *_: app.sessions(
+            "s", 1, into=agg.count(), late=cast("Any", "t/late")
+        ),
+        "late= of w": lambda app, *_: app.windows("w", 1, late=Processor("t/q").output("t/other")),
         "is a stream of this program": lambda app, left, right: app.join_by_key(
             "j", left, right, by=str, via=LEFT
         )(print),
