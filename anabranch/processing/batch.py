@@ -547,6 +547,8 @@ class HandlerContext:
 
     def take_back(self) -> None:
         """Undo all changes of a handler that failed."""
+        if not self.undo:
+            return
         batch = self.batch
         for where, what, before in reversed(self.undo):
             if where is batch.counts:
