@@ -12,10 +12,12 @@ import asyncio
 import json
 import logging
 import multiprocessing
+import signal
 import tempfile
 import threading
 import time
 import uuid
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -52,6 +54,7 @@ KINDS = {
     "bad event": "def",
     "none (async)": "async",
     "slow async": "async",
+    "slow async, computes in a process": "async",
     "none (timers)": "timers",
     "slow timer": "timers",
     "slow window": "timers",
@@ -166,6 +169,9 @@ def _work(bootstrap: str, kind: str, source: str, target: str, dead: str, rows: 
         program[KINDS[kind]](app, given, out, partial(_stop, client, rows), rows)
         tasks = AllTasks(range(TASKS))
         with closing(ThreadedWorker(app, client, Path(folder), tasks=tasks)) as worker:
+            signal.signal(
+                signal.SIGTERM, lambda *_: worker.stop.set()
+            )  # its own processes end, too
             worker.run()
 
 
@@ -178,11 +184,15 @@ def _stop(client: anabranch.Client, rows: str, kind: bytes) -> None:
             txn.write(rows, b"1", key=SLOW)
             txn.commit()
     elif kind == b"slow def, computes":
-        until = time.monotonic() + SLOW_S
-        while time.monotonic() < until:
-            sum(range(1000))
+        _compute()
     elif kind.startswith(b"slow"):
         time.sleep(SLOW_S)
+
+
+def _compute() -> None:
+    until = time.monotonic() + SLOW_S
+    while time.monotonic() < until:
+        sum(range(1000))
 
 
 def _plain(
@@ -197,12 +207,16 @@ def _plain(
 
 
 def _async(app: anabranch.Processor, given: Any, out: Any, _: object, __: str) -> None:
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
     @app.on(given)
     async def copy(event: anabranch.Event) -> None:
-        if event.key == SLOW:
+        if event.key != SLOW:
+            out.write(event.value, key=event.key)
+        elif event.value == b"slow async":
             await asyncio.sleep(SLOW_S)
         else:
-            out.write(event.value, key=event.key)
+            await asyncio.get_running_loop().run_in_executor(pool, _compute)
 
 
 def _timers(

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         SnapshotPlan,
         SnapshotReader,
     )
+    from anabranch.reading.store_lookup import StoreFormat
     from anabranch.reading.task_reader import TaskReader
     from anabranch.reading.transaction_reader import TransactionReader
     from anabranch.tables.changes import Changes
@@ -1886,6 +1887,7 @@ class AsyncClient(Handle):
             self._blocking.check_derivation, source, name, function, timeout=timeout
         )
 
+    @overload
     async def stored(
         self,
         processor: str,
@@ -1894,7 +1896,28 @@ class AsyncClient(Handle):
         task: int | None = None,
         *,
         timeout: float | None = None,
-    ) -> bytes | None:
+    ) -> bytes | None: ...
+
+    @overload
+    async def stored(
+        self,
+        processor: str,
+        store: StoreFormat,
+        key: bytes,
+        task: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Any: ...
+
+    async def stored(
+        self,
+        processor: str,
+        store: str | StoreFormat,
+        key: bytes,
+        task: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
         """As `Client.stored`."""
         return await self._waits.call(
             self._blocking.stored, processor, store, key, task, timeout=timeout

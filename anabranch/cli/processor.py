@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import sys
@@ -44,6 +45,7 @@ from anabranch.clock import SystemClock
 from anabranch.errors import InvalidArgument, count_of
 from anabranch.presentation.rows import (
     bytes_fields,
+    bytes_text,
     lag_fields,
     lag_text,
     processor_row,
@@ -190,17 +192,39 @@ def get(
     store: Annotated[str, argument("STORE", "The store.")],
     key: Annotated[str, argument("KEY", "The key.")],
     task: Annotated[int | None, option("--task", "The task of a local store.", min=0)] = None,
+    program: Annotated[
+        str | None,
+        option("--program MODULE:APP", "The processor's program, whose store decodes the value."),
+    ] = None,
 ) -> None:
     """Show the committed value of a key in a processor's store. The exit code is 1 if the key has no value.
 
-    This reads the whole partition of the key's task in the state topic, so it is too slow to serve requests.
+    Without --program a row is shown as it is stored: those of sessions, joins and ttl= are binary, and those of
+    windows are not found. This reads the whole partition of the key's task in the state topic, so it is too slow to
+    serve requests.
     """
+    stores = None if program is None else _load(program).stores
+    if stores is not None and store not in stores:
+        raise InvalidArgument(f"{program} has no store {store!r}: {', '.join(stores) or 'none'}")
     with options.client() as client:
-        value = client.stored(processor, store, key.encode(), task)
+        value = client.stored(
+            processor, store if stores is None else stores[store], key.encode(), task
+        )
     if value is None:
         raise NotFound(f"the store {store} of {processor} has no {key!r}")
-    document = {"processor": processor, "store": store, "key": key} | bytes_fields(value=value)
-    print_result(document, value.decode("utf-8", "backslashreplace"), as_json=options.json)
+    document: dict[str, Any] = {"processor": processor, "store": store, "key": key}
+    if stores is None:
+        text = value.decode("utf-8", "backslashreplace")
+        document |= bytes_fields(value=value)
+    else:
+        text = json.dumps(value, ensure_ascii=False, default=_text_of)
+        document["value"] = json.loads(text)
+    print_result(document, text, as_json=options.json)
+
+
+def _text_of(value: Any) -> str:
+    """What JSON has of a value of another kind."""
+    return bytes_text(value) if isinstance(value, bytes) else str(value)
 
 
 @dead_app.command("list")

@@ -72,7 +72,7 @@ from anabranch.reading.history import Start, check_at
 from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.positions import Mirror
 from anabranch.reading.snapshot import At, Mode, Snapshot, SnapshotPlan
-from anabranch.reading.store_lookup import stored
+from anabranch.reading.store_lookup import RawRows, StoreFormat, stored
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.topics.rights import Acl
 from anabranch.tracing import current as current_tracing
@@ -1317,6 +1317,7 @@ class Client:
         """Give up tasks; tasks that another worker has taken are not affected. Repeating the call is fine."""
         self._processors.release_tasks(ownership, self._shared.checked_deadline(timeout))
 
+    @overload
     def stored(
         self,
         processor: str,
@@ -1325,16 +1326,41 @@ class Client:
         task: int | None = None,
         *,
         timeout: float | None = None,
-    ) -> bytes | None:
+    ) -> bytes | None: ...
+
+    @overload
+    def stored(
+        self,
+        processor: str,
+        store: StoreFormat,
+        key: bytes,
+        task: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Any: ...
+
+    def stored(
+        self,
+        processor: str,
+        store: str | StoreFormat,
+        key: bytes,
+        task: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
         """The committed value of a key in a processor's store, or None. Reads a whole partition.
 
+        ``store``: a name, for the row as it is stored; or the program's store, for what `testing.Driver.store`
+        shows: a decoded value, the sessions of a key, or the start and value of each of its windows.
         ``task``: for a local store, the task to ask; None: the task of the key.
 
-        Raises: UnknownScope, UnknownProcessor, InvalidArgument (no such store or task), NotReady, NotAuthorized.
+        Raises: UnknownScope, UnknownProcessor, InvalidArgument (no such store or task), NotReady, NotAuthorized;
+        with the program's store as its codec.
         """
         info = self.processor(processor, timeout=timeout)
+        shape = RawRows(store) if isinstance(store, str) else store
         with self._reading.readers().source() as source:
-            return stored(source, info, store, key, task, self._shared.seconds(timeout))
+            return stored(source, info, shape, key, task, self._shared.seconds(timeout))
 
     def mirror(
         self,

@@ -42,6 +42,14 @@ class Aggregate:
     remove: Callable[[Any, Any], Any] | None = None
     result: Callable[[Any], Any] = _same
 
+    def __post_init__(self) -> None:
+        """Raises: InvalidArgument."""
+        check_type("the name of an aggregate", self.name, str)
+        for part in ("first", "add", "merge", "of", "remove", "result"):
+            call = getattr(self, part)
+            if not (callable(call) or (call is None and part == "remove")):
+                raise InvalidArgument(f"{self.name}: {part}={call!r:.100} is no function")
+
     def after(self, state: Any, event: Any) -> Any:
         """The state after one event more. ``state``: None before the first."""
         item = self.of(event)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from anabranch.errors import InvalidArgument
+from anabranch.processing.aggregates import Aggregate
 from anabranch.processing.batch import current_context
 from anabranch.processing.joins import Join, KeyJoin, Pair, Within
 from anabranch.processing.plain import Cluster
@@ -33,7 +34,6 @@ from anabranch.topics.names import stream_topic
 from anabranch.values import Codec, Stream, codec_of, stream_of
 
 if TYPE_CHECKING:
-    from anabranch.processing.aggregates import Aggregate
     from anabranch.tables.indexes import Index
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -471,11 +471,20 @@ class Processor(Program):
         check_type("a store's name", name, str)
         if not name or name in self.stores:
             raise InvalidArgument(f"{name!r}: each store, timer and windows has a name of its own")
-        self.stores[name] = store
         if isinstance(store, Timed):
+            if store.late is not None:
+                self._check_late(name, store.late)
             self.timers.add(name)
+        self.stores[name] = store
         return store
+
+    def _check_late(self, name: str, late: object) -> None:
+        if not isinstance(late, Output) or late.stream not in self.outputs:
+            raise InvalidArgument(f"late= of {name} is {late!r:.100}: give an app.output(…)")
 
 
 def _or_json(value: Any, into: Aggregate | None) -> Any:
+    """The codec of values that ``into`` computes. Raises: InvalidArgument (it is no aggregate)."""
+    if into is not None and not isinstance(into, Aggregate):
+        raise InvalidArgument(f"into={into!r:.100}: an aggregate, such as agg.count()")
     return json if value is None and into is not None else value

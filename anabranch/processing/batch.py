@@ -330,7 +330,7 @@ class BatchTables:
         if key in written:
             return written[key]
         try:
-            found = self._begun().get(table, key, lock=lock)
+            found = self._begun(at).get(table, key, lock=lock)
         except (AnabranchError, TableError) as error:
             self._failed(at, error)
         if lock and (table, key) not in self.places:
@@ -359,7 +359,7 @@ class BatchTables:
         *, reverse: bool, lock: bool,
     ) -> Iterator[tuple[bytes, bytes | None]]:  # fmt: skip
         try:
-            rows = self._begun().scan(table, low, high, reverse=reverse, lock=lock)
+            rows = self._begun(at).scan(table, low, high, reverse=reverse, lock=lock)
             if lock:
                 at.batch.size += self._lock_bytes
             while (row := next(rows, None)) is not None:
@@ -402,10 +402,14 @@ class BatchTables:
         self.check()
         return self.rows.get(table, {}) if not at.own_key or key == at.key else {}
 
-    def _begun(self) -> Reads:
+    def _begun(self, at: HandlerContext) -> Reads:
         self.check()
         if self.reads is None:
-            self.reads = self._source.begin(max(self._least, self._source.committed_at))
+            at.begins = True
+            try:
+                self.reads = self._source.begin(max(self._least, self._source.committed_at))
+            finally:
+                at.begins = False
         return self.reads
 
     def _failed(self, at: HandlerContext, error: Exception) -> NoReturn:
@@ -426,11 +430,12 @@ class HandlerContext:
     ``name``: the decoded key, if the program decodes keys. ``over``: whether the event is done. ``own_key``:
     whether the call may use only this key's rows, because other handlers run concurrently. ``strays``: collects the
     errors of asyncio tasks that write after the event is done. ``seen``: how often `Handlers.slow_tasks` has found
-    the call at work on its event.
+    the call at work on its event. ``begins``: whether the call waits for its batch's snapshot, which would take as
+    long for any other event.
     """
 
     __slots__ = (
-        "batch", "key", "name", "over", "own_key", "seen", "strays", "task", "timestamp", "undo",
+        "batch", "begins", "key", "name", "over", "own_key", "seen", "strays", "task", "timestamp", "undo",
         "value", "waited",
     )  # fmt: skip
 
@@ -444,7 +449,7 @@ class HandlerContext:
         self.value: bytes | None = None
         # An event of a join that waited, and its undecoded value.
         self.waited: tuple[Event, bytes | None] | None = None
-        self.over = self.own_key = False
+        self.over = self.own_key = self.begins = False
         self.strays: list[IllegalState] | None = None
         self.undo: list[Undo] = []
 
@@ -542,6 +547,8 @@ class HandlerContext:
 
     def take_back(self) -> None:
         """Undo all changes of a handler that failed."""
+        if not self.undo:
+            return
         batch = self.batch
         for where, what, before in reversed(self.undo):
             if where is batch.counts:

@@ -7,7 +7,7 @@ Both are stores with handlers of their inputs. A `Join` keeps the events of a ke
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any
@@ -271,6 +271,13 @@ class KeyJoin(Keyed):
     def entry(self, row: bytes, data: bytes) -> tuple[tuple[str, bytes], bytes]:
         """As of `Keyed`: 'l', 'r' or 's' for rows of the left, of the right, and for subscriptions."""
         return (row[:1].decode(), row[1:]), data
+
+    def is_of(self, row: bytes, key: bytes) -> bool:
+        return row in (b"l" + key, b"r" + key)
+
+    def shown(self, rows: Mapping[bytes, bytes]) -> dict[str, bytes] | None:
+        """As of `Keyed`: the left and the right row of a key."""
+        return {row[:1].decode(): data for row, data in sorted(rows.items())} or None
 
     def _begin(self, event: Event) -> tuple[HandlerContext, bytes]:
         at = current_context()

@@ -534,7 +534,7 @@ class Expiring(Store, Timed):
         self._next[at.task] = self.prefix if len(found) < most else found[-1][0] + b"\0"
 
     def entry(self, row: bytes, data: bytes) -> tuple[bytes, Any]:
-        return row, self._codec.decode(data[_HEAD.size :])
+        return row, self._result(data[_HEAD.size :])
 
     def _find(self, at: HandlerContext, task: int, row: bytes) -> bytes | None:
         data = at.batch.get(task, row)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,14 @@ class Keyed:
     def entry(self, row: bytes, data: bytes) -> tuple[Any, Any]:
         """Key and value of a stored row. ``row``: without the prefix."""
         return row, self._codec.decode(data)
+
+    def is_of(self, row: bytes, key: bytes) -> bool:
+        """As of `StoreFormat`."""
+        return row == key
+
+    def shown(self, rows: Mapping[bytes, bytes]) -> Any:
+        """As of `StoreFormat`."""
+        return next((self.entry(row, data)[1] for row, data in rows.items()), None)
 
     def _set(self, at: HandlerContext, task: int, row: bytes, value: bytes) -> None:
         """Set a row. Raises: as `HandlerContext.put`; the message has the key."""
@@ -126,6 +134,10 @@ class Store(Keyed):
     ) -> None:
         super().__init__(name, codec, local=local)
         self._into = into
+        # What users get of an encoded value.
+        self._result: Callable[[bytes], Any] = codec.decode
+        if into is not None:
+            self._result = lambda data: into.result(codec.decode(data))
 
     @property
     def kind(self) -> str:
@@ -135,24 +147,26 @@ class Store(Keyed):
         )
 
     def get(self, key: bytes | str, default: Any = None) -> Any:
-        """The value of a key, or ``default``. Raises: InvalidArgument (another task's key), IllegalState."""
+        """The value of a key, or ``default``; with ``into`` the result. Raises: InvalidArgument (another task's
+        key), IllegalState.
+        """
         at = current_context()
         data = self._find(at, *self._place(at, key))
-        return default if data is None else self._codec.decode(data)
+        return default if data is None else self._result(data)
 
     def __getitem__(self, key: bytes | str) -> Any:
         at = current_context()
         data = self._find(at, *self._place(at, key))
         if data is None:
             raise KeyError(key)
-        return self._codec.decode(data)
+        return self._result(data)
 
     def __contains__(self, key: bytes | str) -> bool:
         at = current_context()
         return self._find(at, *self._place(at, key)) is not None
 
     def __setitem__(self, key: bytes | str, value: Any) -> None:
-        """Set a key's value. After a change of the value in place, set it again."""
+        """Set a key's value; with ``into`` its state. After a change of the value in place, set it again."""
         at = current_context()
         self._set(at, *self._place(at, key), self._stored(at, self._codec.encode(value)))
 
@@ -206,11 +220,14 @@ class Store(Keyed):
             value = self._value(at, data)
             if value is None:
                 continue
-            yield row[size:], self._codec.decode(value)
+            yield row[size:], self._result(value)
             if current_context().batch is not batch:
                 raise IllegalState(
                     f"rows of {self.name} are read while their event is handled: read them again"
                 )
+
+    def entry(self, row: bytes, data: bytes) -> tuple[bytes, Any]:
+        return row, self._result(data)
 
     def _find(self, at: HandlerContext, task: int, row: bytes) -> bytes | None:
         """The encoded value of a row; None without a row."""

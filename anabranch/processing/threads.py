@@ -37,6 +37,7 @@ log = logging.getLogger("anabranch.processor")
 WATCH_S = 0.025
 SLOW_TIMES = 4  # an event is slow if this many calls of `watch` in turn have found it at work
 CALM_S = 60.0
+LEAST_CALM_S = 5.0  # after which tasks come back if another event is slow, and no thread is free
 
 
 class Part:
@@ -55,6 +56,7 @@ class Part:
             False  # whether its claim ends with the commit under way, except for ``alone``
         )
         self.slow_at = 0.0  # when an event was slow, in monotonic seconds
+        self.ended = threading.Event()  # its thread has released its tasks, and works no more
         self._error: Exception | None = None
         self.worker: Worker  # set by the team
 
@@ -200,7 +202,7 @@ class ThreadedWorker:
                     gives_up = bool(part.claimed - slow)  # else only new tasks go to another thread
                     if not part.is_leaving and self.split(part, slow) and gives_up:
                         part.is_leaving = True
-                        part.worker.give_up()
+                        part.worker.give_up(slow)
                 elif part.alone and now - part.slow_at > CALM_S:
                     part.alone = frozenset()
             self.deal()
@@ -209,16 +211,30 @@ class ThreadedWorker:
     def split(self, part: Part, kept: frozenset[int]) -> bool:
         """Let a thread keep only these tasks, once it has dropped its batch. Returns False if no thread is free."""
         with self.lock:
+            if kept <= part.alone:
+                part.slow_at = self._monotonic()
             if not kept < part.claimed | part.wanted:
                 return False
             if part is self._rest:
                 free = next((each for each in self.parts if each.is_free), None)
                 if free is None:
+                    self._free_one()
                     return False
                 self._rest = free
             part.alone, part.slow_at = kept, self._monotonic()
             part.give(kept)
             return True
+
+    def _free_one(self) -> None:
+        """Let the tasks come back that had their last slow event first, so that a thread will be free soon."""
+        calm = [
+            part
+            for part in self.parts
+            if part.alone and self._monotonic() - part.slow_at > LEAST_CALM_S
+        ]
+        if calm:
+            min(calm, key=lambda part: part.slow_at).alone = frozenset()
+            self.deal()
 
     def deal(self) -> None:
         """Give each thread its tasks, except tasks that another thread still claims. Call it with the lock."""
@@ -275,17 +291,31 @@ class ThreadedWorker:
     def _work(self, part: Part) -> None:
         try:
             part.worker.run()
+            part.worker.release()
         except BaseException as error:  # noqa: BLE001 - `run` raises it
             self._error = self._error or error
             self.stop.set()
+        finally:
+            part.ended.set()
 
     def _watching(self) -> None:
         try:
             while not self.stop.wait(WATCH_S):
                 self.watch()
+            self._leave()
         except BaseException as error:  # noqa: BLE001 - `run` raises it
             self._error = self._error or error
             self.stop.set()
+
+    def _leave(self) -> None:
+        """Leave the group once only slow events are at work, so that other workers have all tasks at once.
+
+        The commit of a slow event is refused if another worker has taken its task by then.
+        """
+        for part in self.parts:
+            while not part.ended.wait(WATCH_S) and not part.worker.slow_tasks(SLOW_TIMES):
+                pass
+        self._member.close()
 
     def _watch_all(self) -> None:
         for part in list(self.parts):

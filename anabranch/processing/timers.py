@@ -6,7 +6,7 @@ order of (due, store, key). So the results do not depend on where batches begin 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from heapq import heappop, heappush
@@ -246,8 +246,7 @@ class Window:
     @property
     def value(self) -> Any:
         """The value; None if it is not set yet. Setting it raises `IllegalState` once the window is closed."""
-        value, into = self._windows.value(self.raw, self.start), self._windows.into
-        return value if value is None or into is None else into.result(value)
+        return self._windows.result(self._windows.value(self.raw, self.start))
 
     @value.setter
     def value(self, value: Any) -> None:
@@ -328,7 +327,19 @@ class Windows(Timed):
     def entry(self, row: bytes, data: bytes) -> tuple[tuple[bytes, int], Any]:
         """As of `Keyed`: a key with the window's start, and the window's value."""
         start = int.from_bytes(row[:_SIZE], "big")
-        return (row[_SIZE:], start), self._codec.decode(data)
+        return (row[_SIZE:], start), self.result(self._codec.decode(data))
+
+    def is_of(self, row: bytes, key: bytes) -> bool:
+        return row[_SIZE:] == key
+
+    def shown(self, rows: Mapping[bytes, bytes]) -> list[tuple[int, Any]] | None:
+        """As of `Keyed`: start and value of each window of a key."""
+        entries = (self.entry(row, data) for row, data in sorted(rows.items()))
+        return [(start, value) for (_, start), value in entries] or None
+
+    def result(self, state: Any) -> Any:
+        """A state's value for users."""
+        return state if state is None or self.into is None else self.into.result(state)
 
     def value(self, key: bytes, start: int) -> Any:
         """The value of a key in a window that begins at ``start``."""

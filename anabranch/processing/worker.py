@@ -126,6 +126,9 @@ class Membership:
         return frozenset()
 
     def close(self) -> None:
+        """Leave the group. Repeating it is harmless."""
+        if self._ended.is_set():
+            return
         self._ended.set()
         self._thread.join()
         self._member.close()
@@ -208,6 +211,8 @@ class Shared:
         """Raises: as `Client.create_processor`, `Table` and `Client.replica`."""
         self.stop = threading.Event()
         self.metrics = Numbers(TABLE)
+        self._showing = threading.Lock()
+        self._shown: dict[object, frozenset[int]] = {}  # tasks by thread
         self._stack = ExitStack()
         try:
             self.info = make_processor(client, app)
@@ -226,6 +231,12 @@ class Shared:
             raise
         emptied = self.table.emptied + self.tables.emptied
         self.metrics.add("processor_folders_emptied", by=emptied)
+
+    def show(self, thread: object, tasks: Iterable[int]) -> None:
+        """Let the metrics show that one of the threads has these tasks. For any thread."""
+        with self._showing:
+            self._shown[thread] = frozenset(tasks)
+            self.metrics.set("processor_tasks", len(frozenset().union(*self._shown.values())))
 
     def close(self) -> None:
         self._stack.close()
@@ -292,7 +303,6 @@ class Worker:
         self._standby = standby
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(2).hex()}"
         self._stack = ExitStack()
-        self._shown = 0  # tasks that the metrics show
         self.on_damage: Callable[[TableDamaged], None] = self.empty
         self._ownership: TaskOwnership | None = None
         self._reader: TaskReader | PlainReader | None = None
@@ -360,8 +370,12 @@ class Worker:
         """As `Handlers.tasks_at_work`. For another thread."""
         return self._handlers.tasks_at_work
 
-    def give_up(self) -> None:
-        """Let the batch at work have no effect, and send nothing until tasks are taken. For another thread."""
+    def give_up(self, kept: Collection[int]) -> None:
+        """Let the batch at work have no effect, and send nothing until tasks are taken. For another thread.
+
+        ``kept``: the tasks that this thread takes again.
+        """
+        self._shared.show(self, kept)
         error = TaskMoved("other tasks of this thread continue on another one")
         self._commits.hold(error)
         self._handlers.stop(error)
@@ -405,6 +419,11 @@ class Worker:
 
     def close(self) -> None:
         """Release the tasks and leave the group, after the commit under way has ended."""
+        self.release()
+        self._stack.close()
+
+    def release(self) -> None:
+        """Release the tasks, after the commit under way has ended. The worker works no more."""
         self._commits.ending.set()
         with suppress(AnabranchError):
             self._commits.wait()
@@ -413,7 +432,6 @@ class Worker:
             with suppress(AnabranchError):
                 self._client.release_tasks(ownership, timeout=_HANDOVER_S)
         self._drop()
-        self._stack.close()
 
     def step(self) -> None:
         """Serve the group once, then handle and commit one batch of events."""
@@ -454,12 +472,8 @@ class Worker:
         if self._reader is not None:
             self._reader.close()
         self._reader = self._ownership = None
-        self._show(0)
+        self._shared.show(self, ())
         self._member.unclaim()
-
-    def _show(self, count: int) -> None:
-        self.metrics.add("processor_tasks", by=count - self._shown)
-        self._shown = count
 
     def empty(self, error: TableDamaged) -> None:
         """Empty the folder, whose files are damaged. The state, or the tables, are then read from the log."""
@@ -510,7 +524,7 @@ class Worker:
         self._reader = self._read(ownership)
         if self._app.on_lost == "skip":
             self._reader.on_lost = self._note_lost
-        self._show(len(wanted))
+        self._shared.show(self, wanted)
         self.metrics.add("processor_restored_rows", by=rows)
         took = self._clock.monotonic() - begun
         log.info("%s: tasks %s; %d rows read in %.1f s", self._app.name, sorted(wanted), rows, took)
@@ -582,6 +596,7 @@ class Worker:
             if (task := self._conflicts.task) is not None and self._member.keep_alone(task):
                 raise TaskMoved(f"{conflict}; its task gets a thread of its own") from conflict
             self._handlers.again(batch, self._commits.rows, ownership.tasks)
+            self._sent_at = 0.0  # its commit is due as soon as it is handled
         finally:
             self._tables.end_batch(batch.tables)
         self.stop.wait(pause_s)

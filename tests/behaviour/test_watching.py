@@ -210,6 +210,8 @@ def test_stores_are_read_reset_and_deleted(
     assert text.stdout == "3\n"
     for code, *absent in ((1, "counts", key.decode()), (1, "other", "none"), (2, "more", "none")):
         assert "error" in command(cluster, "processor", "get", counting, *absent, code=code)
+    program = anabranch.Processor(counting, tasks=4).store("other", value=json)
+    assert client.stored(counting, program, key) == 3
     get = ("processor", "get", counting, "other", key.decode())
     assert command(cluster, *get, "--task", str(task ^ 1), code=1)["error"]["name"] == "NotFound"
 

@@ -273,7 +273,9 @@ class FakeClient:
     def delete_processor(self, name: str) -> None:
         self._call("delete_processor", name=name)
 
-    def stored(self, name: str, store: str, key: bytes, task: int | None) -> bytes | None:
+    def stored(self, name: str, store: Any, key: bytes, task: int | None) -> Any:
+        if not isinstance(store, str):
+            return store.shown({key: b"[7,8]"} if key == b"text" else {})
         self._call("stored", name=name, store=store, key=key, task=task)
         return {b"text": b"7", b"raw": b"\xff"}.get(key)
 

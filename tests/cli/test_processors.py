@@ -118,6 +118,26 @@ def test_a_row_of_state_is_printed(run: Run, fake: FakeClient) -> None:
     assert "NotFound: the store counts of nyc/delays has no 'none'" in absent.stderr
 
 
+def test_a_program_decodes_a_row_of_state(
+    run: Run, fake: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "decoding.py").write_text(
+        "import json, anabranch\n"
+        "app = anabranch.Processor('nyc/delays')\n"
+        "counts = app.store('counts', value=(lambda one: b'', lambda data: (data, json.loads(data))))\n"
+        "app.on(app.input('nyc/flights'))(lambda event: None)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    get = ("processor", "get", "nyc/delays", "counts", "text", "--program", "decoding:app")
+    assert run(*get).stdout == '["[7,8]", [7, 8]]\n'
+    assert json.loads(run(*get, "--json").stdout)["value"] == ["[7,8]", [7, 8]]
+    absent = run(*get[:4], "none", *get[5:])
+    assert (absent.exit_code, absent.stdout) == (ExitCode.DIFFERENCE, "")
+    other = run("processor", "get", "nyc/delays", "more", *get[4:])
+    assert other.exit_code == ExitCode.USAGE
+    assert "decoding:app has no store 'more': counts" in other.stderr
+
+
 def test_a_group_makes_a_processor(run: Run, fake: FakeClient) -> None:
     given = ("--input", "nyc/flights", "--input", "nyc/weather", "--tasks", "4")
     assert run("processor", "import-group", "nyc/delays", "-g", "g", *given).exit_code == 0

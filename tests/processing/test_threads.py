@@ -23,7 +23,8 @@ from anabranch.errors import InvalidArgument, NotReady
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.processing.app import Processor
 from anabranch.processing.failures import HandlerFailed
-from anabranch.processing.threads import CALM_S, SLOW_TIMES, ThreadedWorker
+from anabranch.processing.tables import TaskTables
+from anabranch.processing.threads import CALM_S, LEAST_CALM_S, SLOW_TIMES, ThreadedWorker
 from anabranch.processing.worker import AllTasks
 from anabranch.protocol.partitioner import task_of
 from tests.processing.test_tables import Shop
@@ -163,7 +164,8 @@ def test_a_quick_event_moves_nothing(place: Place) -> None:
     assert counts(place) == {key: [1, 2] for key in KEYS}
 
 
-def test_tasks_wait_while_no_thread_is_free(place: Place) -> None:
+def test_tasks_wait_while_no_thread_is_free(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anabranch.processing.threads.LEAST_CALM_S", CALM_S)
     during: list[list[set[int]]] = []
 
     def seen(event: Any) -> None:
@@ -625,3 +627,106 @@ def test_a_given_up_task_is_released_at_the_end(place: Place) -> None:
         worker.stop.set()
         free.set()
     assert [row.task for row in place.client.processor("nyc/p").tasks if row.holder] == []
+
+
+def test_a_worker_that_ends_gives_up_all_tasks_but_that_of_a_slow_event(place: Place) -> None:
+    """Before the event ends. Here it had other tasks' events in its batch, so it is handled again."""
+    free, left = threading.Event(), threading.Event()
+
+    class Group(AllTasks):
+        def close(self) -> None:
+            left.set()
+
+    def seen(event: Any) -> None:
+        if event.key == SLOW:
+            assert free.wait(30)
+
+    def held() -> list[int]:
+        return [row.task for row in place.client.processor("nyc/p").tasks if row.holder]
+
+    place.write(*KEYS)
+    worker = ThreadedWorker(
+        counting(seen), place.client, place.folder / "w", tasks=Group(range(TASKS))
+    )
+    with running(worker):
+        until(lambda: set(counts(place)) == set(OTHERS))
+        worker.stop.set()
+        try:
+            until(lambda: held() == [0])
+            assert left.wait(10)
+            with closing(place.worker(counting(lambda _: None), "other", 1, 2, 3)) as other:
+                place.write(*OTHERS)
+                for _ in range(5):
+                    other.step()
+            assert counts(place) == {key: [1, 2] for key in OTHERS}
+        finally:
+            free.set()
+    assert held() == []
+    place.run(counting(lambda _: None))
+    assert counts(place) == {SLOW: [1], **{key: [1, 2] for key in OTHERS}}
+
+
+def test_metrics_count_the_tasks_of_all_threads_once(place: Place) -> None:
+    seen_counts = list[float]()
+
+    def seen(event: Any) -> None:
+        if event.key == SLOW and not seen_counts:
+            team.meanwhile()
+            seen_counts.append(team.worker.metrics.total("processor_tasks"))
+
+    team = Team(place, counting(seen))
+    with closing(team):
+        place.write(*KEYS)
+        team.steps()
+        assert team.parts() == [{0}, {1, 2, 3}]
+        seen_counts.append(team.worker.metrics.total("processor_tasks"))
+    assert [*seen_counts, team.worker.metrics.total("processor_tasks")] == [TASKS, TASKS, 0]
+
+
+def test_the_wait_for_a_snapshot_is_no_slow_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any event of the batch would wait as long. Otherwise each such wait would take a thread for a minute."""
+    shop, begun, begin = Shop(tmp_path), list[list[set[int]]](), TaskTables.begin
+    app, rows = shop.program(tasks=TASKS, threads=2)
+
+    def slowly(self: TaskTables, least: int) -> Any:
+        if not begun:
+            begun.append([])
+            team.meanwhile()
+            begun.append(team.parts())
+        return begin(self, least)
+
+    @app.on(app.input("nyc/in"))
+    def count(event: Any) -> None:
+        rows[event.key] = rows.get(event.key, 0) + 1
+
+    monkeypatch.setattr(TaskTables, "begin", slowly)
+    team = Team(shop, app)
+    with closing(team):
+        shop.write(*KEYS)
+        team.steps()
+    assert begun == [[], [set(range(TASKS)), set()]]
+    assert shop.rows() == {key.decode(): 1 for key in KEYS}
+
+
+def test_without_a_free_thread_the_calmest_task_comes_back(place: Place) -> None:
+    during: list[list[set[int]]] = []
+
+    def seen(event: Any) -> None:
+        at = KEYS.index(event.key)
+        if at < 2 and len(during) == at:
+            if at:
+                place.clock.sleep(LEAST_CALM_S + 1)
+            during.append([])
+            team.meanwhile(but=at)
+            during[at] = team.parts()
+
+    team = Team(place, counting(seen))
+    with closing(team):
+        place.write(KEYS[0])
+        team.steps()
+        place.write(*KEYS[1:])
+        team.steps()
+    assert during == [[{0}, {1, 2, 3}], [{0, 2, 3}, {1}]]
+    assert counts(place) == {key: [1] for key in KEYS}

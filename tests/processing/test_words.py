@@ -23,6 +23,7 @@ from anabranch.processing.app import Processor
 from anabranch.processing.batch import WorkBatch
 from anabranch.processing.failures import HandlerFailed
 from anabranch.processing.handlers import Handlers
+from anabranch.processing.stores import after
 from anabranch.protocol.partitioner import task_of
 from anabranch.reading.slices import Piece
 from anabranch.testing import Driver, InputEvent
@@ -383,11 +384,7 @@ def test_aggregates_of_a_store_and_of_windows() -> None:
     counts, sums = app.store("counts", into=agg.count()), app.store("sums", into=agg.sum())
     most = app.store("most", into=agg.reduce(max))
     best = app.store("best", into=agg.top(2, lambda e: [e.value, e.timestamp], by=lambda i: i[0]))
-    mean = agg.Aggregate(
-        "mean", lambda n: [n, 1], lambda s, n: [s[0] + n, s[1] + 1],
-        lambda one, two: [one[0] + two[0], one[1] + two[1]], result=lambda s: s[0] / s[1],
-    )  # fmt: skip
-    means = app.windows("means", 1, into=mean)
+    means = app.windows("means", 1, into=mean())
 
     @app.on(source)
     def take(event: Any) -> None:
@@ -419,6 +416,39 @@ def test_aggregates_of_a_store_and_of_windows() -> None:
     ]
     (letter,) = driver.dead_letters()
     assert b"top 2 can't take an event back" in error_of(letter)
+
+
+def mean() -> agg.Aggregate:
+    """Its states are not its results."""
+    return agg.Aggregate(
+        "mean", lambda n: [n, 1], lambda s, n: [s[0] + n, s[1] + 1],
+        lambda one, two: [one[0] + two[0], one[1] + two[1]], result=lambda s: s[0] / s[1],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("ttl", [None, 60])
+def test_a_store_gives_the_results_of_an_aggregate(ttl: float | None) -> None:
+    app = Processor("t/p", tasks=1)
+    source, out = app.input("t/in", value=json), app.output("t/out", value=json)
+    means = app.store("means", into=mean(), ttl=ttl)
+    hours = app.windows("hours", 3600, into=mean())
+
+    @app.on(source)
+    def take(event: Any) -> None:
+        before = means.get(event.key)
+        hours.add(event)
+        rows = {key.decode(): value for key, value in means.items()}
+        out.write([before, means.add(event), means[event.key], rows])
+
+    driver = Driver(app)
+    for n in (3, 5):
+        driver.send("t/in", n, key="k", timestamp=1_000)
+    assert [event.value for event in driver.outputs("t/out")] == [
+        [None, 3, 3, {}],
+        [3, 4, 4, {"k": 3}],
+    ]
+    assert driver.store("means")["k"] == 4
+    assert list(driver.store("hours").values()) == [4]
 
 
 def error_of(letter: anabranch.Event) -> bytes:
@@ -527,6 +557,45 @@ def test_stores_show_their_rows_to_a_driver() -> None:
     assert driver.store("kept")["k"] == 2
 
 
+@pytest.mark.parametrize(
+    ("store", "key", "shown"),
+    [
+        ("visits", b"k", [(1_000, 1_100, 2)]),
+        ("last", b"k", [(1_000, 1), (1_100, 1)]),
+        ("pairs", b"k", [(LEFT, 1_000, 7), (LEFT, 1_100, 8)]),
+        ("rows", b"k", [(1_000, 7), (1_100, 8)]),
+        ("kept", b"k", 2),
+        ("means", b"k", 7.5),
+        ("hours", b"k", [(0, 7.5)]),
+        ("names", b"k", {"l": None}),
+        ("kept", b"none", None),
+        ("hours", b"none", None),
+    ],
+)
+def test_a_program_shows_the_stored_rows_of_a_key(store: str, key: bytes, shown: Any) -> None:
+    app = Processor("t/p", tasks=1)
+    left, right = app.input(LEFT, key=str, value=json), app.input(RIGHT, key=str, value=json)
+    stores = [
+        app.sessions("visits", 1, into=agg.count()),
+        app.sliding("last", 1, grace=1, into=agg.count()),
+        app.store("kept", ttl=5, into=agg.count()),
+        app.store("means", into=mean()),
+        app.windows("hours", 3600, into=mean()),
+    ]
+    app.join("pairs", left, right, within=1)(lambda one, two: None)
+    app.latest("rows", left, keep=1)
+    app.join_by_key("names", left, right, by=lambda _: None, via="t/via")(lambda *_: None)
+    for one in stores:
+        app.on(left, right)(cast("Any", one).add)
+    driver = Driver(app)
+    driver.send(LEFT, 7, key="k", timestamp=1_000)
+    driver.send(LEFT, 8, key="k", timestamp=1_100)
+    found = app.stores[store]
+    rows = {row[2:]: data for row, data in driver._rows.scan(0, found.prefix, after(found.prefix))}
+    result = found.shown({row: data for row, data in rows.items() if found.is_of(row, key)})
+    assert result.keys() == shown.keys() if store == "names" else result == shown
+
+
 def test_keys_come_decoded_where_all_inputs_have_one_codec() -> None:
     app = Processor("t/p", tasks=1)
     left, right = app.input(LEFT, key=str, value=json), app.input(RIGHT, key=str, value=json)
@@ -563,6 +632,13 @@ def refusals() -> dict[str, Callable[[Processor, Any, Any], Any]]:
         "every 0 seconds": lambda app, *_: app.every("e", 0)(print),
         "top(0)": lambda *_: agg.top(0),
         "a function of two": lambda *_: agg.reduce(3),  # type: ignore[arg-type]
+        "of='x' is no function": lambda *_: agg.sum(cast("Any", "x")),
+        "into='sum'": lambda app, *_: app.store("s", into=cast("Any", "sum")),
+        "into=1": lambda app, *_: app.sliding("s", 1, grace=0, into=cast("Any", 1)),
+        "late= of s is 't/late'": lambda app, *_: app.sessions(
+            "s", 1, into=agg.count(), late=cast("Any", "t/late")
+        ),
+        "late= of w": lambda app, *_: app.windows("w", 1, late=Processor("t/q").output("t/other")),
         "is a stream of this program": lambda app, left, right: app.join_by_key(
             "j", left, right, by=str, via=LEFT
         )(print),
@@ -608,11 +684,7 @@ def test_a_result_is_computed_for_windows_alone() -> None:
     """Not when the last entries of a key are deleted."""
     app = Processor("t/p", tasks=1)
     source, out = app.input(LEFT, value=json), app.output("t/out", value=json)
-    mean = agg.Aggregate(
-        "mean", lambda n: [n, 1], lambda s, n: [s[0] + n, s[1] + 1],
-        lambda one, two: [one[0] + two[0], one[1] + two[1]], result=lambda s: s[0] / s[1],
-    )  # fmt: skip
-    last = app.sliding("last", 1, grace=1, into=mean)
+    last = app.sliding("last", 1, grace=1, into=mean())
     app.on(source)(last.add)
     last.on_close(lambda window: out.write(window.value))
     driver = Driver(app)
