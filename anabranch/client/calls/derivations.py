@@ -127,11 +127,12 @@ class Deriving:
         """Bring a version into force, build its table, switch, and take the former version out of force."""
         of = made.of
         with self._replica(of.source, made.table, timeout=timeout) as replica:
-            before = self._versions(of, timeout)
-            if of.version not in before:
-                self._check_unused(made, before, replica, timeout)
+            there = self._versions(of, timeout)
+            if of.version not in there:
+                self._check_unused(made, there, replica, timeout)
                 self._move(of, "+", timeout)
-            former = [of._replace(version=each) for each in before if each != of.version]
+                there = self._versions(of, timeout)  # a lower one may have come before this one
+            former = [of._replace(version=each) for each in there if each < of.version]
             state = replica.transact(lambda txn: _begin(txn, made), timeout=timeout).value
             if state is not None:
                 with replica.snapshot() as view:
