@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
+from unittest.mock import patch
 
+from anabranch.client.calls import derivations as calls
 from anabranch.client.table_access import TableAccess
+from anabranch.client.table_transaction import TableTransaction
 from anabranch.core import derivations as decisions
+from anabranch.core.decisions import streams
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.derived_rows import STATE_KEY, Function
-from anabranch.core.stream_settings import derived_table
+from anabranch.core.derived_rows import READY, STATE_KEY, Function
+from anabranch.core.journal_index import JournalIndex
+from anabranch.core.state import State
+from anabranch.core.stream_settings import DERIVE, derived_table, in_force, versions_of
+from anabranch.errors import DerivationMissing
+from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.records import Derivation
 from tests.mutants.planting import instead_of, wrapping
 
@@ -21,6 +30,75 @@ def _unlocked(self: TableAccess, table: str, key: bytes) -> bytes | None:
 @instead_of(decisions, "check")
 def any_writer(*_: object) -> None:
     """Writers need not run the functions of a source."""
+
+
+@instead_of(decisions, "check")
+def any_writer_of_rows(state: State, stream: str, ran: Collection[Derivation]) -> None:
+    """Writers need not run the functions of a source, but those of what they write to derived tables."""
+    for due in state.derivations.get(stream, ()):
+        if due.source != stream and due not in ran:
+            raise DerivationMissing(stream)
+
+
+@instead_of(decisions, "check")
+def any_version(state: State, stream: str, ran: Collection[Derivation]) -> None:
+    """A writer of a version that has ended may write its entries."""
+    for due in state.derivations.get(stream, ()):
+        if due not in ran:
+            raise DerivationMissing(stream)
+
+
+@wrapping(JournalIndex, "add")
+def plain_writes_are_taken(
+    right: Any, self: JournalIndex, state: State, *more: Any, **named: Any
+) -> Any:
+    """Plain writes to a source are committed."""
+    with patch.object(state, "derivations", {}):
+        return right(self, state, *more, **named)
+
+
+@instead_of(decisions, "check_changes")
+def changes_are_taken(*_: object) -> None:
+    """A source takes additions."""
+
+
+@wrapping(streams, "resolved")
+def a_version_is_set(right: Any, row: r.StreamRow, command: r.AlterStream) -> dict[str, str]:
+    """A command that takes a version away leaves the next one alone, whichever there are by then."""
+    found: dict[str, str] = right(row, command)
+    for setting in in_force(command.settings):
+        text = command.settings[setting]
+        there = versions_of(row.settings, setting.removeprefix(DERIVE))
+        higher = [version for version in there if version > int(text[1:])]
+        if text[0] == "-" and higher:
+            found[setting] = str(min(higher))
+    return found
+
+
+@wrapping(calls, "_build_piece")
+def builds_without_locks(right: Any, txn: TableTransaction, **given: Any) -> None:
+    """A build does not lock the rows whose entries it writes."""
+    get = txn.get
+    with patch.object(txn, "get", lambda *of: get(*of, lock=False)):
+        right(txn, **given)
+
+
+@wrapping(calls, "_switch")
+def nothing_is_retired(
+    right: Any, txn: TableTransaction, made: Function, _: Iterable[Derivation], state: bytes
+) -> None:
+    """A switch leaves the former version ready."""
+    right(txn, made, (), state)
+
+
+@instead_of(calls, "_begin")
+def ready_at_once(txn: TableTransaction, made: Function) -> bytes | None:
+    """A version is ready when its build begins."""
+    state = txn.get(made.table, STATE_KEY)
+    if state is None:
+        txn.write_entries(made.of, ((STATE_KEY, READY),))
+        return READY
+    return None
 
 
 @instead_of(decisions, "_check_begin")

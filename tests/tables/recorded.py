@@ -19,6 +19,7 @@ from anabranch.errors import (
     LocksBroken,
     ReceiptMismatch,
     TransactionAborted,
+    UniqueViolation,
     WritersUnfinished,
 )
 from anabranch.protocol.ids import NO_TXN
@@ -249,6 +250,13 @@ class RecordedWork(RecordedSnapshot):
         with telling(self._recorder, self.writer, self.name, **asked):
             self.view.write(stream, value, key)
 
+    def look_up(self, table: str, derivation: str, value: bytes) -> list[tuple[bytes, bytes]]:
+        """The rows that a derivation has under a value."""
+        with self._reading(table, derivation=derivation, value=text(value)) as told:
+            found = list(self.view.lookup(derivation, value, source=table))
+            told |= {"low": "", "high": None, **self._told(table, found)}
+        return found
+
     def delete(self, table: str, key: bytes) -> None:
         """Delete a row."""
         self.put(table, key, None)
@@ -275,7 +283,7 @@ def telling(recorder: Recorder, writer: str, label: str, **asked: Any) -> Iterat
     op = recorder.ask(**given, txn=label, writer=writer)
     try:
         yield
-    except LocksBroken as error:
+    except (LocksBroken, UniqueViolation) as error:
         recorder.told(op, "failed", **broken_of(error))
         raise
     except BaseException as error:
