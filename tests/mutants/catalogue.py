@@ -93,6 +93,7 @@ MOVING = STEALING | {"chunk_bytes": 250}
 # Processes with replicas of two tables, and little besides.
 OVERLAP_TESTS = "tests/controller/test_overlap.py"
 DERIVED = "tests/tables/test_derivations.py"
+TOTALS = "tests/tables/test_totals.py"
 IN_MEMORY = "tests/tables/test_transactions.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
 COUNTED = TABLED | {"tables": 0, "counters": 3}
@@ -459,6 +460,22 @@ CATALOGUE: tuple[Mutant, ...] = (
            by_clients=True, suite=DERIVED),
     Mutant("another row's entry is deleted", derived.all_entries_go, simulated=False,
            by_clients=True, suite=DERIVED),
+    Mutant("a total is not locked", derived.unlocked_totals, simulated=False, by_clients=True,
+           suite=TOTALS),
+    Mutant("a writer does not lock the state of totals", derived.states_unlocked, simulated=False, by_clients=True,
+           suite=TOTALS),
+    Mutant("a writer does not lock a build's progress", derived.progress_unlocked, simulated=False, by_clients=True,
+           suite=TOTALS),
+    Mutant("a row is taken from totals that lack it", derived.always_added, simulated=False, by_clients=True,
+           suite=TOTALS),
+    Mutant("a row under way counts as one in the totals", derived.sent_counts, simulated=False, by_clients=True,
+           suite=TOTALS),
+    Mutant("a build adds rows that writers added", derived.added_twice, simulated=False, by_clients=True,
+           suite=TOTALS),
+    Mutant("a build begins with totals", derived.begins_with_rows, simulated=False, by_clients=True,
+           suite=TOTALS),
+    Mutant("the total of an empty group stays", derived.empty_groups_stay, simulated=False, by_clients=True,
+           suite=TOTALS),
     Mutant("changes that are given up are not resolved", tables.given_up_unresolved, simulated=False,
            by_clients=True, suite="tests/tables/test_row_changes.py"),
     Mutant("a commit that was advised is given up", tables.advised_and_given_up, simulated=False,
