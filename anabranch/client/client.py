@@ -627,7 +627,7 @@ class Client:
         ``function``: takes key and row, and returns the values (bytes, several, or None) under which
         `TableTransaction.lookup` finds the row; always the same for the same row. ``unique``: no two rows may have
         one value. ``totals``: the function returns pairs of a group (bytes) and a number (int), and
-        `TableTransaction.total` returns their sum and count.
+        `TableTransaction.total` returns the sum of a group.
 
         The first call for a name brings the derivation into force: it is built from the rows that are there, and
         from then on every writer has to make this call, too. The next call continues a build that was left.

@@ -617,7 +617,7 @@ class TableAccess:
     def total(
         self, derivation: str, group: bytes, *, source: str | Stream[Any, Any] | None = None
     ) -> Total:
-        """The sum and the count of rows that a derivation has for a group; zeros for a group without rows.
+        """The sum of a group, and the number of its rows; zeros for a group without rows.
 
         The total is locked: the commit fails if it changes meanwhile. ``source``: as of `lookup`. Raises: as
         `lookup`.

@@ -63,10 +63,10 @@ class Function(NamedTuple):
 
 
 class Total(NamedTuple):
-    """The total of a group: the sum of its numbers, and how many rows have one."""
+    """The total of a group: the sum of its numbers, and how many rows have a number."""
 
     sum: int = 0
-    count: int = 0
+    rows: int = 0
 
 
 class Totals(NamedTuple):
@@ -134,7 +134,7 @@ class Totals(NamedTuple):
                 f"the total {value_of(entry)!r:.100} of derivation {self.of.name!r} of {self.of.source} would be "
                 f"{total.sum:,}, which has more than 64 bits: nothing of the row was written"
             )
-        return b"%d %d" % total if total.count > 0 else None
+        return b"%d %d" % total if total.rows > 0 else None
 
 
 AnyFunction = Function | Totals
@@ -160,10 +160,10 @@ def total_of(row: bytes | None) -> Total:
     if row is None:
         return Total()
     try:
-        total, count = map(int, row.split(b" "))
+        total, rows = map(int, row.split(b" "))
     except ValueError:
-        raise MalformedRecord(f"{row!r:.100} is no total: a sum and a count") from None
-    return Total(total, count)
+        raise MalformedRecord(f"{row!r:.100} is no total: a sum and a number of rows") from None
+    return Total(total, rows)
 
 
 def entry_end(entry: bytes) -> int:

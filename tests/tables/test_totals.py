@@ -284,7 +284,7 @@ def test_a_loader_locks_whole_tables(shop: Shop) -> None:
             txn.lock(table)
         load(txn)
         txn.commit()
-    assert sum(each.count for each in totals_of(rows).values()) == count
+    assert sum(each.rows for each in totals_of(rows).values()) == count
     assert shop.client.check_derivation(ORDERS, "by-name") == []
 
 
@@ -356,7 +356,7 @@ def test_writes_while_they_are_built(
     rows = with_totals(shop)
     assert writers
     assert shop.client.check_derivation(ORDERS, "by-branch") == []
-    assert sum(found.count for found in totals_of(rows).values()) == len(rows_of(rows, ORDERS))
+    assert sum(found.rows for found in totals_of(rows).values()) == len(rows_of(rows, ORDERS))
 
 
 @pytest.mark.parametrize("keepalive", [None, 60.0], ids=["one command", "journals"])

@@ -276,8 +276,8 @@ def totals_compared(view: TableSnapshot, made: Totals) -> Iterator[str]:
 
 def _differs(made: Totals, entry: bytes, found: Total, right: Total) -> str:
     return (
-        f"{made.table} has {found.sum:,} of {count_of(found.count, 'row')} for {value_of(entry)!r:.100}, and the "
-        f"rows have {right.sum:,} of {right.count:,}"
+        f"{made.table} has {found.sum:,} of {count_of(found.rows, 'row')} for {value_of(entry)!r:.100}, and the "
+        f"rows have {right.sum:,} of {right.rows:,}"
     )
 
 
@@ -356,7 +356,7 @@ class _Piece:
             numbers = {} if row is None else self._of(made.numbers, key, row)
             for entry, number in numbers.items():
                 before = changes.get(entry, Total())
-                changes[entry] = Total(before.sum + number, before.count + 1)
+                changes[entry] = Total(before.sum + number, before.rows + 1)
         txn.write_entries(made.of, txn.added(made, changes).items())
 
     def _of(
