@@ -93,6 +93,7 @@ MOVING = STEALING | {"chunk_bytes": 250}
 # Processes with replicas of two tables, and little besides.
 OVERLAP_TESTS = "tests/controller/test_overlap.py"
 DERIVED = "tests/tables/test_derivations.py"
+TOTALS = "tests/tables/test_totals.py"
 IN_MEMORY = "tests/tables/test_transactions.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
 COUNTED = TABLED | {"tables": 0, "counters": 3}
@@ -468,6 +469,16 @@ CATALOGUE: tuple[Mutant, ...] = (
         ("a build does not lock rows", derived.builds_without_locks, DERIVING, True, False, 0),
         ("a switch retires no version", derived.nothing_is_retired, DERIVING, True, False, 0),
         ("a version is ready before it is built", derived.ready_at_once, DERIVING, True, False, 0))),
+    *(Mutant(name, plant, weather=DERIVING, suite=TOTALS, by_clients=True, quick=quick, seed=seed)
+      for name, plant, quick, seed in (
+        ("a total is not locked", derived.unlocked_totals, False, 0),
+        ("a writer does not lock the state of totals", derived.states_unlocked, False, 0),
+        ("a writer does not lock a build's progress", derived.progress_unlocked, False, 0),
+        ("a row is taken from totals that lack it", derived.always_added, False, 0),
+        ("a row under way counts as one in the totals", derived.sent_counts, False, 0),
+        ("a build adds rows that writers added", derived.added_twice, False, 0),
+        ("a build begins with totals", derived.begins_with_rows, False, 0),
+        ("the total of an empty group stays", derived.empty_groups_stay, False, 0))),
     Mutant("changes that are given up are not resolved", tables.given_up_unresolved, simulated=False,
            by_clients=True, suite="tests/tables/test_row_changes.py"),
     Mutant("a commit that was advised is given up", tables.advised_and_given_up, simulated=False,

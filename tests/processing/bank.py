@@ -44,11 +44,12 @@ OWNERS = [f"owner-{number}" for number in range(10)]  # names of accounts; each 
 BRANCHES = [f"branch-{number}" for number in range(3)]
 PAIR = ("pair-0", "pair-1")  # written together, without a look at them; handlers read the first
 NOTE = "note-"  # rows of others
-# The derived tables of the accounts, if there are some: whether values are unique, and the parts of a row, split at
-# the slashes, that are its values by each version.
-DERIVED: dict[str, tuple[bool, list[tuple[int, ...]]]] = {
-    "by-name": (True, [(2,), (1, 2), (2,)]),
-    "by-branch": (False, [(3,), (2, 3), (3,)]),
+# The derived tables of the accounts, if there are some: their kind, and the parts of a row, split at the slashes, that
+# are its values by each version. Totals are of balances.
+DERIVED: dict[str, tuple[str, list[tuple[int, ...]]]] = {
+    "by-name": ("unique", [(2,), (1, 2), (2,)]),
+    "by-branch": ("index", [(3,), (2, 3), (3,)]),
+    "sums": ("totals", [(3,), (2, 3), (3,)]),
 }
 VERSIONS = 3
 DERIVES = "ANABRANCH_BANK_DERIVES"  # set: programs have the functions
@@ -297,15 +298,17 @@ def move(bank: RecordedTables, names: Names, source: int, target: int) -> None:
 
 def derive(client: Client, names: Names, last: int = VERSIONS) -> None:
     """Take the functions of all versions up to the last one. Raises: as `Client.derive`."""
-    for name, (is_unique, versions) in DERIVED.items():
+    for name, (kind, versions) in DERIVED.items():
+        how = {} if kind == "index" else {kind: True}
         for version, fields in enumerate(versions[:last], 1):
-            function = partial(_values, fields)
-            client.derive(names.accounts, name, function, version=version, unique=is_unique)
+            function = partial(_values, kind, fields)
+            client.derive(names.accounts, name, function, version=version, **how)
 
 
-def _values(fields: tuple[int, ...], _: bytes, row: bytes) -> list[bytes]:
+def _values(kind: str, fields: tuple[int, ...], _: bytes, row: bytes) -> list[Any]:
     parts = row.split(b"/")
-    return [parts[number] for number in fields if number < len(parts)]
+    found = [parts[number] for number in fields if number < len(parts)]
+    return [(value, number(row)) for value in found] if kind == "totals" else found
 
 
 def rename(bank: RecordedTables, names: Names, account: str, name: str) -> None:
@@ -324,6 +327,8 @@ def level(bank: RecordedTables, names: Names, branch: str) -> None:
 
     def change(txn: RecordedTransaction) -> None:
         found = txn.look_up(names.accounts, "by-branch", branch.encode())
+        total = txn.total(names.accounts, "sums", branch.encode())
+        assert total == (sum(number(row) for _, row in found), len(found)), (total, found)
         found.sort(key=lambda row: number(row[1]))
         (poor, one), (rich, other) = found[0], found[-1]
         if number(other) - number(one) > 1:
@@ -344,11 +349,10 @@ def derived_tables(names: Names) -> list[str]:
 
 def record_derivations(recorder: Recorder, names: Names) -> None:
     """Record what the derived tables have."""
-    for name, (is_unique, versions) in DERIVED.items():
+    for name, (kind, versions) in DERIVED.items():
         for version, fields in enumerate(versions, 1):
             table = derived_table(Derivation(names.accounts, name, version))
-            asked = {"source": names.accounts, "name": name, "version": version}
-            kind = "unique" if is_unique else "index"
+            asked = {"source": names.accounts, "name": name, "version": version, "number": 0}
             recorder.note("derivation", table=table, type=kind, fields=list(fields), **asked)
 
 

@@ -1,8 +1,8 @@
 """Processes that write a table with derived tables, while versions of these are built, switched and dropped.
 
-A row of `GOODS` is ``kind/name/number``. ``by-kind`` is an index, ``by-name`` is unique, and the versions of each
-take other parts of the row. A process has the functions of some versions, or of none, as a program of another
-language. The checker compares derived tables with their source at each commit (`checker.derivations`).
+A row of `GOODS` is ``kind/name/number/amount``. ``by-kind`` is an index, ``by-name`` is unique, ``sums`` has the
+totals of amounts, and the versions of each take other parts of the row. A process has the functions of some versions,
+or of none, as a program of another language. The checker compares derived tables with their source at each commit (`checker.derivations`).
 """
 
 from __future__ import annotations
@@ -59,9 +59,14 @@ if TYPE_CHECKING:
     from tests.sim.recording import History
     from tests.sim.world import World
 
-BY_KIND, BY_NAME = "by-kind", "by-name"
+BY_KIND, BY_NAME, SUMS = "by-kind", "by-name", "sums"
 # The parts of a row that are its values, by version, in turn.
-FIELDS: dict[str, Sequence[tuple[int, ...]]] = {BY_KIND: ((0,), (0, 1)), BY_NAME: ((1,), (1, 2))}
+FIELDS: dict[str, Sequence[tuple[int, ...]]] = {
+    BY_KIND: ((0,), (0, 1)),
+    BY_NAME: ((1,), (1, 2)),
+    SUMS: ((0,), (0, 1)),
+}
+AMOUNT = 3  # the part that is added up
 KEYS = tuple(b"g%d" % number for number in range(6))
 KINDS, NAMES = (b"red", b"blue", b"-"), (b"ann", b"bob", b"cat", b"dan", b"eve", b"fay", b"-")
 _MOST_OF_A_KIND = 3
@@ -70,13 +75,14 @@ _TIMEOUT_S = 10.0
 _REFUSED = (DerivationMissing, UniqueViolation, IllegalState, InvalidArgument)
 
 
-def function_of(name: str, version: int) -> Callable[[bytes, bytes], list[bytes]]:
+def function_of(name: str, version: int) -> Callable[[bytes, bytes], list[Any]]:
     """The function of a version."""
     fields = fields_of(name, version)
 
-    def values(_: bytes, row: bytes) -> list[bytes]:
-        parts = row.partition(b" ")[0].split(b"/")
-        return [parts[n] for n in fields if n < len(parts) and parts[n] != b"-"]
+    def values(_: bytes, row: bytes) -> list[Any]:
+        parts = row.split(b"/")
+        found = [parts[n] for n in fields if n < len(parts) and parts[n] != b"-"]
+        return [(value, int(parts[AMOUNT])) for value in found] if name == SUMS else found
 
     return values
 
@@ -244,7 +250,8 @@ class DeriverMachine(TableMachine):
 
     def _row(self, kind: bytes, name: bytes) -> bytes:
         self._written += 1
-        return b"%s/%s/%d.%d" % (kind, name, self._number, self._written)
+        amount = self._random.randint(-9, 9)
+        return b"%s/%s/%d.%d/%d" % (kind, name, self._number, self._written, amount)
 
     def _keep_few(self, txn: RecordedTransaction) -> None:
         """Write a row of a kind if there are few, else take one away."""
@@ -260,9 +267,12 @@ class DeriverMachine(TableMachine):
         """Write an event elsewhere, because of what is found here."""
         with self._begun(rows) as txn:
             with suppress(LocksBroken):
-                name, values = self._random.choice(((BY_KIND, KINDS), (BY_NAME, NAMES)))
+                name, values = self._random.choice(
+                    ((BY_KIND, KINDS), (BY_NAME, NAMES), (SUMS, KINDS))
+                )
                 if not self._is_ignorant:
-                    txn.look_up(GOODS, name, self._random.choice(values[:-1]))
+                    look_up = txn.total if name == SUMS else txn.look_up
+                    look_up(GOODS, name, self._random.choice(values[:-1]))
                 txn.write(BESIDE, self._row(b"seen", b"-"), KEYS[0])
             self.world.sleep(self._random.expovariate(1.0))
             self._commit(txn)
@@ -325,8 +335,8 @@ class DeriverMachine(TableMachine):
         return self._derived.versions[name]
 
     def _derive(self, client: Client, name: str, version: int) -> None:
-        function, unique = function_of(name, version), name == BY_NAME
-        client.derive(GOODS, name, function, version=version, unique=unique)
+        function, unique, totals = function_of(name, version), name == BY_NAME, name == SUMS
+        client.derive(GOODS, name, function, version=version, unique=unique, totals=totals)
 
     def _rebuild(self, client: Client) -> None:
         """A new version, or one whose build was left."""
@@ -341,7 +351,7 @@ class DeriverMachine(TableMachine):
             client.rebuild(GOODS, name)
 
     def _drop(self, client: Client) -> None:
-        name = BY_NAME if self._derived.lasts else self._random.choice(sorted(FIELDS))
+        name = self._random.choice((BY_NAME, SUMS, SUMS if self._derived.lasts else BY_KIND))
         client.drop_derivation(GOODS, name)
 
     def _correct(self, client: Client) -> None:
@@ -388,6 +398,7 @@ class DeriverMachine(TableMachine):
             rows = self._recorded_goods(fresh)
             rows.transact(self._put)
             rows.transact(lambda txn: txn.look_up(GOODS, BY_KIND, KINDS[0]))
+            rows.transact(lambda txn: txn.total(GOODS, SUMS, KINDS[0]))
         for name in FIELDS:
             wrong = client.check_derivation(GOODS, name)
             hold(not wrong, f"{name}: {wrong}")
@@ -403,7 +414,7 @@ class DeriverMachine(TableMachine):
             self.world.note(self.name, f"{type(error).__name__}: {error}"[:300])
             if isinstance(error, UniqueViolation):
                 self._correct(client)
-            elif isinstance(error, IllegalState) and (name == BY_NAME or not self._derived.lasts):
+            elif isinstance(error, IllegalState) and (name != BY_KIND or not self._derived.lasts):
                 self._attempt(lambda: client.drop_derivation(GOODS, name))
             raise NotReady(f"{name} is not built yet") from error
 
@@ -414,9 +425,10 @@ def note_derivations(picture: Picture, history: History) -> list[str]:
     for stream, row in sorted(picture.streams.items()):
         derived = derived_from(row.settings)
         if derived is not None:
-            of, kind = derived.of, "unique" if derived.unique else "index"
-            asked = {"source": of.source, "name": of.name, "version": of.version, "type": kind}
-            fields = list(fields_of(of.name, of.version))
-            history.named(FINAL).note("derivation", table=stream, fields=fields, **asked)
+            of, fields = derived.of, list(fields_of(derived.of.name, derived.of.version))
+            asked = {"source": of.source, "name": of.name, "version": of.version}
+            history.named(FINAL).note(
+                "derivation", table=stream, type=derived.kind, fields=fields, number=AMOUNT, **asked
+            )
             tables.append(stream)
     return tables

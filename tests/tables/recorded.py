@@ -14,6 +14,7 @@ from anabranch.client.own_writes import Local
 from anabranch.client.replica import Replica
 from anabranch.client.table_transaction import JoinedTransaction, TableTransaction
 from anabranch.client.transaction import Transaction
+from anabranch.core.derived_rows import Total
 from anabranch.errors import (
     DeadlineExceeded,
     LocksBroken,
@@ -255,6 +256,19 @@ class RecordedWork(RecordedSnapshot):
         with self._reading(table, derivation=derivation, value=text(value)) as told:
             found = list(self.view.lookup(derivation, value, source=table))
             told |= {"low": "", "high": None, **self._told(table, found)}
+        return found
+
+    def total(self, table: str, derivation: str, group: bytes) -> Total:
+        """The total that a derivation has of a group."""
+        asked = {"table": table, "derivation": derivation, "value": text(group)}
+        op = self._recorder.ask("look_up_total", **asked, **self._of)
+        own = bool(self.own(table))
+        try:
+            found = self.view.total(derivation, group, source=table)
+        except BaseException as error:
+            self._recorder.told(op, "failed", **broken_of(error))
+            raise
+        self._recorder.told(op, "ok", sum=found.sum, count=found.count, own=own)
         return found
 
     def delete(self, table: str, key: bytes) -> None:
