@@ -44,8 +44,8 @@ OWNERS = [f"owner-{number}" for number in range(10)]  # names of accounts; each 
 BRANCHES = [f"branch-{number}" for number in range(3)]
 PAIR = ("pair-0", "pair-1")  # written together, without a look at them; handlers read the first
 NOTE = "note-"  # rows of others
-# The derived tables of the accounts, if there are some: their kind, and the parts of a row, split at slashes, that are
-# its values by each version. Totals are of balances.
+# The derived tables of the accounts, if there are some: their kind, and by version which parts of a row, split at
+# slashes, are its values. Totals are of balances.
 DERIVED: dict[str, tuple[str, list[tuple[int, ...]]]] = {
     "by-name": ("unique", [(2,), (1, 2), (2,)]),
     "by-branch": ("index", [(3,), (2, 3), (3,)]),

@@ -2,8 +2,8 @@
 
 A row of `GOODS` is ``kind/name/number/amount``. ``by-kind`` is an index, ``by-name`` is unique, ``sums`` has the
 totals of amounts, and the versions of each take other parts of the row. A process has the functions of some
-versions, or of none, as a program of another language. The checker compares derived tables with their source at each
-commit (`checker.derivations`).
+versions, or of none, as a program of another language. The checker compares derived tables with their source at
+each commit (`checker.derivations`).
 """
 
 from __future__ import annotations
