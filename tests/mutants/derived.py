@@ -85,11 +85,12 @@ def a_version_is_set(right: Any, row: r.StreamRow, command: r.AlterStream) -> di
     return found
 
 
-@instead_of(TableAccess, "unchanged")
-def builds_without_locks(self: TableAccess, table: str, key: bytes, since: int) -> bytes | None:
+@wrapping(building._Piece, "_put")
+def builds_without_locks(right: Any, self: Any, txn: TableTransaction, *more: Any) -> None:
     """A build does not lock the rows whose entries it writes."""
-    seen = self._view.get_version(table, key)
-    return None if seen.timestamp > since else seen.value
+    get = txn.get
+    with patch.object(txn, "get", lambda *of: get(*of, lock=False)):
+        right(self, txn, *more)
 
 
 @wrapping(building, "_switch")

@@ -268,7 +268,7 @@ class RecordedWork(RecordedSnapshot):
         except BaseException as error:
             self._recorder.told(op, "failed", **broken_of(error))
             raise
-        self._recorder.told(op, "ok", sum=found.sum, count=found.count, own=own)
+        self._recorder.told(op, "ok", sum=found.sum, count=found.rows, own=own)
         return found
 
     def delete(self, table: str, key: bytes) -> None:
