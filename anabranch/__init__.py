@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from anabranch.client.reservation import Reservation, narrow
     from anabranch.client.transaction import Transaction
     from anabranch.client.writer import Writer
+    from anabranch.core.derived_rows import Total
     from anabranch.processing import aggregates
     from anabranch.processing.app import Processor
     from anabranch.reading.snapshot import Snapshot, SnapshotPlan
@@ -57,6 +58,7 @@ _HOMES = {
     "Snapshot": "anabranch.reading.snapshot",
     "SnapshotPlan": "anabranch.reading.snapshot",
     "Stream": "anabranch.values",
+    "Total": "anabranch.core.derived_rows",
     "Transaction": "anabranch.client.transaction",
     "Writer": "anabranch.client.writer",
     "connect": "anabranch.client.connect",
@@ -87,6 +89,7 @@ __all__ = [
     "TaskOwnership",
     "Timeline",
     "TimelineStep",
+    "Total",
     "Transacted",
     "Transaction",
     "TransactionInfo",

@@ -331,6 +331,10 @@ class DerivationMissing(FixCallError):
     """
 
 
+class DerivationFailed(FixCallError):
+    """The function of a derivation raised an error for a row that exists, so the derived table is not built yet."""
+
+
 class UniqueViolation(FixCallError):
     """Another row has this value of a unique derivation, so nothing of this row was written."""
 
@@ -340,7 +344,7 @@ class NotANumber(FixCallError):
 
 
 class NumberOverflow(FixCallError):
-    """The sum of a row and a number has more than 64 bits, so nothing was written."""
+    """The sum of a row and a number, or a total, has more than 64 bits, so nothing was written."""
 
 
 class TooManyLocks(FixCallError):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from checker.model import Event, History, Part, Reader, Snapshot, Txn
-from checker.reading import FAILED, MODES, STATES, TOPICS, Operation
+from checker.model import Derivation, Event, History, Part, Reader, Snapshot, Txn
+from checker.reading import DERIVED_TYPES, FAILED, MODES, STATES, TOPICS, Operation
 
 
 def build(operations: list[Operation]) -> History:
@@ -114,6 +114,35 @@ def _total(history: History, op: Operation) -> None:
     history.totals.append(op)
 
 
+def _derivation(history: History, op: Operation) -> None:
+    table, kind, fields = op.asked["table"], op.asked["type"], op.asked["fields"]
+    numbers = [*fields, op.asked.get("number", 0)]
+    if kind not in DERIVED_TYPES or not all(isinstance(number, int) for number in numbers):
+        raise op.broken(f"type {kind!r} with fields {numbers}")
+    if table in history.derivations:
+        raise op.broken(f"{table!r} was declared before, {history.derivations[table].op.where}")
+    history.derivations[table] = Derivation(
+        table,
+        op.asked["source"],
+        op.asked["name"],
+        op.asked["version"],
+        kind,
+        tuple(fields),
+        numbers[-1],
+        op,
+    )
+
+
+def _end_derivation(history: History, op: Operation) -> None:
+    """Only the first answer counts: it ended there, if it has not before."""
+    derivation = history.derivations.get(op.asked["table"])
+    if derivation is None:
+        raise op.broken(f"{op.asked['table']!r} is no derived table")
+    before = derivation.ended
+    if op.ok and (before is None or (op.told_at or 0) < (before.told_at or 0)):
+        derivation.ended = op
+
+
 def _abort(history: History, op: Operation) -> None:
     txn_of(history, op).aborts.append(op)
 
@@ -192,11 +221,18 @@ def _snapshot_read(history: History, op: Operation) -> None:
 def _read(history: History, op: Operation) -> None:
     if ("txn" in op.asked) == ("snapshot" in op.asked):
         raise op.broken("it is of a transaction, or of a snapshot")
+    if ("derivation" in op.asked) != ("value" in op.asked):
+        raise op.broken("derivation and value go together")
     if "txn" in op.asked:
         txn_of(history, op)
     elif op.asked["snapshot"] not in history.snapshots:
         raise op.broken(f"nobody took {op.asked['snapshot']!r}")
     history.reads.append(op)
+
+
+def _look_up_total(history: History, op: Operation) -> None:
+    txn_of(history, op)
+    history.totals_read.append(op)
 
 
 def _changes(history: History, op: Operation) -> None:
@@ -205,6 +241,13 @@ def _changes(history: History, op: Operation) -> None:
 
 def _log(history: History, op: Operation) -> None:
     stream, partition = op.asked["stream"], op.asked["partition"]
+    derivation = history.derivations.get(stream)
+    if derivation is not None:
+        derivation.is_read = derivation.is_read and op.ok and not op.result["start"]
+        if op.ok:
+            check_rows(op, 4)
+            derivation.parts[partition] = op
+        return
     if not op.ok:
         history.unread.add((stream, partition))
         return
@@ -218,7 +261,10 @@ def _log(history: History, op: Operation) -> None:
 
 
 def _commits(history: History, op: Operation) -> None:
-    if op.ok:
+    derivation = history.derivations.get(op.asked["stream"])
+    if derivation is not None:
+        derivation.records = op
+    elif op.ok:
         if any(other.asked["stream"] == op.asked["stream"] for other in history.histories):
             raise op.broken("it was read before")
         history.histories.append(op)
@@ -235,7 +281,7 @@ def _nothing(history: History, op: Operation) -> None:
     pass
 
 
-_FIRST = ("begin", "open", "snapshot")
+_FIRST = ("begin", "open", "snapshot", "derivation")
 _TAKE: dict[str, Callable[[History, Operation], None]] = {
     "begin": _begin,
     "write": _write,
@@ -248,6 +294,9 @@ _TAKE: dict[str, Callable[[History, Operation], None]] = {
     "drained": _drained,
     "outcomes": _outcomes,
     "total": _total,
+    "derivation": _derivation,
+    "end_derivation": _end_derivation,
+    "look_up_total": _look_up_total,
     "state": _state,
     "scale": _nothing,
     "delete": _delete,

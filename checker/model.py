@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from checker.reading import FAILED, Operation
 
@@ -179,6 +181,63 @@ class Reader:
     closed: Operation | None = None
 
 
+class EntryCommit(NamedTuple):
+    """What a commit wrote to a derived table: keys and rows (None: deleted), the last of each key."""
+
+    timestamp: int
+    ids: tuple[str, ...]
+    rows: dict[str, str | None]
+
+
+@dataclass(slots=True, eq=False)
+class Derivation:
+    """A version of a derived table. ``fields``: the parts of a row's id, split at ``/``, that are its values.
+    ``number``: the part that totals by value add up.
+
+    ``parts``: its log, by partition; ``records``: its history. ``changes``: what each commit wrote, in order.
+    ``states``: when its state changed, and to what. ``ended``: the first answer that it is not in force any more.
+    ``is_read``: whether log and history are whole.
+    """
+
+    table: str
+    source: str
+    name: str
+    version: int
+    type: str
+    fields: tuple[int, ...]
+    number: int
+    op: Operation
+    parts: dict[int, Operation] = field(default_factory=dict)
+    records: Operation | None = None
+    changes: list[EntryCommit] = field(default_factory=list)
+    states: list[tuple[int, str]] = field(default_factory=list)
+    ended: Operation | None = None
+    is_read: bool = True
+
+    @property
+    def unique(self) -> bool:
+        """Whether no two rows may have one value."""
+        return self.type == "unique"
+
+    def values(self, row: str | None) -> set[str]:
+        """The values of a row with this id; None: there is no row."""
+        parts = [] if row is None else row.split("/")
+        found = {parts[number] for number in self.fields if number < len(parts)}
+        return found - {"-"}
+
+    def number_of(self, row: str) -> int:
+        """The number of a row with this id."""
+        return int(row.split("/")[self.number])
+
+    def is_ready(self, at: int) -> bool:
+        """Whether look-ups at a time read it."""
+        states = [state for timestamp, state in self.states if timestamp <= at]
+        return states[-1:] == ["ready"]
+
+    def __str__(self) -> str:
+        return f"version {self.version} of {self.name} of {self.source}"
+
+
 @dataclass(slots=True, eq=False)
 class Snapshot:
     label: str
@@ -214,6 +273,9 @@ class History:
     deletions: dict[tuple[str, str], list[Event]] = field(default_factory=dict)  # by table and key
     reads: list[Operation] = field(default_factory=list)
     changes: list[Operation] = field(default_factory=list)
+    totals_read: list[Operation] = field(default_factory=list)
+    derivations: dict[str, Derivation] = field(default_factory=dict)  # by derived table
+    entries: Counter[str] = field(default_factory=Counter)  # of derived tables, by transaction id
 
     _logged: set[str] | None = None
     _starts: dict[str, bool] | None = None
@@ -275,6 +337,19 @@ class History:
         if txn is None or not txn.is_prepared or not self.is_spoiled(event.stream):
             return False
         return all(answer.left_out != 0 for answer in txn.answered("committed"))
+
+    def knows(self, source: str, name: str) -> bool:
+        """Whether it is known when each version of a derivation was ready."""
+        its = [d for d in self.derivations.values() if (d.source, d.name) == (source, name)]
+        return all(each.is_read for each in its)
+
+    def ready(self, source: str, name: str, at: int) -> list[Derivation]:
+        """The versions of a derivation that look-ups at a time read: one, if all is well."""
+        return [
+            each
+            for each in self.derivations.values()
+            if (each.source, each.name) == (source, name) and each.is_ready(at)
+        ]
 
     def clock_of(self, name: str) -> str:
         """The clock of a scope or stream: scopes of one control partition have the same, and share transactions."""

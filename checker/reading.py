@@ -24,6 +24,7 @@ STATES = (
     "expired",
 )
 MODES = ("raw", "ordered", "transactions")
+DERIVED_TYPES = ("index", "unique", "totals")
 TOPICS = ("stream", "journal", "history")  # of a stream
 
 _Types = tuple[type, ...]
@@ -48,6 +49,22 @@ _FIELDS: dict[str, tuple[dict[str, _Types], dict[str, _Types]]] = {
     "drained": ({"processor": _TEXT, "streams": _LIST}, {}),
     "outcomes": ({"commands": _LIST, "outcomes": _LIST}, {}),
     "total": ({"tables": _LIST, "changes": _LIST, "total": _NUMBER}, {}),
+    "derivation": (
+        {
+            "table": _TEXT,
+            "source": _TEXT,
+            "name": _TEXT,
+            "version": _NUMBER,
+            "type": _TEXT,
+            "fields": _LIST,
+        },
+        {},
+    ),
+    "end_derivation": ({"table": _TEXT}, {}),
+    "look_up_total": (
+        {"txn": _TEXT, "table": _TEXT, "derivation": _TEXT, "value": _TEXT},
+        {"sum": _NUMBER, "count": _NUMBER},
+    ),
     "state": ({"txn_id": _TEXT}, {"state": _TEXT, "timestamp": _NUMBER_OR_NULL}),
     "plain": ({"stream": _TEXT, "events": _LIST}, {}),
     "scale": ({"stream": _TEXT}, {}),

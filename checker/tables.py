@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -99,15 +99,16 @@ def judge_tables(history: History, report: Report) -> None:
     wrote = _written(history)
     for op in history.reads:
         rows = tables.get(op.asked["table"])
-        if rows is None or not op.ok:
+        known = history.knows(op.asked["table"], op.asked.get("derivation", ""))
+        if rows is None or not op.ok or not known:
             report.counts["reads of tables that are not judged"] += 1
         elif "txn" in op.asked:
-            _judge_txn_read(report, rows, op, history.txns[op.asked["txn"]], wrote)
+            _judge_txn_read(history, report, rows, op, wrote)
         else:
             taken = history.snapshots[op.asked["snapshot"]].op
             if taken.ok:
                 report.counts["reads of snapshots of tables"] += 1
-                _judge_at(report, rows, op, taken.result["timestamp"], taken)
+                _judge_at(history, report, rows, op, taken)
     for txn in history.txns.values():
         _judge_session(report, txn)
         _judge_first_committer(report, tables, txn, wrote)
@@ -145,15 +146,15 @@ def _seen(op: Operation) -> tuple[dict[str, str], set[str]]:
     return dict(op.result["rows"] or ()), set(op.result.get("own", ()))
 
 
-def _wrong(rows: Rows, op: Operation, at: int) -> list[str]:
+def _wrong(history: History, rows: Rows, op: Operation, at: int) -> list[str]:
     """The keys of a read whose rows were others at a time."""
     seen, own = _seen(op)
-    begins = op.asked.get("begins", "")
     low, high = op.result["low"], op.result["high"]
+    is_shown = _shown_by(history, op, at)
     wrong = []
     for key in rows.within(low, high):
         due = rows.at(key, at)
-        if due is not None and not due.startswith(begins):
+        if due is not None and not is_shown(due):
             due = None
         if key not in own and due != seen.get(key):
             wrong.append(key)
@@ -161,15 +162,26 @@ def _wrong(rows: Rows, op: Operation, at: int) -> list[str]:
     return wrong + [key for key in seen if key not in known and key not in own]
 
 
-def _judge_at(report: Report, rows: Rows, op: Operation, at: int, told: Operation) -> bool:
-    """Judge that a read returned the rows of its snapshot, in order."""
+def _shown_by(history: History, op: Operation, at: int) -> Callable[[str], bool]:
+    """Whether a read shows a row with an id: any, or those of an index, or of a derivation, under a value."""
+    if "derivation" not in op.asked:
+        begins = op.asked.get("begins", "")
+        return lambda row: row.startswith(begins)
+    ready = history.ready(op.asked["table"], op.asked["derivation"], at)
+    value = op.asked["value"]
+    return lambda row: any(value in each.values(row) for each in ready)
+
+
+def _judge_at(history: History, report: Report, rows: Rows, op: Operation, told: Operation) -> bool:
+    """Judge that a read returned the rows of its snapshot, in order. ``told``: whose answer has its time."""
     if op.result["rows"] is None:
         return True
+    at = told.result.get("snapshot", told.result.get("timestamp"))
     keys = [key for key, _ in op.result["rows"]]
     if keys != sorted(set(keys), reverse=bool(op.asked.get("reverse"))):
         report.add("snapshot-not-prefix", f"a read gave its keys out of order: {keys}", _at(op))
         return False
-    wrong = _wrong(rows, op, at)
+    wrong = _wrong(history, rows, op, at)
     if wrong:
         text = f"read at {at}: {_says(rows, op, wrong[0], at)}"
         report.add("snapshot-not-prefix", text, [told.told_where, *_at(op)])
@@ -177,17 +189,18 @@ def _judge_at(report: Report, rows: Rows, op: Operation, at: int, told: Operatio
 
 
 def _judge_txn_read(
+    history: History,
     report: Report,
     rows: Rows,
     op: Operation,
-    txn: Txn,
     wrote: dict[Txn, set[tuple[str, str]]],
 ) -> None:
+    txn = history.txns[op.asked["txn"]]
     at, begin = snapshot_of(txn), txn.begin
     if at is None or begin is None:
         return
     report.counts["reads of transactions on tables"] += 1
-    if not _judge_at(report, rows, op, at, begin) or not _is_serializable(txn):
+    if not _judge_at(history, report, rows, op, begin) or not is_serializable(txn):
         return
     if op.asked.get("unlocked") or not txn.is_committed or txn.timestamp is None:
         return
@@ -195,19 +208,26 @@ def _judge_txn_read(
         return
     report.counts["reads that hold at their commit"] += 1
     report.counts["reads of parts that hold at the commit"] += "writer" in op.asked
+    report.counts["look-ups that hold at their commit"] += "derivation" in op.asked
     below = txn.timestamp - 1
     if op.result["rows"] is None:  # locked, not read
         low, high = op.result["low"], op.result["high"]
         wrong = [k for k in rows.within(low, high) if any(rows.between(k, at, txn.timestamp))]
     else:
-        wrong = _wrong(rows, op, below)
+        wrong = _wrong(history, rows, op, below)
+    table, evidence = op.asked["table"], [*_at(op), *(commit.where for commit in txn.commits)]
+    what = f"{txn}, of {txn.timestamp}, read at {at}:"
     if wrong:
-        table = op.asked["table"]
         own = [key for key in wrong if (table, key) in wrote[txn]]
         kind = "lost-update" if own else "write-skew"
         key = own[0] if own else wrong[0]
-        text = f"{txn}, of {txn.timestamp}, read at {at}: {_says(rows, op, key, below)} just below its commit"
-        report.add(kind, text, [*_at(op), *(commit.where for commit in txn.commits)])
+        report.add(kind, f"{what} {_says(rows, op, key, below)} just below its commit", evidence)
+    elif "derivation" in op.asked:
+        first, then = (history.ready(table, op.asked["derivation"], time) for time in (at, below))
+        if first != then:
+            names = [", ".join(map(str, versions)) or "none" for versions in (first, then)]
+            text = f"{what} by {names[0]}, and just below its commit {names[1]} is ready"
+            report.add("write-skew", text, evidence)
 
 
 def _has_finished(txn: Txn, writer: str) -> bool:
@@ -224,7 +244,8 @@ def _says(rows: Rows, op: Operation, key: str, at: int) -> str:
     return f"{key!r} of {op.asked['table']} was given as {seen.get(key)}, and {stood}{by}"
 
 
-def _is_serializable(txn: Txn) -> bool:
+def is_serializable(txn: Txn) -> bool:
+    """Whether its reads must be true when it commits, too."""
     return txn.begin is not None and txn.begin.asked.get("isolation", "serializable") != "snapshot"
 
 
@@ -251,7 +272,7 @@ def _judge_first_committer(
 ) -> None:
     """Judge that no other transaction wrote the rows of one with snapshot isolation since its snapshot."""
     at = snapshot_of(txn)
-    if at is None or _is_serializable(txn) or not txn.is_committed or txn.timestamp is None:
+    if at is None or is_serializable(txn) or not txn.is_committed or txn.timestamp is None:
         return
     for table, key in sorted(wrote[txn]):
         rows = tables.get(table)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from checker.answers import judge_answers
 from checker.build import build
+from checker.derivations import judge_derivations, read_entries
 from checker.matching import match
 from checker.programs import judge_programs
 from checker.readers import judge_readers
@@ -30,6 +31,7 @@ _JUDGES = (
     judge_readers,
     judge_snapshots,
     judge_tables,
+    judge_derivations,
     judge_tasks,
     judge_programs,
 )
@@ -48,6 +50,7 @@ def judge_entries(entries: Iterable[Entry]) -> Report:
     report.counts["operations without an answer"] = sum(op.told is None for op in operations)
     history = build(operations)
     match(history, report)
+    read_entries(history, report)
     for judge_one in _JUDGES:
         judge_one(history, report)
     return report

@@ -153,7 +153,7 @@ def _judge_txn(history: History, report: Report, txn: Txn) -> None:
         text = f"the commit of {txn} did not take {_some(extra)}, and it is in the log"
         report.add("aborted-read", text, [*evidence, next(iter(extra)).op.where])
     if not missing and not extra:
-        _check_counts(report, txn, present, judged)
+        _check_counts(history, report, txn, present, judged)
 
 
 def _judge_own(report: Report, txn: Txn, commit: Operation, absent: set[Event]) -> None:
@@ -169,13 +169,18 @@ def _judge_own(report: Report, txn: Txn, commit: Operation, absent: set[Event]) 
         report.add("lost-write", text, [commit.where, commit.told_where])
 
 
-def _check_counts(report: Report, txn: Txn, present: set[Event], judged: set[Event]) -> None:
-    """Judge the numbers of events in answers about a commit."""
-    if not judged.issuperset(txn.events):
+def _check_counts(
+    history: History, report: Report, txn: Txn, present: set[Event], judged: set[Event]
+) -> None:
+    """Judge the numbers of events in answers about a commit. Rows of derived tables count, too."""
+    if not judged.issuperset(txn.events) or not all(
+        d.is_read for d in history.derivations.values()
+    ):
         return
+    count = len(present) + history.entries[txn.txn_id or ""]
     for answer in txn.answered("committed"):
-        if answer.events is not None and answer.events != len(present):
-            text = f"{txn}: told {answer.events} events, in the log are {len(present)}"
+        if answer.events is not None and answer.events != count:
+            text = f"{txn}: told {answer.events} events, in the log are {count}"
             report.add("unexplained", text, [answer.op.told_where])
 
 

@@ -41,13 +41,16 @@ if TYPE_CHECKING:
     from anabranch.client.receipts import EventFields, TypedFields
     from anabranch.client.replica import Replica
     from anabranch.client.reservation import Reservation, RightNames
-    from anabranch.client.table_access import Isolation
+    from anabranch.client.table_access import (
+        Isolation,
+    )
     from anabranch.client.table_transaction import (
         JoinedTransaction,
         TableTransaction,
     )
     from anabranch.client.transaction import Transaction
     from anabranch.client.writer import Writer
+    from anabranch.core.derived_rows import DerivingFunction
     from anabranch.core.transaction_states import HandleState
     from anabranch.presentation.system_tables import (
         CommitRow,
@@ -74,7 +77,7 @@ if TYPE_CHECKING:
     from anabranch.reading.task_reader import TaskReader
     from anabranch.reading.transaction_reader import TransactionReader
     from anabranch.tables.changes import Changes
-    from anabranch.tables.indexes import Index, IndexFunction
+    from anabranch.tables.indexes import Index
     from anabranch.tables.replica import Lag as TableLag
     from anabranch.tables.snapshot import TableSnapshot
     from anabranch.tables.store import Seen
@@ -1845,10 +1848,11 @@ class AsyncClient(Handle):
         self,
         source: str,
         name: str,
-        function: IndexFunction,
+        function: DerivingFunction,
         *,
         version: int = 1,
         unique: bool = False,
+        totals: bool = False,
         timeout: float | None = None,
     ) -> str:
         """As `Client.derive`."""
@@ -1859,6 +1863,7 @@ class AsyncClient(Handle):
             function,
             version=version,
             unique=unique,
+            totals=totals,
             timeout=timeout,
         )
 
@@ -1878,7 +1883,7 @@ class AsyncClient(Handle):
         self,
         source: str,
         name: str,
-        function: IndexFunction | None = None,
+        function: DerivingFunction | None = None,
         *,
         timeout: float | None = None,
     ) -> list[str]:

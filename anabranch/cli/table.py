@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from operator import methodcaller
@@ -51,7 +51,13 @@ from anabranch.cli.output import (
     show_failure,
 )
 from anabranch.cli.stream import exists
-from anabranch.core.stream_settings import RATIO, derivations_of, derived_table, is_table
+from anabranch.core.stream_settings import (
+    RATIO,
+    derivations_of,
+    derived_from,
+    derived_table,
+    is_table,
+)
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownStream, count_of
 from anabranch.presentation.rows import (
     bytes_fields,
@@ -159,13 +165,20 @@ def describe(options: ClusterOptions, table: Table) -> None:
         )
     document = system_row(row) | {"events": events.events, "exact": events.exact}
     document["description"] = description
-    document["derivations"] = [_derivation(of) for of in derivations_of(table, row.settings)]
+    settings = {each.table: each.settings for each in found}
+    document["derivations"] = [
+        _derivation(of, settings.get(derived_table(of), {}))
+        for of in derivations_of(table, row.settings)
+    ]
     columns = (*_TABLE_COLUMNS, "derivations", "events", "exact", "description")
     show("tables", [document], columns, as_json=options.json)
 
 
-def _derivation(of: Derivation) -> dict[str, Any]:
-    return {"name": of.name, "version": of.version, "table": derived_table(of)}
+def _derivation(of: Derivation, settings: Mapping[str, str]) -> dict[str, Any]:
+    """A derivation in force. ``settings``: of its table."""
+    derived = derived_from(settings)
+    kind = None if derived is None else derived.kind
+    return {"name": of.name, "version": of.version, "kind": kind, "table": derived_table(of)}
 
 
 @app.command("get")
@@ -395,13 +408,15 @@ def check(
     made = imported(function, "a function in it, such as shop:city")
     with options.client() as client:
         found = client.check_derivation(table, derivation, made)
-    document = {"table": table, "derivation": derivation, "differences": found}
-    print_result(
-        document, "\n".join(found) or f"{derivation} of {table} is right", as_json=options.json
-    )
+        versions = derivations_of(table, client.describe(table).settings)
+        of = next(each for each in versions if each.name == derivation)
+        kind = _derivation(of, client.describe(derived_table(of)).settings)["kind"]
+    document = {"table": table, "derivation": derivation, "kind": kind, "differences": found}
+    what = f"{derivation} ({kind}) of {table}"
+    print_result(document, "\n".join(found) or f"{what} is right", as_json=options.json)
     if found:
         raise CheckFailed(
-            f"{derivation} of {table} has {count_of(len(found), 'difference')}",
+            f"{what} has {count_of(len(found), 'difference')}",
             "build a higher version (`client.rebuild`)",
         )
 

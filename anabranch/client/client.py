@@ -105,9 +105,11 @@ from anabranch.values import Spec, Stream, stream_of
 
 if TYPE_CHECKING:
     from anabranch.client.replica import Replica
+    from anabranch.core.derived_rows import DerivingFunction
+    from anabranch.core.stream_settings import Kind
     from anabranch.reading.task_reader import TaskReader
     from anabranch.tables.changes import Changes
-    from anabranch.tables.indexes import Index, IndexFunction
+    from anabranch.tables.indexes import Index
 
 T = TypeVar("T")
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -613,26 +615,35 @@ class Client:
         self,
         source: str,
         name: str,
-        function: IndexFunction,
+        function: DerivingFunction,
         *,
         version: int = 1,
         unique: bool = False,
+        totals: bool = False,
         timeout: float | None = None,
     ) -> str:
         """Let each write to a table also write the rows of a derived table, in its transaction; returns its name.
 
         ``function``: takes key and row, and returns the values (bytes, several, or None) under which
         `TableTransaction.lookup` finds the row; always the same for the same row. ``unique``: no two rows may have
-        one value. The first call for a name brings the derivation into force: it is built from the
-        rows that are there, and from then on every writer has to make this call, too. ``version``: another function
-        has a higher one, which `rebuild` brings into force. Needs feature level 3, and the right operate then.
+        one value. ``totals``: the function returns pairs of a group (bytes) and a number (int), and
+        `TableTransaction.total` returns the sum of a group.
 
-        Raises: UniqueViolation (of the rows that are there: `drop_derivation` takes it back), StreamExists (it is
-        unique, or not), InvalidArgument, FeatureNotEnabled, NotAuthorized, NotInstalled, NotReady (an open
-        transaction writes to the table), IllegalState; UnknownStream, DeadlineExceeded (repeating is safe).
+        The first call for a name brings the derivation into force: it is built from the rows that are there, and
+        from then on every writer has to make this call, too. The next call continues a build that was left.
+        ``version``: another function has a higher one, which `rebuild` brings into force. Needs feature level 3,
+        and the right operate then.
+
+        Raises: UniqueViolation, DerivationFailed (of the rows that are there: `drop_derivation` takes it back),
+        NumberOverflow, StreamExists (it is of another kind), InvalidArgument, FeatureNotEnabled, NotAuthorized,
+        NotInstalled, NotReady (an open transaction writes to the table), IllegalState; UnknownStream,
+        DeadlineExceeded (repeating is safe).
         """
         self._shared.deadline_outside("derive", timeout)
-        return self._deriving.derive(source, name, function, version, timeout, unique=unique)
+        if unique and totals:
+            raise InvalidArgument("a derivation has unique values or totals, not both")
+        kind: Kind = "unique" if unique else "totals" if totals else "index"
+        return self._deriving.derive(source, name, function, version, timeout, kind=kind)
 
     def rebuild(self, source: str, name: str, *, timeout: float | None = None) -> str:
         """Bring the highest version of a derivation that this client has into force, while others write.
@@ -663,7 +674,7 @@ class Client:
         self,
         source: str,
         name: str,
-        function: IndexFunction | None = None,
+        function: DerivingFunction | None = None,
         *,
         timeout: float | None = None,
     ) -> list[str]:

@@ -17,7 +17,7 @@ from anabranch.client.ports import ClientPorts, JournalWriter
 from anabranch.client.receipts import check_layout, warn_of_seconds
 from anabranch.client.reservation import Reservation, id_of
 from anabranch.client.session import Session
-from anabranch.core.derived_rows import Function
+from anabranch.core.derived_rows import AnyFunction
 from anabranch.core.stream_settings import (
     Derived,
     derivations_of,
@@ -102,14 +102,16 @@ class Derivations:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._functions: dict[r.Derivation, Function] = {}
+        self._functions: dict[r.Derivation, AnyFunction] = {}
+        self._sources: dict[str, str] = {}  # of the tables that they derive
         self._needs: dict[str, Needs] = {}
 
-    def add(self, function: Function) -> None:
+    def add(self, function: AnyFunction) -> None:
         """Use a function for writes to its source."""
         self._functions[function.of] = function
+        self._sources[function.table] = function.of.source
 
-    def named(self, source: str, name: str | None = None) -> list[Function]:
+    def named(self, source: str, name: str | None = None) -> list[AnyFunction]:
         """The functions of a source, or of one of its derivations, by name and version."""
         return sorted(
             f
@@ -145,7 +147,15 @@ class Derivations:
         }
         return sorted(found.difference(tables))
 
-    def functions(self, table: str, deadline: float) -> Sequence[Function]:
+    def check_not_derived(self, stream: str) -> None:
+        """`InvalidArgument` for a table that functions of this client derive."""
+        source = self._sources.get(stream)
+        if source is not None:
+            raise InvalidArgument(
+                f"{stream} is derived from {source}: write to that, and its rows follow"
+            )
+
+    def functions(self, table: str, deadline: float) -> Sequence[AnyFunction]:
         """The functions that a write to the table runs. `DerivationMissing`; `InvalidArgument`: it is derived."""
         needs = self.needs(table, deadline)
         if needs.derived is not None or not self._functions.keys() >= set(needs.in_force):
@@ -157,7 +167,7 @@ class Derivations:
             )
         return [self.function(of) for of in needs.in_force]
 
-    def function(self, of: r.Derivation) -> Function:
+    def function(self, of: r.Derivation) -> AnyFunction:
         """The function of a version. `DerivationMissing`: this client does not have it."""
         found = self._functions.get(of)
         if found is None:

@@ -9,17 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import wraps
-from itertools import islice, starmap
-from typing import Any, Literal, NoReturn, Self, TypeVar, cast, overload
+from itertools import starmap
+from typing import Any, Literal, NamedTuple, NoReturn, Self, TypeVar, cast, overload
 
 from anabranch.client.own_writes import Local, OwnRows, Written, merged
 from anabranch.client.row_chain import HotRow, Member, SentRows, needs_commits
 from anabranch.client.shared import Shared, entered
 from anabranch.client.table_locks import Locks, broken
 from anabranch.client.writer import AllOrNothing
-from anabranch.core.derived_rows import READY, STATE_KEY, Function, of_value
+from anabranch.core.derived_rows import (
+    BUILDING,
+    PROGRESS_KEY,
+    READY,
+    STATE_KEY,
+    AnyFunction,
+    Function,
+    Total,
+    Totals,
+    of_value,
+    total_of,
+)
 from anabranch.core.locks.numbers import changed
-from anabranch.core.stream_settings import Derived, derived_table
+from anabranch.core.stream_settings import Kind, derived_table
 from anabranch.errors import (
     AnabranchError,
     DerivationMissing,
@@ -59,6 +70,14 @@ ONE_COMMAND = "`add`, `min` and `max` are for a transaction of one command"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class _Ready(NamedTuple):
+    """The version of a derivation in which look-ups look."""
+
+    of: r.Derivation
+    kind: Kind
+    table: str
+
+
 def alone(call: F) -> F:
     """Let one thread at a time into a transaction. Locks of its `Transaction` and the replica are taken later."""
 
@@ -88,7 +107,10 @@ class TableAccess:
         self._locks = Locks()
         self._changes: dict[tuple[str, bytes], tuple[r.ChangeKind, int]] = {}  # by table and key
         # By table: the same for all writes of the transaction, else it would claim a version for all of them.
-        self._functions_of: dict[str, Sequence[Function]] = {}
+        self._functions_of: dict[str, Sequence[AnyFunction]] = {}
+        # By derived table: its state, and the time of that if it is being built.
+        self._states: dict[str, tuple[bytes | None, int]] = {}
+        self._found_ready: dict[tuple[str, str | None], _Ready] = {}  # by derivation and source
         self._ran: set[r.Derivation] = set()  # the derivations whose entries were written, too
         self._read_from: dict[int, int] = {}  # writer that was read from -> sequence of its receipt
         self._broken: LocksBroken | None = None
@@ -138,11 +160,14 @@ class TableAccess:
             return table.decode_value(key, self.get(table.name, key, lock=lock))
         self._check()
         self._check_unchanged(table, key)
-        own = self._own.get(table, check_row_key(key))
+        return self._read(table, check_row_key(key), lock and self._reads_lock)
+
+    def _read(self, table: str, key: bytes, lock: bool) -> bytes | None:
+        own = self._own.get(table, key)
         if own is not None:
             self._note(own.by)
             return own.value
-        if lock and self._reads_lock:
+        if lock:
             return self._get_locked(table, key)
         if self._member is not None:
             self._under_way(self._member, table, key)
@@ -433,8 +458,8 @@ class TableAccess:
 
     # -- derived tables -------------------------------------------------------------------------------
 
-    def _functions(self, table: str) -> Sequence[Function]:
-        """The functions that make the entries of a table's rows. Raises: DerivationMissing, InvalidArgument."""
+    def _functions(self, table: str) -> Sequence[AnyFunction]:
+        """The functions that derive from a table's rows. Raises: DerivationMissing, InvalidArgument."""
         found = self._functions_of.get(table)
         if found is None:
             deadline = self._shared.deadline(None)
@@ -449,14 +474,19 @@ class TableAccess:
             return own.value
         if table not in self._replica.tables:
             raise DerivationMissing(
-                f"this replica was opened before {table} was made, which is unique: open it again"
+                f"this replica was opened before {table} was made, which each write reads: open it again"
             )
         return self._get_locked(table, key)
 
     def _entries(
-        self, function: Function, key: bytes, before: bytes | None, after: bytes | None
+        self, function: AnyFunction, key: bytes, before: bytes | None, after: bytes | None
     ) -> dict[bytes, bytes | None]:
-        """The entries that change with a row: deleted ones (None) first, then new ones. Raises: UniqueViolation."""
+        """The derived rows that change with a row; None: deleted. Deletions come first.
+
+        Raises: UniqueViolation, NumberOverflow; as `get`, as the function.
+        """
+        if isinstance(function, Totals):
+            return self._totals(function, key, before, after)
         former, now = function.entries(key, before), function.entries(key, after)
         gone = former.keys() - now.keys()
         if function.unique:
@@ -465,6 +495,59 @@ class TableAccess:
             self.check_unique(function, now.keys() - former.keys(), key)
         come = sorted(now.keys() - former.keys())
         return dict.fromkeys(sorted(gone)) | {entry: now[entry] for entry in come}
+
+    def _totals(
+        self, function: Totals, key: bytes, before: bytes | None, after: bytes | None
+    ) -> dict[bytes, bytes | None]:
+        """The totals that change with a row, which get locked. Without a state nothing was added yet."""
+        table = function.table
+        state, since = self._state(table)
+        if state is None:
+            return {}
+        if since and before is not None and not self._was_added(function, key, since):
+            before = None
+        return self.added(function, function.changes(key, before, after))
+
+    @alone
+    def added(self, function: Totals, changes: Mapping[bytes, Total]) -> dict[bytes, bytes | None]:
+        """The rows of totals after changes. They get locked. Raises: NumberOverflow; as `get`."""
+        table = function.table
+        return {
+            entry: function.added(entry, self._locked(table, entry), change)
+            for entry, change in changes.items()
+        }
+
+    def _state(self, table: str) -> tuple[bytes | None, int]:
+        """The state of a derived table, which gets locked, and the time of the state if it is being built."""
+        found = self._states.get(table)
+        if found is None:
+            state, since = self._locked(table, STATE_KEY), 0
+            if state is not None and state.startswith(BUILDING):
+                since = self._view.get_version(table, STATE_KEY).timestamp
+            found = self._states[table] = state, since
+        return found
+
+    @alone
+    def unchanged(self, table: str, key: bytes, since: int) -> bytes | None:
+        """The row of a key, which gets locked, unless it was written after that time. For a build."""
+        if self._view.get_version(table, key).timestamp > since:
+            return None
+        return self._locked(table, key)
+
+    def _was_added(self, function: Totals, key: bytes, since: int) -> bool:
+        """Whether totals, which are built since then, have a row: it was written since, or the build was there."""
+        source, table = function.of.source, function.table
+        if self._own.get(source, key) is not None:
+            return True
+        if self._member is not None and self._member.newest(source, key) is not None:
+            self._call_again(needs_commits(f"{table} is being built"))
+        if self._view.get_version(source, key).timestamp > since:
+            return True
+        progress = self._view.get(table, PROGRESS_KEY)
+        if progress is not None and key <= progress:
+            return True
+        self._locks.point(table, PROGRESS_KEY)
+        return False
 
     @alone
     def check_unique(self, function: Function, entries: Iterable[bytes], key: bytes) -> None:
@@ -478,7 +561,7 @@ class TableAccess:
                 )
 
     def _write_all(
-        self, functions: Iterable[Function], entries: Iterable[Mapping[bytes, bytes | None]]
+        self, functions: Iterable[AnyFunction], entries: Iterable[Mapping[bytes, bytes | None]]
     ) -> None:
         for function, its in zip(functions, entries, strict=True):
             self.write_entries(function.of, its.items())
@@ -495,6 +578,7 @@ class TableAccess:
             for entry, row in entries:
                 whole.begun = self._write_row(table, entry, row)
 
+    @alone
     def lookup(
         self,
         derivation: str,
@@ -513,51 +597,112 @@ class TableAccess:
         Raises: as `get`; DerivationMissing (no version of it is built, or is in this replica), InvalidArgument.
         """
         self._check()
-        check_limit(limit)
+        if limit is not None:
+            check_limit(limit)
         if not isinstance(value, bytes):
             raise InvalidArgument(f"a derivation is asked for bytes, not {value!r:.100}")
-        name = source if source is None or isinstance(source, str) else source.name
-        derived = self._ready(derivation, name)
-        found = islice(self._found(derived, of_value(value)), limit)
+        ready = self._ready(derivation, source)
+        prefix = of_value(value)
+        if ready.kind == "index":
+            found = self._rows_of(
+                ready.of.source, self._entries_of(ready.table, prefix), len(prefix), limit
+            )
+        elif ready.kind == "unique":
+            found = iter(self._row_of(ready, prefix) if limit != 0 else ())
+        else:
+            raise InvalidArgument(f"derivation {derivation!r} has totals: ask for one by `total`")
         return found if isinstance(source, str | None) else starmap(source.decode_row, found)
 
-    def _found(self, derived: Derived, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        source, table = derived.of.source, derived_table(derived.of)
-        if derived.unique:
-            key = self.get(table, prefix)
-            keys: Iterable[bytes] = () if key is None else (key,)
-        else:
-            keys = (entry[len(prefix) :] for entry, _ in self.scan(table, prefix=prefix))
-        for key in keys:
-            row = self.get(source, key)
-            if row is not None:
-                yield key, row
+    @alone
+    def total(
+        self, derivation: str, group: bytes, *, source: str | Stream[Any, Any] | None = None
+    ) -> Total:
+        """The sum of a group, and the number of its rows; zeros for a group without rows.
+
+        The total is locked: the commit fails if it changes meanwhile. ``source``: as of `lookup`. Raises: as
+        `lookup`.
+        """
+        self._check()
+        if not isinstance(group, bytes):
+            raise InvalidArgument(f"a derivation is asked for bytes, not {group!r:.100}")
+        ready = self._ready(derivation, source)
+        if ready.kind != "totals":
+            raise InvalidArgument(f"derivation {derivation!r} has no totals: find rows by `lookup`")
+        return total_of(self._read(ready.table, of_value(group), self._reads_lock))
+
+    def _row_of(self, ready: _Ready, entry: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """The row of a unique value, if there is one."""
+        key = self._read(ready.table, entry, self._reads_lock)
+        row = None if key is None else self._read(ready.of.source, key, self._reads_lock)
+        return () if key is None or row is None else ((key, row),)
+
+    def _entries_of(self, table: str, prefix: bytes) -> Iterator[tuple[bytes, Written]]:
+        """The entries of a value, which are locked as they are iterated over."""
+        self._was_read = True
+        low, high = bounds(None, None, prefix)
+        self._check_range_is_committed(table, low, high)
+        if not self._reads_lock:
+            self._read_at_snapshot("a range was read without a lock")
+        seen = self._seen(table, low, high, False, self._reads_lock)
+        return merged(seen, self._own.scan(table, low, high), False)
+
+    def _rows_of(
+        self, source: str, entries: Iterator[tuple[bytes, Written]], size: int, limit: int | None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """The rows of entries; ``size``: of an entry's value."""
+        left = -1 if limit is None else limit
+        while left != 0 and (row := self._next_of(source, entries, size)) is not None:
+            left -= 1
+            yield row
 
     @alone
-    def _ready(self, name: str, source: str | None) -> Derived:
-        """The version of a derivation that is ready at the snapshot."""
+    def _next_of(
+        self, source: str, entries: Iterator[tuple[bytes, Written]], size: int
+    ) -> tuple[bytes, bytes] | None:
+        self._check()
+        for entry, written in entries:
+            self._note(written.by)
+            if written.value is not None:
+                row = self._read(source, entry[size:], self._reads_lock)
+                if row is not None:
+                    return entry[size:], row
+        return None
+
+    def _ready(self, name: str, given: str | Stream[Any, Any] | None) -> _Ready:
+        """The version of a derivation that is ready at the snapshot. Its state is read, and locked, once."""
+        source = given if given is None or isinstance(given, str) else given.name
+        ready = self._found_ready.get((name, source))
+        if ready is None:
+            ready = self._found_ready[name, source] = self._find_ready(name, source)
+        made = self._functions_of.get(ready.of.source)
+        if made is not None and ready.of not in [function.of for function in made]:
+            self._shared.derivations.forget()
+            text = f"{ready.table} has no rows of this transaction's own writes: begin again"
+            self._fail(LocksBroken(text, table=ready.table, key=STATE_KEY))
+        return ready
+
+    def _find_ready(self, name: str, source: str | None) -> _Ready:
         known, deadline = self._shared.derivations, self._shared.deadline(None)
         found = [
-            needs.derived
+            derived
             for table in self._replica.tables
-            if (needs := known.needs(table, deadline)).derived is not None
-            and needs.derived.of.name == name
-            and source in (None, needs.derived.of.source)
+            if (derived := known.needs(table, deadline).derived) is not None
+            and derived.of.name == name
+            and source in (None, derived.of.source)
         ]
-        ready = [d for d in found if self.get(derived_table(d.of), STATE_KEY) == READY]
+        ready = [
+            _Ready(each.of, each.kind, table)
+            for each in found
+            if self._read(table := derived_table(each.of), STATE_KEY, self._reads_lock) == READY
+        ]
         if not ready:
             raise DerivationMissing(
                 f"no version of derivation {name!r} is ready in this replica at {to_text(self.timestamp)}: call "
-                "`client.derive` before the replica is opened, or `client.rebuild` if its build was left"
+                "`client.derive` before the replica is opened, or again if its build was left (`client.rebuild` if "
+                "it is of a higher version)"
             )
-        if len({d.of.source for d in ready}) > 1:
+        if len({each.of.source for each in ready}) > 1:
             raise InvalidArgument(f"several tables have a derivation {name!r}: give `source`")
-        of = ready[0].of
-        made = self._functions_of.get(of.source)
-        if made is not None and of not in [function.of for function in made]:
-            known.forget()
-            text = f"{derived_table(of)} has no rows of this transaction's own writes: begin again"
-            self._fail(LocksBroken(text, table=derived_table(of), key=STATE_KEY))
         return ready[0]
 
     # -- rows of a range, and changes -----------------------------------------------------------------
@@ -724,7 +869,8 @@ class TableAccess:
         """Write an event to a stream, in the same commit as the rows. Arguments: as of `Transaction.write`.
 
         ``stream``: also a table that the replica does not have; its rows are not locked. Raises: as
-        `Transaction.write`; InvalidArgument (a table of the replica: `put` or `delete` its rows), LocksBroken.
+        `Transaction.write`; InvalidArgument (a table of the replica: `put` or `delete` its rows; a derived table),
+        LocksBroken.
         """
         if type(stream) is not str:
             stream, value, key = encoded(stream, value, key)
@@ -732,6 +878,8 @@ class TableAccess:
             raise InvalidArgument(
                 f"{stream} is a table of this replica: `put` or `delete` its rows"
             )
+        # The transaction may have the leave to write there, as it writes to the source.
+        self._shared.derivations.check_not_derived(stream)
         pairs = check_headers(headers) or ()
         if timestamp is not None:
             self._shared.check_time(stream, timestamp)

@@ -42,7 +42,7 @@ from anabranch.client.transaction import (
     state_size,
 )
 from anabranch.client.writer import AllOrNothing, Writer
-from anabranch.core.derived_rows import Function
+from anabranch.core.derived_rows import AnyFunction
 from anabranch.core.transaction_states import USABLE
 from anabranch.errors import (
     AlreadyCommitted,
@@ -268,6 +268,7 @@ class TableTransaction(TableAccess):
     @alone
     def write_batch(self, stream: str, batch: pa.RecordBatch | pa.Table) -> int:
         """Write the rows of a pyarrow record batch or table, as `Transaction.write_batch`. Raises: as `write`."""
+        self._shared.derivations.check_not_derived(stream)
         pieces = self._shared.columns(stream, batch)
         count = sum(piece.rows for piece in pieces)
         size = sum(int(piece.sizes().sum()) for piece in pieces)
@@ -773,7 +774,7 @@ class JoinedTransaction(TableAccess):
             )
         super()._check()
 
-    def _functions(self, table: str) -> Sequence[Function]:
+    def _functions(self, table: str) -> Sequence[AnyFunction]:
         found = super()._functions(table)
         if found:
             # Neither process sees the other's rows before, so the entries would be wrong.

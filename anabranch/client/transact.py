@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("anabranch.client")
 
 _LEAST_S = 0.05  # the least time in which `transact` begins or commits
-_ASKED_AGAIN = 3  # times: while a version is built, the versions in force change twice
+ASKED_AGAIN = 3  # times: while a version is built, the versions in force change twice
 
 
 class Repeatable(AbstractContextManager[object], Protocol):
@@ -132,7 +132,7 @@ def _transact(
                     result = commit.send(txn, max(_LEAST_S, deadline - clock.monotonic()))
             except DerivationMissing:
                 # Another version may have come into force since this client asked. Now it asks again.
-                if asked_again == _ASKED_AGAIN:
+                if asked_again == ASKED_AGAIN:
                     raise
                 asked_again += 1
                 shared.derivations.forget()

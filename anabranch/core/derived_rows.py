@@ -1,23 +1,30 @@
-"""The rows of derived tables: entries of values, and the row that says whether the table is ready.
+"""The rows of derived tables: entries of values, totals, and the rows that say how far the table is built.
 
 docs/inside/decisions/0057-derived-tables.md has their layout. Clients make them; leaders don't know them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
-from anabranch.core.stream_settings import derived_table
-from anabranch.errors import InvalidArgument
+from anabranch.core.stream_settings import Kind, derived_table
+from anabranch.errors import InvalidArgument, MalformedRecord, NumberOverflow
 from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
 
-# The key of the state. Entries begin with an escaped value and `_END`, so none is equal to it.
+# The keys of the state, and of the progress of a build: the last key of the source that is done. All other keys
+# begin with an escaped value and `_END`, so none is equal to these.
 STATE_KEY = b"\0"
+PROGRESS_KEY = b"\0\1"
 READY = b"ready"
 RETIRED = b"retired"
 BUILDING = b"building "  # with random bytes
+# Of key and row; returns values, or pairs of group and number: one, several, or None.
+DerivingFunction = Callable[
+    [bytes, bytes],
+    "bytes | Iterable[bytes] | tuple[bytes, int] | Iterable[tuple[bytes, int]] | None",
+]
 _END = b"\0\0"
 
 
@@ -38,6 +45,11 @@ class Function(NamedTuple):
         """The derived table."""
         return derived_table(self.of)
 
+    @property
+    def kind(self) -> Kind:
+        """What the derived table has."""
+        return "unique" if self.unique else "index"
+
     def entries(self, key: bytes, row: bytes | None) -> dict[bytes, bytes]:
         """The entries of a row. Raises: InvalidArgument (a value is too long, or no bytes), as the function."""
         if row is None:
@@ -45,13 +57,113 @@ class Function(NamedTuple):
         found = {}
         for value in self.values(key, row):
             entry = of_value(value) if self.unique else of_value(value) + key
-            if len(entry) > limits.ROW_KEY.value:
-                raise InvalidArgument(
-                    f"derivation {self.of.name!r}: value {value!r:.100} of row {key!r:.100} of {self.of.source} is "
-                    f"too long: with the row's key, at most {limits.ROW_KEY.value:,} bytes"
-                )
+            _check_size(self.of, entry, value, key)
             found[entry] = key if self.unique else b""
         return found
+
+
+class Total(NamedTuple):
+    """The total of a group: the sum of its numbers, and how many rows have a number."""
+
+    sum: int = 0
+    rows: int = 0
+
+
+class Totals(NamedTuple):
+    """A version of a derivation that adds up numbers by group, with its function."""
+
+    of: r.Derivation
+    function: DerivingFunction
+
+    @property
+    def table(self) -> str:
+        """The derived table."""
+        return derived_table(self.of)
+
+    @property
+    def kind(self) -> Kind:
+        """What the derived table has."""
+        return "totals"
+
+    def numbers(self, key: bytes, row: bytes | None) -> dict[bytes, int]:
+        """The numbers of a row, by the keys of their totals. Raises: InvalidArgument, as the function."""
+        found: dict[bytes, int] = {}
+        if row is None:
+            return found
+        where = (
+            f"the function of derivation {self.of.name!r}, for row {key!r:.100} of {self.of.source}"
+        )
+        try:
+            made: Any = self.function(key, row)
+            pairs = _pairs(made)
+        except Exception as error:
+            error.add_note(f"in {where}: it has to accept each row of the table")
+            raise
+        for pair in pairs:
+            if not (
+                isinstance(pair, tuple)
+                and len(pair) == 2
+                and isinstance(pair[0], bytes)
+                and type(pair[1]) is int
+            ):
+                raise InvalidArgument(
+                    f"{where} gave {made!r:.100}: give a pair of bytes and an int, several, or None"
+                )
+            entry = of_value(pair[0])
+            _check_size(self.of, entry, pair[0], key)
+            found[entry] = found.get(entry, 0) + pair[1]
+        return found
+
+    def changes(self, key: bytes, before: bytes | None, after: bytes | None) -> dict[bytes, Total]:
+        """What a change of a row adds to totals, by their keys. Raises: as `numbers`."""
+        former, now = self.numbers(key, before), self.numbers(key, after)
+        found = {}
+        for entry in sorted(former.keys() | now.keys()):
+            change = Total(
+                now.get(entry, 0) - former.get(entry, 0), (entry in now) - (entry in former)
+            )
+            if change != Total():
+                found[entry] = change
+        return found
+
+    def added(self, entry: bytes, row: bytes | None, change: Total) -> bytes | None:
+        """The row of a total after a change; None if the group has no rows. Raises: NumberOverflow."""
+        total = Total(*map(sum, zip(total_of(row), change, strict=True)))
+        if not limits.LEAST_NUMBER <= total.sum <= limits.MOST_NUMBER:
+            raise NumberOverflow(
+                f"the total {value_of(entry)!r:.100} of derivation {self.of.name!r} of {self.of.source} would be "
+                f"{total.sum:,}, which has more than 64 bits: nothing of the row was written"
+            )
+        return b"%d %d" % total if total.rows > 0 else None
+
+
+AnyFunction = Function | Totals
+
+
+def _pairs(made: Any) -> list[Any]:
+    if made is None:
+        return []
+    is_one = isinstance(made, tuple) and not (made and isinstance(made[0], tuple))
+    return [made] if is_one or not isinstance(made, Iterable) else list(made)
+
+
+def _check_size(of: r.Derivation, entry: bytes, value: bytes, key: bytes) -> None:
+    if len(entry) > limits.ROW_KEY.value:
+        raise InvalidArgument(
+            f"derivation {of.name!r}: value {value!r:.100} of row {key!r:.100} of {of.source} is "
+            f"too long: with the row's key, at most {limits.ROW_KEY.value:,} bytes"
+        )
+
+
+def total_of(row: bytes | None) -> Total:
+    """The total in a row of a derived table; zeros without one. Raises: MalformedRecord."""
+    if row is None:
+        return Total()
+    try:
+        total, rows = map(int, row.split(b" "))
+    except ValueError:
+        raise MalformedRecord(f"{row!r:.100} is no total: a sum and a number of rows") from None
+    return Total(total, rows)
 
 
 def entry_end(entry: bytes) -> int:
@@ -60,3 +172,8 @@ def entry_end(entry: bytes) -> int:
     while entry[at + 1 : at + 2] == b"\xff":
         at = entry.index(b"\0", at + 2)
     return at + len(_END)
+
+
+def value_of(entry: bytes) -> bytes:
+    """The value in the key of an entry, or the group in the key of a total."""
+    return entry[: entry_end(entry) - len(_END)].replace(b"\0\xff", b"\0")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 from anabranch.errors import InvalidArgument, UnsupportedSetting
 from anabranch.protocol import limits
@@ -28,7 +29,8 @@ BASE = "table.base"  # the table whose bases are written to the stream
 PROCESSOR = "processor"  # the processor whose state the stream is
 DERIVED = "derived"  # the derivation that a derived table is of
 DERIVE = "derive."  # the beginning of the settings of a source: the versions in force, by name
-UNIQUE = "unique"
+# Set on a derived table once it is ready, so that `derive` need not read it. Look-ups don't rely on it.
+BUILT = "derived.built"
 _LONG = (1 << 63) - 1
 _INT = (1 << 31) - 1
 _REPLICAS = (1 << 15) - 1
@@ -65,7 +67,7 @@ _MS_OF = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 KINDS = frozenset((TABLE, BASE, PROCESSOR, DERIVED))  # these make a stream one of another kind
 FIXED = KINDS | {REPLICATION}  # these can't be altered
 _OF_TABLE = {VERSIONS_MS: (0, _LONG), RATIO: (2, _LONG)}
-KNOWN = TOPIC.keys() | {name for name, _ in _SCALING.values()} | {TABLE, DERIVED, *_OF_TABLE}
+KNOWN = TOPIC.keys() | {name for name, _ in _SCALING.values()} | {TABLE, DERIVED, BUILT, *_OF_TABLE}
 # A row lives until it is replaced or deleted, and its versions as long as a snapshot may need them.
 _NOT_OF_TABLE = frozenset((RETENTION_MS, "retention.bytes", "cleanup.policy"))
 # A state keeps the newest row of each key, whatever its age, and has as many segments as tasks.
@@ -184,7 +186,7 @@ def versions_ms(settings: Mapping[str, str]) -> int:
 
 def _check_table(settings: Mapping[str, str]) -> None:
     if not is_table(settings):
-        for name in settings.keys() & (_OF_TABLE.keys() | {DERIVED}) | in_force(settings):
+        for name in settings.keys() & (_OF_TABLE.keys() | {DERIVED, BUILT}) | in_force(settings):
             raise UnsupportedSetting(f"{name} is a setting of tables: set {TABLE}=true, too")
         return
     if settings[TABLE] != "true":
@@ -196,6 +198,8 @@ def _check_table(settings: Mapping[str, str]) -> None:
         )
     for name in settings.keys() & _OF_TABLE.keys():
         whole_number(name, settings[name], *_OF_TABLE[name])
+    if settings.get(BUILT, "true") != "true" or (BUILT in settings and DERIVED not in settings):
+        raise InvalidArgument(f"{BUILT}={settings[BUILT]}: `client.derive` sets it to true")
     if DERIVED in settings:
         derived_from(settings)
         if in_force(settings):
@@ -212,16 +216,21 @@ _DERIVATION = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _VERSION = (1, 999_999)
 
 
+# What a derived table has: entries of values, entries of values that occur once, or totals by group.
+Kind = Literal["index", "unique", "totals"]
+_KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
 class Derived(NamedTuple):
-    """The derivation of a derived table, and whether each value occurs once."""
+    """The derivation of a derived table, and what the table has."""
 
     of: r.Derivation
-    unique: bool
+    kind: Kind
 
     @property
     def text(self) -> str:
         """The setting of the derived table."""
-        return " ".join((*map(str, self.of), *([UNIQUE] if self.unique else [])))
+        return " ".join((*map(str, self.of), *([] if self.kind == "index" else [self.kind])))
 
 
 def check_derivation(name: str) -> str:
@@ -234,6 +243,7 @@ def check_derivation(name: str) -> str:
     return name
 
 
+@lru_cache(1_000)
 def derived_table(of: r.Derivation) -> str:
     """The name of the table that has the rows of a version of a derivation. `InvalidArgument`: it is too long."""
     table = f"{of.source}-{of.name}-v{of.version}"
@@ -247,16 +257,16 @@ def derived_from(settings: Mapping[str, str]) -> Derived | None:
     if text is None:
         return None
     words = text.split(" ")
-    if len(words) < 3 or words[3:] not in ([], [UNIQUE]):
+    if len(words) < 3 or words[3:] not in ([], *([kind] for kind in _KINDS[1:])):
         raise InvalidArgument(
-            f"{DERIVED}={text}: give a table, a name and a version, and {UNIQUE} if it is that"
+            f"{DERIVED}={text}: give a table, a name and a version, and {' or '.join(_KINDS[1:])} if it is that"
         )
     from anabranch.protocol.schemas import records as r  # not for each command of the shell
 
     source, name, version = words[:3]
     split_stream(source)
     of = r.Derivation(source, check_derivation(name), whole_number(DERIVED, version, *_VERSION))
-    return Derived(of, unique=len(words) > 3)
+    return Derived(of, cast("Kind", words[3]) if len(words) > 3 else "index")
 
 
 def in_force(settings: Mapping[str, str]) -> frozenset[str]:

@@ -330,7 +330,7 @@ class BatchTables:
         if key in written:
             return written[key]
         try:
-            found = self._begun(at).get(table, key, lock=lock)
+            found = self.begin(at).get(table, key, lock=lock)
         except (AnabranchError, TableError) as error:
             self._failed(at, error)
         if lock and (table, key) not in self.places:
@@ -359,7 +359,7 @@ class BatchTables:
         *, reverse: bool, lock: bool,
     ) -> Iterator[tuple[bytes, bytes | None]]:  # fmt: skip
         try:
-            rows = self._begun(at).scan(table, low, high, reverse=reverse, lock=lock)
+            rows = self.begin(at).scan(table, low, high, reverse=reverse, lock=lock)
             if lock:
                 at.batch.size += self._lock_bytes
             while (row := next(rows, None)) is not None:
@@ -402,14 +402,17 @@ class BatchTables:
         self.check()
         return self.rows.get(table, {}) if not at.own_key or key == at.key else {}
 
-    def _begun(self, at: HandlerContext) -> Reads:
+    def begin(self, at: HandlerContext | None = None) -> Reads:
+        """The reads, which begin with the first call. ``at``: the call that waits for them. Raises: as `get`."""
         self.check()
         if self.reads is None:
-            at.begins = True
+            if at is not None:
+                at.begins = True
             try:
                 self.reads = self._source.begin(max(self._least, self._source.committed_at))
             finally:
-                at.begins = False
+                if at is not None:
+                    at.begins = False
         return self.reads
 
     def _failed(self, at: HandlerContext, error: Exception) -> NoReturn:

@@ -24,12 +24,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from anabranch.backoff import Backoff
 from anabranch.client.client import Client
+from anabranch.client.transact import ASKED_AGAIN
 from anabranch.client.transaction import Transaction
 from anabranch.controller.monitor import Numbers
 from anabranch.errors import (
     AnabranchError,
     AskOutcomeError,
     BeginAgainError,
+    DerivationMissing,
     EventTooLarge,
     InvalidArgument,
     LocksBroken,
@@ -90,6 +92,8 @@ class Commits:
         self._held: AnabranchError | None = None
         self._sent: WorkBatch | None = None
         self._ends_due = 0.0
+        self._asked_again = 0  # how often in a row versions in force were asked for again
+        self._writes_sources = False  # of derived tables: then the rows before are read
         self._limits = limits
         self._tracing = current_tracing()
         self.ending = threading.Event()  # once set, unknown outcomes are not asked for
@@ -197,6 +201,13 @@ class Commits:
                 break
             except (LocksBroken, SnapshotExpired) as error:
                 raise BatchConflict.of(error) from error
+            except DerivationMissing as error:
+                # The batch read no rows, or another version came into force since this client asked.
+                if batch.tables is None or self._asked_again == ASKED_AGAIN:
+                    raise
+                self._asked_again += 1
+                self._writes_sources = True
+                raise BatchConflict.of(error) from error
             except ReservedByPrepared as error:
                 log.warning("%s: a prepared transaction holds rows: %s", ownership.processor, error)
                 if batch.tables is not None:
@@ -224,15 +235,21 @@ class Commits:
             task: self.state.mark_after(task, sequence if task in state else None, ends.get(task))
             for task, sequence in sequences.items()
         }
+        self._asked_again = 0
         self._table.write(((task, rows.items()) for task, rows in batch.rows.items()), marks)
         if batch.tables is not None:
             batch.tables.committed(timestamp)
         self._count(batch, self._clock.monotonic() - begun)
 
     def _begin(self, ownership: TaskOwnership, batch: WorkBatch) -> Transaction | TableTransaction:
-        """The transaction of a batch; if it has read tables, that of its reads. Raises: as `BatchTables.check`."""
+        """The transaction of a batch; if it has read tables, that of its reads. Raises: as `BatchTables.check`.
+
+        A batch that writes to the source of a derived table reads the rows before.
+        """
         if batch.tables is not None:
             batch.tables.check()
+            if self._writes_sources and batch.tables.rows:
+                batch.tables.begin()
             if batch.tables.reads is not None:
                 return cast("TableTransaction", batch.tables.reads)
         return self._client.begin(ownership.scope, ownership=ownership)

@@ -20,6 +20,9 @@ FIELDS = {
     "abort": ("txn", ""),
     "state": ("txn_id", "state timestamp"),
     "plain": ("stream events", ""),
+    "derivation": ("table source name version type fields", ""),
+    "end_derivation": ("table", ""),
+    "look_up_total": ("txn table derivation value", "sum count"),
     "scale": ("stream", ""),
     "delete": ("stream topic", ""),
     "open": ("reader mode streams group starts", ""),
@@ -46,6 +49,11 @@ def _all_operations() -> Tape:
     tape.told("p", tape.ask("p", "abort", txn="t"), "failed")
     tape.do("p", "state", {"state": "committed", "timestamp": 10}, txn_id=ONE)
     tape.do("p", "plain", stream="s/b", events=[])
+    of = {"source": "s/a", "name": "n", "version": 1, "type": "index", "fields": [0]}
+    tape.do("p", "derivation", table="s/a-n-v1", **of)
+    tape.do("p", "end_derivation", table="s/a-n-v1")
+    asked = {"txn": "t", "table": "s/a", "derivation": "n", "value": "x"}
+    tape.do("p", "look_up_total", {"sum": 0, "count": 0}, **asked)
     tape.do("p", "scale", stream="s/a")
     tape.do("p", "delete", stream="s/b", topic="journal")
     tape.open("r", "raw", "g", starts="position")

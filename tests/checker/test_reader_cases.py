@@ -6,6 +6,7 @@ from checker.report import KINDS
 from tests.checker import (
     test_answer_cases,
     test_deleted_topics,
+    test_derivation_cases,
     test_group_cases,
     test_log_cases,
     test_program_cases,
@@ -317,6 +318,7 @@ def test_every_kind_has_a_case() -> None:
     others = (
         test_answer_cases,
         test_deleted_topics,
+        test_derivation_cases,
         test_group_cases,
         test_log_cases,
         test_program_cases,

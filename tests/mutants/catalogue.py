@@ -93,10 +93,14 @@ MOVING = STEALING | {"chunk_bytes": 250}
 # Processes with replicas of two tables, and little besides.
 OVERLAP_TESTS = "tests/controller/test_overlap.py"
 DERIVED = "tests/tables/test_derivations.py"
+TOTALS = "tests/tables/test_totals.py"
 IN_MEMORY = "tests/tables/test_transactions.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
 COUNTED = TABLED | {"tables": 0, "counters": 3}
 CHAINED = TABLED | {"tables": 0, "chains": 3}
+# Processes write a source of derived tables; and one that switches a version sleeps before it ends the former.
+DERIVING = TABLED | {"tables": 0, "derivers": 3}
+SLEEPING = DERIVING | {"client_freeze": 0.01, "freeze_s": 3.0}
 # One stream is in trouble: rounds with its commits fail, and their leader continues.
 COUNTED_IN_TROUBLE = COUNTED | {
     "leaderless_s": 2.0, "clients": 3, "jobs": 8, "bursts": 0.6, "director_s": 1000.0,
@@ -446,19 +450,35 @@ CATALOGUE: tuple[Mutant, ...] = (
            weather=COUNTED_IN_TROUBLE, suite="tests/core/test_row_changes.py"),
     Mutant("a change takes a row from before the reach", tables.bases_below_the_reach,
            weather=COUNTED | {"director_s": 2.0}, suite="tests/core/test_row_changes.py"),
-    Mutant("writers need not run a source's functions", derived.any_writer, simulated=False, suite=DERIVED),
-    Mutant("a derivation comes into force at once", derived.in_force_at_once, simulated=False,
-           suite=DERIVED),
-    Mutant("the row before is not locked", derived.unlocked, simulated=False, by_clients=True,
-           suite=DERIVED),
-    Mutant("a unique value is not locked", derived.unlocked_entries, simulated=False,
-           by_clients=True, suite=DERIVED),
-    Mutant("a unique value is not looked for", derived.values_occur_twice, simulated=False,
-           by_clients=True, suite=DERIVED),
-    Mutant("a look-up does not lock its version", derived.ready_without_a_lock, simulated=False,
-           by_clients=True, suite=DERIVED),
-    Mutant("another row's entry is deleted", derived.all_entries_go, simulated=False,
-           by_clients=True, suite=DERIVED),
+    *(Mutant(name, plant, weather=DERIVING, suite=DERIVED, by_clients=by_clients, quick=quick, seed=seed)
+      for name, plant, by_clients, quick, seed in (
+        ("writers need not run a source's functions", derived.any_writer, False, False, 0),
+        ("a derivation comes into force at once", derived.in_force_at_once, False, False, 0),
+        ("the row before is not locked", derived.unlocked, True, False, 0),
+        ("a unique value is not locked", derived.unlocked_entries, True, False, 0),
+        ("a unique value is not looked for", derived.values_occur_twice, True, False, 0),
+        ("a look-up does not lock its version", derived.ready_without_a_lock, True, False, 0),
+        ("another row's entry is deleted", derived.all_entries_go, True, False, 0))),
+    *(Mutant(name, plant, weather=weather, by_clients=by_clients, quick=quick, seed=seed)
+      for name, plant, weather, by_clients, quick, seed in (
+        ("writers of a source's rows run what they want", derived.any_writer_of_rows, DERIVING, False, False, 0),
+        ("a version that ended is written", derived.any_version, DERIVING, False, False, 0),
+        ("plain writes to a source are taken", derived.plain_writes_are_taken, DERIVING, False, False, 0),
+        ("a source takes additions", derived.changes_are_taken, DERIVING, False, False, 0),
+        ("a version is set instead of taken away", derived.a_version_is_set, SLEEPING, False, False, 0),
+        ("a build does not lock rows", derived.builds_without_locks, DERIVING, True, False, 0),
+        ("a switch retires no version", derived.nothing_is_retired, DERIVING, True, False, 0),
+        ("a version is ready before it is built", derived.ready_at_once, DERIVING, True, False, 0))),
+    *(Mutant(name, plant, weather=DERIVING, suite=TOTALS, by_clients=True, quick=quick, seed=seed)
+      for name, plant, quick, seed in (
+        ("a total is not locked", derived.unlocked_totals, False, 0),
+        ("a writer does not lock the state of totals", derived.states_unlocked, False, 0),
+        ("a writer does not lock a build's progress", derived.progress_unlocked, False, 0),
+        ("a row is taken from totals that lack it", derived.always_added, False, 0),
+        ("a row under way counts as one in the totals", derived.sent_counts, False, 0),
+        ("a build adds rows that writers added", derived.added_twice, False, 0),
+        ("a build begins with totals", derived.begins_with_rows, False, 0),
+        ("the total of an empty group stays", derived.empty_groups_stay, False, 0))),
     Mutant("changes that are given up are not resolved", tables.given_up_unresolved, simulated=False,
            by_clients=True, suite="tests/tables/test_row_changes.py"),
     Mutant("a commit that was advised is given up", tables.advised_and_given_up, simulated=False,

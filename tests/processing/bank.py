@@ -22,10 +22,13 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from anabranch.client.client import Client
+from anabranch.core.stream_settings import derived_table
 from anabranch.processing.app import Processor
+from anabranch.protocol.schemas.records import Derivation
 from anabranch.types import Event
 from checker.programs import number_in
 from checker.recorder import Recorder
@@ -37,8 +40,19 @@ START, TASKS = 50, 4
 IN_TABLE = [f"account-{number:02}" for number in range(8)]
 IN_DATABASE = [f"held-{number}" for number in range(4)]
 ACCOUNTS = [*IN_TABLE, *IN_DATABASE]
+OWNERS = [f"owner-{number}" for number in range(10)]  # names of accounts; each has one
+BRANCHES = [f"branch-{number}" for number in range(3)]
 PAIR = ("pair-0", "pair-1")  # written together, without a look at them; handlers read the first
 NOTE = "note-"  # rows of others
+# The derived tables of the accounts, if there are some: their kind, and by version which parts of a row, split at
+# slashes, are its values. Totals are of balances.
+DERIVED: dict[str, tuple[str, list[tuple[int, ...]]]] = {
+    "by-name": ("unique", [(2,), (1, 2), (2,)]),
+    "by-branch": ("index", [(3,), (2, 3), (3,)]),
+    "sums": ("totals", [(3,), (2, 3), (3,)]),
+}
+VERSIONS = 3
+DERIVES = "ANABRANCH_BANK_DERIVES"  # set: programs have the functions
 TOTAL = START * (len(IN_TABLE) + len(PAIR))
 TABLES = (
     "create table account (name varchar(20) primary key, balance bigint not null)",
@@ -52,9 +66,19 @@ def unique() -> str:
     return f"{os.getpid()}.{next(_count)}"
 
 
-def row_of(number: int) -> bytes:
-    """A new row."""
-    return f"{number}/{unique()}".encode()
+def row_of(number: int, before: bytes | None = None) -> bytes:
+    """A new row. It keeps the name and branch of the row ``before`` it."""
+    kept = (before or b"").split(b"/")[2:]
+    return b"/".join([b"%d" % number, unique().encode(), *kept])
+
+
+def first_row(account: str) -> bytes:
+    """The row with which an account is opened. Accounts of the table have a name and a branch, too."""
+    row = row_of(START)
+    if account not in IN_TABLE:
+        return row
+    at = IN_TABLE.index(account)
+    return b"/".join([row, OWNERS[at].encode(), BRANCHES[at % len(BRANCHES)].encode()])
 
 
 @dataclass(frozen=True)
@@ -114,7 +138,7 @@ class Names:
         with client.begin(self.scope) as txn:
             writes = writing(recorder, txn, self, f"opening.{unique()}")
             for name in (*IN_TABLE, *PAIR):
-                writes.write(self.accounts, row_of(START), name.encode())
+                writes.write(self.accounts, first_row(name), name.encode())
             writes.commit(timeout=60.0)
 
 
@@ -172,7 +196,8 @@ def program(
             desk.write(command.become("passed", command.amount), key=event.key)
             return
         amount = command.amount + fee_of(accounts[PAIR[0].encode()])
-        has = number(accounts[command.source.encode()])
+        source = accounts[command.source.encode()]
+        has = number(source)
         if amount % 7 == 0:  # as it was when the command was written
             accounts.get(command.source.encode(), at=event.commit_timestamp)
         if amount % 11 == 0:  # a range, with a lock
@@ -182,10 +207,10 @@ def program(
         if has < amount:
             rejected.write(command.become("rejected", 0), key=event.key)
             return
-        gets = number(accounts[command.target.encode()])
+        target = accounts[command.target.encode()]
         before()
-        accounts[command.source.encode()] = row_of(has - amount)
-        accounts[command.target.encode()] = row_of(gets + amount)
+        accounts[command.source.encode()] = row_of(has - amount, source)
+        accounts[command.target.encode()] = row_of(number(target) + amount, target)
         done.write(command.become("done", amount), key=event.key)
 
     async def transfer_later(event: Any) -> None:
@@ -261,14 +286,74 @@ def move(bank: RecordedTables, names: Names, source: int, target: int) -> None:
 
     def transfer(txn: RecordedTransaction) -> None:
         one, other = (IN_TABLE[n % len(IN_TABLE)].encode() for n in (source, target))
-        has = number(txn.get(names.accounts, one))
-        if one == other or not has:
+        gives = txn.get(names.accounts, one)
+        if one == other or not number(gives):
             return
-        gets = number(txn.get(names.accounts, other))
-        txn.put(names.accounts, one, row_of(has - 1))
-        txn.put(names.accounts, other, row_of(gets + 1))
+        gets = txn.get(names.accounts, other)
+        txn.put(names.accounts, one, row_of(number(gives) - 1, gives))
+        txn.put(names.accounts, other, row_of(number(gets) + 1, gets))
 
     bank.transact(transfer, timeout=20.0)
+
+
+def derive(client: Client, names: Names, last: int = VERSIONS) -> None:
+    """Take the functions of all versions up to the last one. Raises: as `Client.derive`."""
+    for name, (kind, versions) in DERIVED.items():
+        how = {} if kind == "index" else {kind: True}
+        for version, fields in enumerate(versions[:last], 1):
+            function = partial(_values, kind, fields)
+            client.derive(names.accounts, name, function, version=version, **how)
+
+
+def _values(kind: str, fields: tuple[int, ...], _: bytes, row: bytes) -> list[Any]:
+    parts = row.split(b"/")
+    found = [parts[number] for number in fields if number < len(parts)]
+    return [(value, number(row)) for value in found] if kind == "totals" else found
+
+
+def rename(bank: RecordedTables, names: Names, account: str, name: str) -> None:
+    """Give an account another name. Raises: UniqueViolation (another one has it)."""
+
+    def change(txn: RecordedTransaction) -> None:
+        parts = (txn.get(names.accounts, account.encode()) or b"").split(b"/")
+        row = b"/".join([parts[0], unique().encode(), name.encode(), *parts[3:]])
+        txn.put(names.accounts, account.encode(), row)
+
+    bank.transact(change, timeout=20.0)
+
+
+def level(bank: RecordedTables, names: Names, branch: str) -> None:
+    """Move money from the richest account of a branch to the poorest one, which are looked up."""
+
+    def change(txn: RecordedTransaction) -> None:
+        found = txn.look_up(names.accounts, "by-branch", branch.encode())
+        total = txn.total(names.accounts, "sums", branch.encode())
+        assert total == (sum(number(row) for _, row in found), len(found)), (total, found)
+        found.sort(key=lambda row: number(row[1]))
+        (poor, one), (rich, other) = found[0], found[-1]
+        if number(other) - number(one) > 1:
+            txn.put(names.accounts, poor, row_of(number(one) + 1, one))
+            txn.put(names.accounts, rich, row_of(number(other) - 1, other))
+
+    bank.transact(change, timeout=20.0)
+
+
+def derived_tables(names: Names) -> list[str]:
+    """The names of the derived tables, of all versions."""
+    return [
+        derived_table(Derivation(names.accounts, name, version))
+        for name, (_, versions) in DERIVED.items()
+        for version in range(1, len(versions) + 1)
+    ]
+
+
+def record_derivations(recorder: Recorder, names: Names) -> None:
+    """Record what the derived tables have."""
+    for name, (kind, versions) in DERIVED.items():
+        for version, fields in enumerate(versions, 1):
+            table = derived_table(Derivation(names.accounts, name, version))
+            asked = {"source": names.accounts, "name": name, "version": version, "number": 0}
+            recorder.note("derivation", table=table, type=kind, fields=list(fields), **asked)
 
 
 def check_effects(

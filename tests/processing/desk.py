@@ -26,7 +26,7 @@ from anabranch.errors import AnabranchError, LocksBroken
 from anabranch.ledger import Ledger
 from anabranch.types import Event, TaskOwnership
 from tests.ledger.places import PostgresPlace
-from tests.processing import planted
+from tests.processing import bank, planted
 from tests.processing.bank import IN_TABLE, PAIR, Command, Names, fee_of, number, row_of, unique
 from tests.processing.recorded import WorkRecorder, recorder_in
 from tests.tables.recorded import RecordedTables, RecordedTransaction, text
@@ -93,10 +93,12 @@ class Desk:
     def _carry_out(self, txn: RecordedTransaction, cursor: Any, event: Event) -> None:
         command, names = Command.of(event.value), self.names
         has: dict[str, int] = {}
+        rows: dict[str, bytes | None] = {}
         fee = fee_of(txn.get(names.accounts, PAIR[0].encode()))
         for account in sorted((command.source, command.target)):  # all lock in one order
             if account in IN_TABLE:
-                has[account] = number(txn.get(names.accounts, account.encode()))
+                rows[account] = txn.get(names.accounts, account.encode())
+                has[account] = number(rows[account])
                 continue
             select = f"select balance from account where name = {self.mark} {self.lock}"
             cursor.execute(select, (account,))
@@ -108,7 +110,8 @@ class Desk:
         self.before()
         for account, change in ((command.source, -amount), (command.target, amount)):
             if account in IN_TABLE:
-                txn.put(names.accounts, account.encode(), row_of(has[account] + change))
+                row = row_of(has[account] + change, rows[account])
+                txn.put(names.accounts, account.encode(), row)
             else:
                 self._post(txn, cursor, account, change)
         self._write(txn, names.done, event.key, command.become("done", amount))
@@ -143,6 +146,8 @@ def main() -> None:
             planted.BUGS[bug]().start()
         while not stop.is_set():
             try:
+                if os.environ.get(bank.DERIVES):
+                    bank.derive(client, names)
                 with client.replica(names.accounts, folder=Path(folder)) as replica:
                     ledger = Ledger(PostgresPlace(dsn).connect)
                     desk = Desk(client, names, replica, ledger, work)

@@ -22,10 +22,11 @@ from anabranch.errors import LocksBroken, TransactionAborted
 from anabranch.processing.batch import WorkBatch
 from anabranch.processing.commits import Commits
 from anabranch.processing.tables import TaskTables
+from anabranch.processing.worker import Worker
 from anabranch.protocol.schemas.records import Consumed
 from anabranch.types import TaskOwnership
 from checker.recorder import SUFFIX, Recorder
-from tests.processing import planted
+from tests.processing import bank, planted
 from tests.tables.recorded import OWN, RecordedSnapshot, broken_of, text
 from tests.workload.recording import id_of
 
@@ -185,6 +186,14 @@ def _around(owner: object, name: str, wrapper: Callable[..., Any]) -> Callable[.
     return call
 
 
+def _with_functions(
+    usual: Any, worker: Worker, app: Any, client: Client, *more: Any, **how: Any
+) -> None:
+    """A worker of the bank whose client has the functions of derived tables."""
+    bank.derive(client, bank.Names(bank.SCOPE))
+    usual(worker, app, client, *more, **how)
+
+
 def main() -> None:
     """The command line, recorded."""
     from anabranch.cli import app
@@ -195,6 +204,9 @@ def main() -> None:
             stack.enter_context(planted.BUGS[bug]())
         recorder = recorder_in(Path(os.environ[VARIABLE]), "worker")
         stack.enter_context(WorkRecorder(recorder, ONE_SHOT_BYTES).installed())
+        if os.environ.get(bank.DERIVES):
+            around = _around(Worker, "__init__", _with_functions)
+            stack.enter_context(patch.object(Worker, "__init__", around))
         app()
 
 

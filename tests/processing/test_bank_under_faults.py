@@ -23,14 +23,18 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from confluent_kafka import Producer
 
 import anabranch
 import checker
 from anabranch.client.client import Client
-from anabranch.errors import AnabranchError, RetryError
+from anabranch.core.stream_settings import derived_table
+from anabranch.errors import AnabranchError, DerivationMissing, RetryError
 from anabranch.ledger import Ledger
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas.codec import LEVEL
+from anabranch.protocol.schemas.records import Derivation
+from anabranch.topics.names import journal_topic
 from anabranch.types import Event
 from checker.recorder import Unknown
 from tests.cluster import ControllerProcess
@@ -39,16 +43,36 @@ from tests.ledger.places import PostgresPlace
 from tests.owned import send_signal, start_module
 from tests.postgres import Postgres, server
 from tests.processing import bank
-from tests.processing.bank import ACCOUNTS, IN_TABLE, NOTE, Command, Names, unique
+from tests.processing.bank import (
+    ACCOUNTS,
+    BRANCHES,
+    DERIVED,
+    DERIVES,
+    IN_TABLE,
+    NOTE,
+    OWNERS,
+    VERSIONS,
+    Command,
+    Names,
+    unique,
+)
 from tests.processing.recorded import VARIABLE, recorder_in
 from tests.processing.workers import Failed, WorkerProcess, kill_one
 from tests.tables.recorded import RecordedTables
 from tests.workload.children import read_on
-from tests.workload.last import Given, Log, read_events, read_with_plain, record_log
+from tests.workload.last import (
+    Given,
+    Log,
+    read_entries,
+    read_events,
+    read_with_plain,
+    record_log,
+)
 from tests.workload.writers import PlainWriter, Plan, Write
 
 SEED = int(os.environ.get("ANABRANCH_SEED", time.time_ns() % 1_000_000))
 SECONDS = float(os.environ.get("ANABRANCH_BANK_S", "45"))
+DERIVED_SECONDS = float(os.environ.get("ANABRANCH_BANK_S", "30"))
 PATIENCE_S = 60.0
 SESSION_S = 2.0
 AFTER_S = 2.0  # how long a desk that was frozen works again, before it is killed
@@ -84,12 +108,13 @@ class DeskProcess(WorkerProcess):
 
 @dataclass
 class Faults:
-    """All processes of the bank, and what strikes them."""
+    """All processes of the bank, and what strikes them. ``derives``: the accounts have derived tables."""
 
     bootstrap: str
     database: Postgres
     folder: Path
     chance: random.Random
+    derives: bool = False
     prefix: str = field(default_factory=lambda: f"bf{uuid.uuid4().hex[:6]}")
     done: Counter[str] = field(default_factory=Counter)
     troubles: Counter[str] = field(default_factory=Counter)
@@ -107,7 +132,9 @@ class Faults:
             "ANABRANCH_PREFIX": self.prefix,
             "ANABRANCH_TRIAL_SCOPE": self.names.scope,
             VARIABLE: str(self.history),
+            **({DERIVES: "yes"} if self.derives else {}),
         }
+        self.version = 1  # of the derived tables
         self.controllers = [
             ControllerProcess(self.bootstrap, self.folder / f"c{n}", self.prefix, CONTROLLER)
             for n in range(2)
@@ -140,9 +167,13 @@ class Faults:
         connect = partial(anabranch.connect, self.bootstrap, prefix=self.prefix, timeout=20.0)
         with connect(lane=ADMIN_LANE) as operator:
             operator.feature_level(raise_to=LEVEL)
+            if self.derives:
+                operator.grant("open", self.names.accounts, ("operate",))
         self.client = stack.enter_context(connect())
         self.names.create(self.client)
         self.names.open_accounts(self.recorder, self.client)
+        if self.derives:
+            bank.derive(self.client, self.names)
         place = PostgresPlace(self.dsn)
         with closing(place.connect()) as connection:
             bank.open_database(connection.cursor())
@@ -158,15 +189,10 @@ class Faults:
         stack.callback(self.recovery.kill)
         stack.callback(self.join)
         stack.callback(self.over.set)
-        for act in (
-            self.collect,
-            self.write,
-            self.move,
-            self.blind,
-            self.hold,
-            self.plain,
-            self.scale,
-        ):
+        acts = [self.collect, self.write, self.move, self.blind, self.hold, self.plain, self.scale]
+        if self.derives:
+            acts += [self.rename, self.level]
+        for act in acts:
             thread = threading.Thread(
                 target=partial(self.guarded, act), name=act.__name__, daemon=True
             )
@@ -239,12 +265,32 @@ class Faults:
     def blind(self) -> None:
         for chance in self.while_it_lasts(0.15):
             first = chance.randrange(100)
-            self.attempt(partial(bank.blind, self.recorder, self.client, self.names, first))
+            self.attempt(partial(self.blind_once, first))
+
+    def blind_once(self, first: int) -> None:
+        """A source of derived tables does not take it."""
+        try:
+            bank.blind(self.recorder, self.client, self.names, first)
+        except DerivationMissing:
+            self.done["refused"] += 1
+            if not self.derives:
+                raise
+        else:
+            assert not self.derives, "rows without entries were taken"
+
+    def rename(self) -> None:
+        for chance in self.while_it_lasts(0.1):
+            account, name = chance.choice(IN_TABLE), chance.choice(OWNERS)
+            self.attempt(partial(bank.rename, self.others, self.names, account, name))
+
+    def level(self) -> None:
+        for chance in self.while_it_lasts(0.1):
+            self.attempt(partial(bank.level, self.others, self.names, chance.choice(BRANCHES)))
 
     def hold(self) -> None:
         """Long transactions, one after the other: with locks, or by the journal alone."""
         for chance in self.while_it_lasts(0.3):
-            with_locks = chance.random() < 0.6
+            with_locks = self.derives or chance.random() < 0.6
             self.attempt(partial(self.hold_rows if with_locks else self.hold_writes, chance))
 
     def hold_rows(self, chance: random.Random) -> None:
@@ -270,6 +316,9 @@ class Faults:
 
     def plain(self) -> None:
         """Rows by a producer that knows nothing of transactions."""
+        if self.derives:
+            self.plain_in_vain()
+            return
         spec = Write(
             self.bootstrap, self.prefix, "plain", streams=(self.names.accounts,),
             plan=Plan(plain=1.0, segments=1),
@@ -278,9 +327,19 @@ class Faults:
         while not self.over.is_set():
             self.attempt(partial(writer.one, self.over))  # type: ignore[arg-type]
 
+    def plain_in_vain(self) -> None:
+        """Rows of which the history knows nothing: a source of derived tables rejects them."""
+        producer = Producer({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        for chance in self.while_it_lasts(0.2):
+            key = chance.choice((*IN_TABLE, f"{NOTE}plain"))
+            producer.produce(journal_topic(self.names.accounts), b"1/plain", key.encode())
+            producer.flush(1.0)
+
     def scale(self) -> None:
+        accounts, streams = self.names.accounts, self.names.streams
+        tables = bank.derived_tables(self.names) if self.derives else []
         for chance in self.while_it_lasts(2.0):
-            stream = chance.choice((*self.names.streams, self.names.accounts, self.names.accounts))
+            stream = chance.choice((*streams, accounts, accounts, *tables))
             self.attempt(partial(self.scale_to, stream, chance.randint(1, 4)))
 
     def scale_to(self, stream: str, count: int) -> None:
@@ -293,6 +352,8 @@ class Faults:
     def strike(self, seconds: float) -> None:
         """Strike for so long, and each way at least once."""
         until, kinds = time.monotonic() + seconds, sorted(WANTED)
+        if self.derives:
+            kinds += ["rebuild"] * (VERSIONS - 1)
         first = self.chance.sample(kinds, len(kinds))
         while first or time.monotonic() < until:
             more = self.outcomes + self.chance.randint(1, 25)
@@ -354,6 +415,24 @@ class Faults:
             time.sleep(self.chance.uniform(0.5, 2.5 * SESSION_S))
         finally:
             os.kill(pid, signal.SIGCONT)
+
+    def rebuild(self) -> None:
+        """Switch to the next version of each derived table, if there is one. A build that fails is repeated."""
+        if self.version == VERSIONS:
+            return
+        for name in DERIVED:
+            source = self.names.accounts
+            with anabranch.connect(self.bootstrap, prefix=self.prefix, timeout=20.0) as client:
+                bank.derive(client, self.names, self.version + 1)
+                self.until(partial(self.is_rebuilt, client, name), "a build")
+            table = derived_table(Derivation(source, name, self.version))
+            self.recorder.note("end_derivation", table=table)
+        self.version += 1
+
+    def is_rebuilt(self, client: Client, name: str) -> bool:
+        before = sum(self.troubles.values())
+        self.attempt(partial(client.rebuild, self.names.accounts, name))
+        return sum(self.troubles.values()) == before
 
     def kill_database(self) -> None:
         """As a power cut."""
@@ -467,6 +546,9 @@ class Faults:
         record_log(self.recorder, log, rows, table=True)
         with closing(psycopg.connect(self.dsn)) as connection:
             self.rows = bank.record_database(self.recorder, connection.cursor(), names)
+        if self.derives:
+            bank.record_derivations(self.recorder, names)
+            record_log(self.recorder, log, read_entries(log, bank.derived_tables(names)))
         bank.record_rules(self.recorder, names)
 
     def judge(self) -> tuple[checker.Report, Counter[str]]:
@@ -500,3 +582,28 @@ def test_the_bank_is_right_under_faults(
     wanted = ("done", "rejected", "commits", "of others", "of the database")
     assert min(found[what] for what in wanted) > 0, found
     assert set(faults.done) >= WANTED
+
+
+@pytest.mark.long
+@pytest.mark.broker
+@pytest.mark.timeout(3 * DERIVED_SECONDS + 240)
+def test_derived_tables_of_the_bank_are_right_under_faults(
+    broker: Broker, tmp_path: Path, measured: Callable[[str], None]
+) -> None:
+    """Entries follow from accounts after each commit, while versions are switched; no name is of two accounts."""
+    print(f"ANABRANCH_SEED={SEED}")
+    with server() as database, ExitStack() as stack:
+        faults = Faults(broker.bootstrap, database, tmp_path, random.Random(SEED), derives=True)
+        faults.start(stack)
+        faults.strike(DERIVED_SECONDS)
+        faults.finish()
+        report, found = faults.judge()
+        measured(f"the bank: {faults.figures()}; {dict(found)}; {dict(report.counts)}")
+    assert min(found[what] for what in ("done", "commits", "of others", "of the database")) > 0, (
+        found
+    )
+    assert set(faults.done) >= {*WANTED, "refused", "rebuild"}
+    assert faults.version == VERSIONS
+    judged = ("derived rows compared", "look-ups that hold at their commit", "commits with entries")
+    assert min(report.counts[what] for what in judged) > 100, report.counts
+    assert faults.troubles["UniqueViolation"] > 0

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
+from anabranch.client.client import Client
 from anabranch.client.session import Session
 from anabranch.client.table_transaction import TableTransaction
 from anabranch.controller.monitor import Numbers
@@ -697,3 +698,39 @@ def test_changes_that_commute_are_refused_by_name(shop: Shop, change: str) -> No
     shop.run(app)
     assert "a commit changes at most 64 rows in this way" in shop.dead()[0]
     assert not shop.rows()
+
+
+def derive(shop: Shop, client: Client, versions: int = 1) -> None:
+    """Take the functions of an index of the rows."""
+    shop.connect(lane=ADMIN_LANE).grant("open", ROWS, ("operate",))
+    for version in range(1, versions + 1):
+        client.derive(ROWS, "by-value", lambda _, row: row, version=version)
+
+
+def test_a_batch_that_reads_nothing_writes_to_the_source_of_a_derived_table(shop: Shop) -> None:
+    derive(shop, shop.client)
+    app, rows = shop.program()
+
+    @app.on(app.input("nyc/in"))
+    def put(event: Any) -> None:
+        rows[event.key] = 7
+
+    shop.write(b"a", b"b")
+    shop.run(app)
+    assert shop.rows() == {"a": 7, "b": 7}
+    assert not shop.client.check_derivation(ROWS, "by-value")
+    assert not shop.dead()
+
+
+def test_a_worker_continues_when_another_version_comes_into_force(shop: Shop) -> None:
+    derive(shop, shop.client, 2)
+    shop.write(b"a")
+    with closing(shop.worker(counting(shop))) as worker:
+        steps(worker)
+        derive(shop, shop.other, 2)
+        shop.other.rebuild(ROWS, "by-value")
+        shop.write(b"a")
+        steps(worker)
+        assert not worker.metrics.values["processor_taken_again"]
+    assert shop.rows() == {"a": 2}
+    assert not shop.other.check_derivation(ROWS, "by-value")

@@ -529,6 +529,7 @@ NEVER_SENT = frozenset(
         "WouldDelete",
         "RowExists",
         "RowMissing",
+        "DerivationFailed",
         "UniqueViolation",
         "NonTransactional",
         "NotForkSafe",

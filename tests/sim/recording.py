@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from anabranch.batches.records import Record
 from anabranch.protocol.ids import NO_TXN
 from checker import Report, judge_entries
 from checker.recorder import SUFFIX, Recorder
@@ -81,17 +82,16 @@ class History:
         parts: Iterable[Part],
         histories: Mapping[str, tuple[int, Sequence[tuple[Seen, Any]]]],
         tables: Sequence[str] = (),
+        derived: Sequence[str] = (),
     ) -> None:
         """The last readings. ``histories``: of each stream the start offset and the records."""
         final = self.named(FINAL)
         for stream, partition, start, end, placed in parts:
+            named = whole if stream in derived else in_table if stream in tables else in_stream
             events = [
                 [
                     event.offset,
-                    text(event.record.key),
-                    None
-                    if event.record.value is None and stream in tables
-                    else event_id(event.record.value),
+                    *named(event.record),
                     None if event.txn_id == NO_TXN else event.txn_id.hex(),
                 ]
                 for event in placed
@@ -109,6 +109,22 @@ class History:
                     records.append([seen.record.offset, record.timestamp, ids, ranges])
             with final.asking("commits", stream=stream) as told:
                 told |= {"start": first, "records": records}
+
+
+def in_stream(record: Record) -> tuple[str | None, str]:
+    """Key and id of an event."""
+    return text(record.key), event_id(record.value)
+
+
+def in_table(record: Record) -> tuple[str | None, str | None]:
+    """Key and id of a row; the id of a deletion is None."""
+    return text(record.key), None if record.value is None else event_id(record.value)
+
+
+def whole(record: Record) -> tuple[str, str | None]:
+    """Key and row of an entry of a derived table, whose order of texts is that of bytes."""
+    row = record.value
+    return (record.key or b"").decode("latin-1"), None if row is None else row.decode("latin-1")
 
 
 def text(key: bytes | None) -> str | None:

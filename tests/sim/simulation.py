@@ -40,6 +40,7 @@ from tests.sim.check_tasks import check_tasks
 from tests.sim.clients import TIGHT_BYTES, Worker
 from tests.sim.controllers import Fleet, carriers_beside
 from tests.sim.counters import Counted, CounterMachine, check_counters
+from tests.sim.derivers import Derived, DeriverMachine, note_derivations
 from tests.sim.faults import Faults
 from tests.sim.held import check_held, few_of_each
 from tests.sim.hops import Hopper
@@ -71,7 +72,7 @@ from tests.sim.together import check_together
 from tests.sim.trouble import Outages
 from tests.sim.weather import Weather
 from tests.sim.world import Violation, World
-from tests.sim.writers import CHAINED, COUNTERS, STREAMS, TABLES
+from tests.sim.writers import CHAINED, COUNTERS, GOODS, STREAMS, TABLES
 
 PREFIX = "anabranch"
 CALM_S = 90.0  # after the faults stop, everything ends in so much virtual time
@@ -220,7 +221,7 @@ def _simulate(
             bug or nullcontext(),
         ):
             run = _Run(world, faults)
-            closing.extend((*run.tables, *run.counters, *run.chains, *run.tasks))
+            closing.extend((*run.replicas, *run.tasks))
             commits, epochs = run.play()
             judged, parts = run.judged, run.noted.together.parts
             if history is not None:
@@ -314,10 +315,18 @@ class _Run:
             ChainMachine(world, self.cluster, faults, self.ledger, self.chained, number)
             for number in range(weather.chains)
         ]
+        self.derived = Derived(world.seed)
+        self.derivers = [
+            DeriverMachine(world, self.cluster, faults, self.ledger, self.derived, number)
+            for number in range(weather.derivers)
+        ]
         self.tables = [
             TableMachine(world, self.cluster, faults, self.ledger, self.noted, number)
             for number in range(weather.tables)
         ]
+        self.replicas: list[TableMachine] = [
+            *self.tables, *self.counters, *self.chains, *self.derivers,
+        ]  # fmt: skip
 
     def play(self) -> tuple[int, Epochs]:
         """Faults first, then calm, then the checks; returns the number of COMMIT records, and epochs."""
@@ -335,7 +344,7 @@ class _Run:
             reader.start()
         for machine in self.tasks:
             machine.start()
-        for replica in (*self.tables, *self.counters, *self.chains):
+        for replica in self.replicas:
             replica.start()
         world = self.world
         world.run(self._worked, self.faults.weather.work_s)
@@ -412,7 +421,7 @@ class _Run:
         lawful = self.operator.done or not self.faults.calm
         lawful = lawful and self.hopper.done and self.lives.done
         if self.faults.calm:
-            lawful = lawful and all(m.done for m in (*self.tables, *self.counters, *self.chains))
+            lawful = lawful and all(m.done for m in self.replicas)
         return lawful and all(worker.done for worker in self.workers)
 
     def _ended(self) -> bool:
@@ -450,11 +459,7 @@ class _Run:
         doubts = [deal.label for worker in self.workers for deal in worker.in_doubt]
         leaders = [p for p in range(self.partitions) if self.fleet.leading(p)]
         lost = self._lost_markers()
-        jobs += [
-            f"{machine.name} goes on"
-            for machine in (*self.tables, *self.counters, *self.chains)
-            if not machine.done
-        ]
+        jobs += [f"{machine.name} goes on" for machine in self.replicas if not machine.done]
         return f"led: {leaders}; {', '.join(rows + jobs)}; in doubt: {doubts}; no markers: {lost}"
 
     def _check(self) -> tuple[int, Epochs]:
@@ -506,6 +511,8 @@ class _Run:
 
     def _judge(self, picture: Picture) -> None:
         """What was recorded, by the checker that knows nothing of the product."""
+        derived = note_derivations(picture, self.history)
+        tables = (*TABLES, GOODS, *derived)
         parts: list[Part] = []
         histories: dict[str, tuple[int, list[tuple[Seen, Any]]]] = {}
         for stream, number in picture.events:
@@ -517,7 +524,7 @@ class _Run:
                 if picture.deleted:
                     left = placed(self.cluster, stream, number, graves=False)
                 # What a base covers is deleted, and judged all the same.
-                start = 0 if stream in TABLES else log.start_offset
+                start = 0 if stream in tables else log.start_offset
                 parts.append((stream, number, start, log.stable_offset, left))
         for stream, found in picture.history.items():
             if stream in (*COMPANIONS, COUNTERS, CHAINED):
@@ -525,7 +532,7 @@ class _Run:
             place = TopicPartition(history_topic(stream), 0)
             if place in self.cluster.partitions:
                 start = self.cluster.partition(place).start_offset
-                first = 0 if stream in TABLES else start
+                first = 0 if stream in tables else start
                 if picture.deleted.get(stream) == "history":
                     found = histories_of(visible(self.cluster, place, graves=False))
                 histories[stream] = first, found
@@ -539,7 +546,7 @@ class _Run:
             if work.made and not work.is_over and work.start == "begin":
                 there = sorted(set(work.inputs) - self.ledger.deleted.keys())
                 self.history.named(FINAL).note("drained", processor=work.name, streams=there)
-        self.history.read_log(parts, histories, TABLES)
+        self.history.read_log(parts, histories, (*TABLES, GOODS), derived)
         report = self.history.judged()
         self.judged = dict(report.counts)
         if not report.ok:

@@ -39,7 +39,7 @@ from tests.sim.scaling import scale_somehow
 from tests.sim.together import REFUSED as OF_POSITIONS
 from tests.sim.together import Shared, Together
 from tests.sim.world import Process, World
-from tests.sim.writers import BESIDE, CHAINED, COUNTERS, FINE, TABLES, create_tables
+from tests.sim.writers import BESIDE, CHAINED, COUNTERS, FINE, GOODS, TABLES, create_tables
 from tests.tables.recorded import (
     RecordedPart,
     RecordedTables,
@@ -192,6 +192,7 @@ class TableMachine:
         self._uses = Uses(self._random, noted)
         self._together = Together(world, cluster, ledger, noted, self.name)
         self.done = False
+        self._reopens = False  # the replica lacks a table
         self._folder = Path(tempfile.mkdtemp(prefix="anabranch-sim-"))
 
     def start(self) -> None:
@@ -230,9 +231,9 @@ class TableMachine:
                 if self._jobs:
                     self._jobs -= 1
                     self._try(lambda r=replica: self._job(client, r))  # type: ignore[misc]
-                    if self._random.random() < 0.1:
+                    if self._random.random() < 0.1 or self._reopens:
                         replica.close()
-                        replica = None
+                        replica, self._reopens = None, False
                 elif self.faults.calm:
                     # In calm nothing is in the way of one that goes on trying.
                     last = self._until_it_works(lambda r=replica: self._last(client, r))  # type: ignore[misc]
@@ -506,7 +507,8 @@ class OwnTableMachine(TableMachine, Generic[All]):
 @contextmanager
 def without_tables(picture: Picture) -> Iterator[None]:
     """Checks that know nothing of tables."""
-    theirs = {*STREAMS, COUNTERS, CHAINED, BESIDE}
+    theirs = {*STREAMS, COUNTERS, CHAINED, BESIDE, GOODS}
+    theirs |= {stream for stream in picture.history if stream.startswith(f"{GOODS}-")}
     history = {each: picture.history.pop(each) for each in theirs if each in picture.history}
     places = [place for place in picture.events if place[0] in theirs]
     events = {place: picture.events.pop(place) for place in places}

@@ -138,6 +138,7 @@ class Weather:
     tables: int = 0  # processes with replicas of tables
     counters: int = 0  # processes that add to rows of a table
     chains: int = 0  # processes whose tasks change the same rows
+    derivers: int = 0  # processes that write a table with derived tables
     work_s: float = 40.0  # faults and new work end then, at the latest
 
     @classmethod
@@ -216,6 +217,7 @@ class Weather:
         others = {"lives_s": lives, "tables": tables, "repeats": repeats}
         others["counters"] = Random(f"{own}/counters").choice((0, 0, 0, 1, 2))
         others["chains"] = Random(f"{own}/chains").choice((0, 0, 0, 1, 2))
+        others["derivers"] = Random(f"{own}/derivers").choice((0, 0, 0, 0, 0, 0, 1, 2))
         others |= _draw_overlaps(Random(f"{own}/overlaps"))
         others["greedy_s"] = Random(f"{own}/greedy").choice((0.0, 0.0, 0.0, 0.0, 0.0, 3.0))
         return drawn.changed({"hop_s": hops, **others})
@@ -269,7 +271,7 @@ CLEAR: dict[str, float] = (
         "tables": 0,
         "repeats": 0.0,
     }
-    | {"counters": 0, "chains": 0}
+    | {"counters": 0, "chains": 0, "derivers": 0}
     | {"greedy_s": 0.0, "hour_s": 0.0, "bursts": 0.0, "late_answer": 0.0, "no_answer": 0.0}
 )  # none of it
 

@@ -38,6 +38,7 @@ STREAMS = {"s/a": 2, "s/b": 1, "t/c": 3}  # scope t is near s
 TABLES = ("s/rows", "rows/near")  # in scopes that commit together
 COUNTERS = f"{SCOPE}/counters"  # a table of numbers
 CHAINED = f"{SCOPE}/chained"  # a table that tasks of one process change together
+GOODS = f"{SCOPE}/goods"  # a table with derived tables
 BESIDE = f"{SCOPE}/beside"  # events that are committed together with rows
 KEYS = (b"k0", b"k1", b"k2", b"k3", None)
 

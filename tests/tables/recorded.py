@@ -14,11 +14,13 @@ from anabranch.client.own_writes import Local
 from anabranch.client.replica import Replica
 from anabranch.client.table_transaction import JoinedTransaction, TableTransaction
 from anabranch.client.transaction import Transaction
+from anabranch.core.derived_rows import Total
 from anabranch.errors import (
     DeadlineExceeded,
     LocksBroken,
     ReceiptMismatch,
     TransactionAborted,
+    UniqueViolation,
     WritersUnfinished,
 )
 from anabranch.protocol.ids import NO_TXN
@@ -249,6 +251,26 @@ class RecordedWork(RecordedSnapshot):
         with telling(self._recorder, self.writer, self.name, **asked):
             self.view.write(stream, value, key)
 
+    def look_up(self, table: str, derivation: str, value: bytes) -> list[tuple[bytes, bytes]]:
+        """The rows that a derivation has under a value."""
+        with self._reading(table, derivation=derivation, value=text(value)) as told:
+            found = list(self.view.lookup(derivation, value, source=table))
+            told |= {"low": "", "high": None, **self._told(table, found)}
+        return found
+
+    def total(self, table: str, derivation: str, group: bytes) -> Total:
+        """The total that a derivation has of a group."""
+        asked = {"table": table, "derivation": derivation, "value": text(group)}
+        op = self._recorder.ask("look_up_total", **asked, **self._of)
+        own = bool(self.own(table))
+        try:
+            found = self.view.total(derivation, group, source=table)
+        except BaseException as error:
+            self._recorder.told(op, "failed", **broken_of(error))
+            raise
+        self._recorder.told(op, "ok", sum=found.sum, count=found.rows, own=own)
+        return found
+
     def delete(self, table: str, key: bytes) -> None:
         """Delete a row."""
         self.put(table, key, None)
@@ -275,7 +297,7 @@ def telling(recorder: Recorder, writer: str, label: str, **asked: Any) -> Iterat
     op = recorder.ask(**given, txn=label, writer=writer)
     try:
         yield
-    except LocksBroken as error:
+    except (LocksBroken, UniqueViolation) as error:
         recorder.told(op, "failed", **broken_of(error))
         raise
     except BaseException as error:

@@ -884,6 +884,28 @@ def test_a_sleeping_builder_takes_no_later_version_away(
     assert found(rows, "by-city", "oslo") == ["a"]
 
 
+def test_two_processes_bring_the_first_versions_into_force(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one has asked for the versions before the first one came."""
+    shop.put(shop.replica(shop.client), a="oslo ann")
+    other = shop.other()
+    check_unused = Deriving._check_unused
+
+    def late(deriving: Deriving, *given: Any) -> None:
+        if deriving is other._deriving:
+            shop.client.derive(ORDERS, "by-city", city)
+        check_unused(deriving, *given)
+
+    monkeypatch.setattr(Deriving, "_check_unused", late)
+    other.derive(ORDERS, "by-city", city_and_name, version=2)
+    assert other.describe(ORDERS).settings["derive.by-city"] == "2"
+    rows = shop.replica(other)
+    assert found(rows, "by-city", "ann") == ["a"]
+    with shop.replica(other, BY_CITY).snapshot() as view:
+        assert view.get(BY_CITY, STATE_KEY) == RETIRED
+
+
 @pytest.mark.parametrize("end", [TableTransaction.commit, TableTransaction.prepare])
 def test_a_client_asks_again_after_a_refusal(shop: Shop, end: Callable[[Any], object]) -> None:
     """Also if it began its transactions by itself, and it was the client that refused."""

@@ -7,37 +7,48 @@ docs/inside/decisions/0057-derived-tables.md.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from anabranch.core.derived_rows import (
     BUILDING,
+    PROGRESS_KEY,
     READY,
     RETIRED,
     STATE_KEY,
+    AnyFunction,
     Function,
+    Total,
+    Totals,
     entry_end,
+    total_of,
+    value_of,
 )
 from anabranch.core.stream_settings import (
+    BUILT,
     DERIVE,
     DERIVED,
     TABLE,
     VERSIONS_MS,
     Derived,
+    Kind,
     check_derivation,
     derived_table,
     differences,
     versions_of,
 )
 from anabranch.errors import (
+    DerivationFailed,
     DerivationMissing,
     IllegalState,
     InvalidArgument,
+    NotAuthorized,
     StreamExists,
     UnknownStream,
+    count_of,
 )
 from anabranch.extras import need
 from anabranch.protocol.legal_names import check_type, split_stream
@@ -48,14 +59,16 @@ if TYPE_CHECKING:
     from anabranch.client.replica import Replica
     from anabranch.client.shared import Shared
     from anabranch.client.table_transaction import TableTransaction
+    from anabranch.core.derived_rows import DerivingFunction
     from anabranch.tables.indexes import IndexFunction
     from anabranch.tables.snapshot import TableSnapshot
 
 _NONCE = 16  # bytes
-_PIECE = (
-    64  # rows of a transaction that builds: of commits of more keys a leader knows only the bounds
-)
+# Rows of a transaction that builds: of commits of more keys a leader knows only the bounds.
+_PIECE = 64
 _MOST_SHOWN = 1_000
+_OTHER = "was dropped or made again while it was built: build it again"
+T = TypeVar("T")
 
 
 class Deriving:
@@ -73,39 +86,38 @@ class Deriving:
         self,
         source: str,
         name: str,
-        function: IndexFunction,
+        function: DerivingFunction,
         version: int,
         timeout: float | None,
         *,
-        unique: bool,
+        kind: Kind,
     ) -> str:
         check_type("a version", version, int)
         split_stream(source)
         of = r.Derivation(source, check_derivation(name), version)
-        made = _function(of, function, unique=bool(unique))
+        made = _function(of, function, kind)
         found = self._source(source, timeout)
-        is_new = self._create(made, found, timeout)
+        is_built = self._create(made, found, timeout)
         self._shared.derivations.add(made)
         in_force = versions_of(found.settings, name)
-        # A version in force whose table is new has lost its former table.
-        if not in_force or (is_new and version in in_force):
+        # Of two versions in force, the lower one is that of look-ups.
+        if not in_force or (not is_built and in_force[0] == version):
             self._build(made, timeout)
         return made.table
 
-    def _create(self, made: Function, source: r.StreamInfo, timeout: float | None) -> bool:
-        """Create the derived table unless it exists; returns whether it is new. `StreamExists`: other settings."""
-        is_new = False
-        wanted = {TABLE: "true", DERIVED: Derived(made.of, made.unique).text}
+    def _create(self, made: AnyFunction, source: r.StreamInfo, timeout: float | None) -> bool:
+        """Create the derived table unless it exists; returns whether it is built. Raises: StreamExists."""
+        wanted = {TABLE: "true", DERIVED: Derived(made.of, made.kind).text}
         deadline = self._shared.deadline(timeout)
         try:
             found = self._session.describe(made.table, deadline)
         except UnknownStream:
             kept = {n: v for n, v in source.settings.items() if n == VERSIONS_MS}
             command = r.CreateStream(made.table, len(source.segments), wanted | kept, adopt=False)
-            found, is_new = self._session.create_stream(command, deadline), True
+            found = self._session.create_stream(command, deadline)
         if unlike := differences(wanted, found.settings, only_asked=True):
             raise StreamExists(f"{made.table} exists, but {', '.join(unlike)}")
-        return is_new
+        return BUILT in found.settings
 
     def _source(self, source: str, timeout: float | None) -> r.StreamInfo:
         found = self._session.describe(source, self._shared.deadline(timeout))
@@ -123,30 +135,35 @@ class Deriving:
         self._build(functions[-1], timeout)
         return functions[-1].table
 
-    def _build(self, made: Function, timeout: float | None) -> None:
+    def _build(self, made: AnyFunction, timeout: float | None) -> None:
         """Bring a version into force, build its table, switch, and take the former version out of force."""
         of = made.of
         with self._replica(of.source, made.table, timeout=timeout) as replica:
-            before = self._versions(of, timeout)
-            if of.version not in before:
-                self._check_unused(made, before, replica, timeout)
+            there = self._versions(of, timeout)
+            if of.version not in there:
+                self._check_unused(made, there, replica, timeout)
                 self._move(of, "+", timeout)
-            former = [of._replace(version=each) for each in before if each != of.version]
+                there = self._versions(of, timeout)  # a lower one may have come before this one
+            former = [of._replace(version=each) for each in there if each < of.version]
             state = replica.transact(lambda txn: _begin(txn, made), timeout=timeout).value
             if state is not None:
-                with replica.snapshot() as view:
-                    keys = (key for key, _ in view.scan(of.source))
-                    while piece := list(islice(keys, _PIECE)):
-                        replica.transact(partial(_build_piece, made=made, keys=piece))
+                _build_rows(replica, made, state)
                 replica.transact(lambda txn: _switch(txn, made, former, state), timeout=timeout)
         for each in former:
             self._move(each, "-", timeout)
+        self._note_built(made.table, timeout)
+
+    def _note_built(self, table: str, timeout: float | None) -> None:
+        """Save later calls of `derive` from reading the table."""
+        command = r.AlterStream(table, {BUILT: "true"}, ())
+        with suppress(NotAuthorized):  # then they read it
+            self._session.ask_stream(table, command, self._shared.deadline(timeout))
 
     def _versions(self, of: r.Derivation, timeout: float | None) -> tuple[int, ...]:
         return versions_of(self._source(of.source, timeout).settings, of.name)
 
     def _check_unused(
-        self, made: Function, before: Sequence[int], replica: Replica, timeout: float | None
+        self, made: AnyFunction, before: Sequence[int], replica: Replica, timeout: float | None
     ) -> None:
         """`IllegalState` if a later version is in force, or the table has rows of a time in which this one was."""
         of = made.of
@@ -186,7 +203,7 @@ class Deriving:
             self._move(of, "-", timeout)
 
     def check(
-        self, source: str, name: str, function: IndexFunction | None, timeout: float | None
+        self, source: str, name: str, function: DerivingFunction | None, timeout: float | None
     ) -> list[str]:
         check_derivation(name)
         known = self._shared.derivations
@@ -204,11 +221,12 @@ class Deriving:
             if function is None:
                 made = known.function(ready[0].of)
             else:
-                made = _function(ready[0].of, function, unique=ready[0].unique)
-            return list(islice(compared(view, made), _MOST_SHOWN))
+                made = _function(ready[0].of, function, ready[0].kind)
+            differs = totals_compared if isinstance(made, Totals) else compared
+            return list(islice(differs(view, made), _MOST_SHOWN))
 
 
-def _function(of: r.Derivation, function: IndexFunction, *, unique: bool) -> Function:
+def _function(of: r.Derivation, function: DerivingFunction, kind: Kind) -> AnyFunction:
     need("rocksdict", extra="tables")
     from anabranch.tables.indexes import Indexed
 
@@ -216,7 +234,10 @@ def _function(of: r.Derivation, function: IndexFunction, *, unique: bool) -> Fun
         raise InvalidArgument(
             f"derivation {of.name!r}: {function!r:.100} is no function of key and row"
         )
-    return Function(of, unique, Indexed(of.source, of.name, function).of)
+    if kind == "totals":
+        return Totals(of, function)
+    values = cast("IndexFunction", function)
+    return Function(of, kind == "unique", Indexed(of.source, of.name, values).of)
 
 
 def compared(view: TableSnapshot, made: Function) -> Iterator[str]:
@@ -236,7 +257,32 @@ def compared(view: TableSnapshot, made: Function) -> Iterator[str]:
             yield f"{table} {entry!r:.100} has no row {key!r:.100} with that value"
 
 
-def _begin(txn: TableTransaction, made: Function) -> bytes | None:
+def totals_compared(view: TableSnapshot, made: Totals) -> Iterator[str]:
+    """As `compared`, of totals. All totals are held in memory."""
+    sums: dict[bytes, list[int]] = {}
+    for key, row in view.scan(made.of.source):
+        for entry, number in made.numbers(key, row).items():
+            its = sums.setdefault(entry, [0, 0])
+            its[0] += number
+            its[1] += 1
+    for entry, held in view.scan(made.table):
+        if entry == STATE_KEY:
+            continue
+        found, right = total_of(held), Total(*sums.pop(entry, (0, 0)))
+        if found != right:
+            yield _differs(made, entry, found, right)
+    for entry, its in sorted(sums.items()):
+        yield _differs(made, entry, Total(), Total(*its))
+
+
+def _differs(made: Totals, entry: bytes, found: Total, right: Total) -> str:
+    return (
+        f"{made.table} has {found.sum:,} of {count_of(found.rows, 'row')} for {value_of(entry)!r:.100}, and the "
+        f"rows have {right.sum:,} of {right.rows:,}"
+    )
+
+
+def _begin(txn: TableTransaction, made: AnyFunction) -> bytes | None:
     """Make the state `building`; returns the state to switch from, or None if the table is ready."""
     state = txn.get(made.table, STATE_KEY)
     if state == READY:
@@ -244,6 +290,8 @@ def _begin(txn: TableTransaction, made: Function) -> bytes | None:
     if state == RETIRED:
         raise IllegalState(f"{made.table} was in force before: take a higher version")
     if state is None:
+        if made.kind == "totals" and next(txn.scan(made.table, limit=1), None):
+            raise IllegalState(f"{made.table} has totals of an earlier time: take a higher version")
         state = BUILDING + os.urandom(_NONCE)
         txn.write_entries(made.of, ((STATE_KEY, state),))
     return state
@@ -253,24 +301,87 @@ def _retire(txn: TableTransaction, of: r.Derivation) -> None:
     txn.write_entries(of, ((STATE_KEY, RETIRED),))
 
 
-def _build_piece(txn: TableTransaction, made: Function, keys: Iterable[bytes]) -> None:
-    for key in keys:
-        entries = made.entries(key, txn.get(made.of.source, key))
-        if made.unique:
-            txn.check_unique(made, entries, key)
-        txn.write_entries(made.of, entries.items())
+def _build_rows(replica: Replica, made: AnyFunction, state: bytes) -> None:
+    """Derive from the rows of the source, beginning after the progress of the build."""
+    with replica.snapshot() as view:
+        begun = view.get_version(made.table, STATE_KEY).timestamp
+        done = view.get(made.table, PROGRESS_KEY)
+        seen = view.walk(made.of.source, b"" if done is None else done + b"\0", None)
+        keys = [each.key for each in islice(seen, _PIECE)]
+        while keys:
+            piece = _Piece(made, state, begun, keys)
+            count = replica.transact(piece).value
+            keys = [*keys[count:], *(each.key for each in islice(seen, count))]
+
+
+class _Piece:
+    """One transaction of a build. After each try that failed it takes half as many rows."""
+
+    def __init__(self, made: AnyFunction, state: bytes, begun: int, keys: Sequence[bytes]) -> None:
+        """``begun``: the time of the state, since which writers add each row that they write to totals."""
+        self._made, self._state, self._begun, self._keys = made, state, begun, keys
+        self._count = 2 * len(keys)
+
+    def __call__(self, txn: TableTransaction) -> int:
+        """Derive from the first keys; returns how many are done."""
+        made = self._made
+        self._count = max(1, self._count // 2)
+        keys = self._keys[: self._count]
+        state = txn.get(made.table, STATE_KEY)
+        if state == READY:
+            return len(keys)  # another process was first
+        if state != self._state:
+            raise IllegalState(f"{made.table} {_OTHER}")
+        done = txn.get(made.table, PROGRESS_KEY)
+        due = [key for key in keys if done is None or key > done]
+        if isinstance(made, Totals):
+            self._add(txn, made, due)
+        else:
+            self._put(txn, made, due)
+        if done is None or keys[-1] > done:
+            txn.write_entries(made.of, ((PROGRESS_KEY, keys[-1]),))
+        return len(keys)
+
+    def _put(self, txn: TableTransaction, made: Function, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            row = txn.get(made.of.source, key)
+            entries = {} if row is None else self._of(made.entries, key, row)
+            if made.unique:
+                txn.check_unique(made, entries, key)
+            txn.write_entries(made.of, entries.items())
+
+    def _add(self, txn: TableTransaction, made: Totals, keys: Iterable[bytes]) -> None:
+        changes: dict[bytes, Total] = {}
+        for key in keys:
+            row = txn.unchanged(made.of.source, key, self._begun)
+            numbers = {} if row is None else self._of(made.numbers, key, row)
+            for entry, number in numbers.items():
+                before = changes.get(entry, Total())
+                changes[entry] = Total(before.sum + number, before.rows + 1)
+        txn.write_entries(made.of, txn.added(made, changes).items())
+
+    def _of(
+        self, derive: Callable[[bytes, bytes], Mapping[bytes, T]], key: bytes, row: bytes
+    ) -> Mapping[bytes, T]:
+        try:
+            return derive(key, row)
+        except Exception as error:
+            of = self._made.of
+            raise DerivationFailed(
+                f"derivation {of.name!r} of {of.source}, version {of.version}, is not built: its function raised "
+                f"{type(error).__name__} for row {key!r:.100}: {error}. Call `derive` with a function that takes "
+                "this row, and the build continues; or `drop_derivation`, and correct the row"
+            ) from error
 
 
 def _switch(
-    txn: TableTransaction, made: Function, retired: Iterable[r.Derivation], state: bytes
+    txn: TableTransaction, made: AnyFunction, retired: Iterable[r.Derivation], state: bytes
 ) -> None:
     found = txn.get(made.table, STATE_KEY)
     if found == READY:
         return  # another process was first
     if found != state:
-        raise IllegalState(
-            f"{made.table} was dropped or made again while it was built: build it again"
-        )
-    txn.write_entries(made.of, ((STATE_KEY, READY),))
+        raise IllegalState(f"{made.table} {_OTHER}")
+    txn.write_entries(made.of, ((PROGRESS_KEY, None), (STATE_KEY, READY)))
     for of in retired:
         _retire(txn, of)
