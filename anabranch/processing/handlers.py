@@ -132,6 +132,11 @@ class Handlers:
         batch.note_input(_without(some, self._left), self._left, read=read_now and bool(some))
         return some
 
+    @property
+    def held_until(self) -> float:
+        """Until which monotonic second a batch that is due waits for more events; 0: it does not."""
+        return 0.0
+
     def stop(self, error: AnabranchError) -> None:
         """Let `step` and `handle` raise this error after the event at work. For any thread."""
         self._stopped = error

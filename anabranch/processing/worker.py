@@ -627,7 +627,7 @@ class Worker:
             self._member.serve(0.0)
             # Input that came during a rest is for this commit, unless handling it takes another interval.
             extra = app.commit_interval if rested and reader.has_fetched else 0.0
-            due = self._sent_at + app.commit_interval + extra
+            due = max(self._sent_at + app.commit_interval + extra, self._handlers.held_until)
             late = clock.monotonic() >= due or self._member.generation != generation
             # While the previous commit is under way, this one can't be sent, so more events are handled.
             if late and self._commits.wait(0.0 if some else _COMMIT_SLICE_S):

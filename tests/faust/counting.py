@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import faust
+from faust.cli import option
 from faust.sensors.prometheus import setup_prometheus_sensors
 
 import anabranch.faust
@@ -39,8 +40,9 @@ setup_prometheus_sensors(app)
 inputs = app.topic(f"{SCOPE}/a", f"{SCOPE}/b", value_type=Flight)
 output = app.topic(f"{SCOPE}/out", value_type=Sum)
 even = app.topic(f"{SCOPE}/even", value_type=Flight)
+middle = app.topic(f"{SCOPE}/middle", key_type=str, value_type=Flight)
 ticks = app.topic(f"{SCOPE}/ticks")
-sums = app.Table("sums", value_type=Sum, default=lambda: Sum(0, 0, 0))
+sums = app.Table("sums", value_type=Sum, default=lambda: Sum(0, 0, 0), help="the sums of keys")
 
 
 @app.agent(inputs)
@@ -64,6 +66,25 @@ async def only_even(stream: Any) -> AsyncIterator[Flight]:
         yield event.value
 
 
+thirds = app.Table("thirds", key_type=str, default=int).tumbling(1 << 30)
+
+
+@app.agent(inputs)
+async def grouped(stream: Any) -> None:
+    """Count under another key, in a window that has all events."""
+    by_third = stream.group_by(lambda flight: f"third-{flight.n % 3}", name="thirds", topic=middle)
+    async for key, flight in by_third.items():
+        thirds[key] += 1
+        await app.send(f"{SCOPE}/thirds", key=key, value=[flight.n, thirds[key].value()])
+
+
+@app.agent(inputs)
+async def listed(stream: Any) -> None:
+    """Pass on lists."""
+    async for flights in stream.take(20, within=0.1):
+        await app.send(f"{SCOPE}/lists", value=[flight.n for flight in flights])
+
+
 @app.timer(0.2)  # type: ignore[untyped-decorator]
 async def tick() -> None:
     """Write outside of a batch."""
@@ -80,6 +101,12 @@ async def each_minute() -> None:
 async def say() -> None:
     """Write outside of a worker."""
     await ticks.send(value="said")
+
+
+@app.command(option("--count", type=int))
+async def add(self: Any, count: int) -> None:
+    """Write a number, outside of a worker."""
+    await ticks.send(value=count)
 
 
 @app.page("/hello")

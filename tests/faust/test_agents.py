@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import threading
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import faust
@@ -16,48 +14,13 @@ import pytest
 
 import anabranch.faust
 from anabranch.errors import IllegalState, InvalidArgument, UnknownScope
-from anabranch.faust.agents import Stream, _loader
+from anabranch.faust.agents import Stream, make_loader
+from anabranch.faust.app import Event
 from anabranch.processing.batch import HandlerContext
 from anabranch.processing.failures import HandlerFailed
-from tests.cluster import Cluster
-from tests.faust.conftest import Place
+from tests.faust.conftest import Make, Place, Running
 
 pytestmark = pytest.mark.broker
-Make = Callable[..., anabranch.faust.App]
-
-
-class Running:
-    """An app on a thread of its own, until it crashes or is stopped."""
-
-    def __init__(self, app: anabranch.faust.App) -> None:
-        self._app, self._stop = app, threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
-        self._thread.start()
-
-    async def _run(self) -> None:
-        await self._app.start()
-        while not (self._stop.is_set() or self._app.crashed):
-            await asyncio.sleep(0.02)
-        await self._app.stop()
-
-    def end(self, *, crashes: bool = False) -> BaseException | None:
-        """Why it crashed. ``crashes``: wait until it does."""
-        if not crashes:
-            self._stop.set()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-        return self._app.crash_reason
-
-
-@pytest.fixture
-def make(place: Place, cluster: Cluster, tmp_path: Path) -> Make:
-    def app(**options: Any) -> anabranch.faust.App:
-        return anabranch.faust.App(
-            f"{place.scope}/sums", bootstrap=cluster.bootstrap, tasks=4, commit_interval=0.02,
-            web_enabled=False, datadir=str(tmp_path), folder=tmp_path / "rows", **options,
-        )  # fmt: skip
-
-    return app
 
 
 def counting(
@@ -259,7 +222,7 @@ def test_an_event_s_own_key_is_the_key_of_its_row_as_it_came(what: str) -> None:
     of_table, of_topic, raw = KEYS_OF_TABLES[what]
     app = anabranch.faust.App("s/x", bootstrap="none:1")
     table = app.Table("t", default=int, **of_table)
-    load: Any = _loader(app, app.topic("s/a", **of_topic))
+    load: Any = make_loader(app, app.topic("s/a", **of_topic))
     for number in range(20):
         given = anabranch.Event("s/a", raw(number), b"1", [], 1000, None, 1, 0, 0, number)
         at = HandlerContext(None)  # type: ignore[arg-type]
@@ -274,7 +237,9 @@ async def _agent(stream: Any) -> None: ...
 REFUSED: dict[str, Callable[[Any, Any, Any], Any]] = {
     "stream.group_by": lambda app, topic, stream: stream.group_by(lambda v: v, name="x"),
     "stream.through": lambda app, topic, stream: stream.through("s/x"),
-    "stream.take": lambda app, topic, stream: stream.take(10, within=1),
+    "a stream outside of an agent": lambda app, topic, stream: stream.take(10, within=1),
+    "within=None": lambda app, topic, stream: stream.take(10, within=None),
+    "take_events(0": lambda app, topic, stream: stream.take_events(0, within=1),
     "stream.noack": lambda app, topic, stream: stream.noack(),
     "stream.join": lambda app, topic, stream: stream.join(faust.Record),
     "stream.__and__": lambda app, topic, stream: stream & stream,
@@ -282,17 +247,27 @@ REFUSED: dict[str, Callable[[Any, Any, Any], Any]] = {
     "app.GlobalTable": lambda app, topic, stream: app.GlobalTable("x"),
     "app.SetTable": lambda app, topic, stream: app.SetTable("x"),
     "app.channel": lambda app, topic, stream: app.channel(),
-    "table.tumbling": lambda app, topic, stream: app.Table("x").tumbling(10),
+    "table.on_recover": lambda app, topic, stream: app.Table("x").on_recover(print),
+    "app.Table(partitions=)": lambda app, topic, stream: app.Table("x", partitions=8),
+    "app.Table(store=)": lambda app, topic, stream: app.Table("x", store="memory://"),
+    "table.changelog_topic": lambda app, topic, stream: app.Table("x").changelog_topic,
+    "app.topic(partitions=)": lambda app, topic, stream: app.topic("s/y", partitions=8),
+    "app.topic(acks=)": lambda app, topic, stream: app.topic("s/y", acks=False),
+    "a sink: p is a plain topic, which": lambda app, topic, stream: app.agent(topic, sink=[app.topic("p")])(_agent),
     "agent.ask": lambda app, topic, stream: app.agent(topic)(_agent).ask(1),
     "agent.send": lambda app, topic, stream: app.agent(topic)(_agent).send(reply_to="x").send(None),
     "an agent without": lambda app, topic, stream: app.agent()(_agent),
     "isolated_partitions": lambda app, topic, stream: app.agent(topic, isolated_partitions=True)(_agent),
     "topic.send_soon": lambda app, topic, stream: topic.send_soon(value=1),
-    "a topic by pattern": lambda app, topic, stream: app.topic(pattern=".*"),
-    "scope/stream": lambda app, topic, stream: app.topic("plain"),
+    "app.topic(pattern=)": lambda app, topic, stream: app.topic(pattern=".*"),
+    "scope/stream": lambda app, topic, stream: app.topic("a/b/c"),
+    "no topic of Kafka's": lambda app, topic, stream: app.topic("no topic"),
     "App(broker=)": lambda app, topic, stream: anabranch.faust.App("s/y", broker="kafka://x"),
-    "app._new_consumer": lambda app, topic, stream: app.consumer,
-    "app._new_producer": lambda app, topic, stream: app.producer,
+    "App(broker_commit_every=)": lambda app, topic, stream: anabranch.faust.App("s/y", broker_commit_every=1),
+    "App(num_standby_replicas=)": lambda app, topic, stream: anabranch.faust.App("s/y", num_standby_replicas=1),
+    "app.consumer": lambda app, topic, stream: app.consumer,
+    "app.producer": lambda app, topic, stream: app.producer.send,
+    "event.ack": lambda app, topic, stream: Event(app, None, None, None, None).ack(),  # type: ignore[arg-type]
 }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def get(port: int, path: str) -> str:
         return str(answer.read().decode())
 
 
-def said(port: int, path: str) -> object:
+def answer_of(port: int, path: str) -> object:
     """None if it does not answer."""
     try:
         return json.loads(get(port, path))
@@ -74,7 +74,8 @@ def test_a_worker_that_is_killed(place: Place, cluster: Cluster, tmp_path: Path)
         place.write(200)
     with running(arguments, environment, log) as worker:
         place.wait()
-        place.wait(lambda: said(port, "/hello") == {"tasks": [0, 1, 2, 3]})
+        place.wait(lambda: len(place.read("thirds")) == 500)
+        place.wait(lambda: answer_of(port, "/hello") == {"tasks": [0, 1, 2, 3]})
         assert f"{place.scope}_sums_total_events" in get(port, "/metrics")
         worker.terminate()
         assert worker.wait(15) == 0
@@ -90,8 +91,58 @@ def test_a_worker_that_is_killed(place: Place, cluster: Cluster, tmp_path: Path)
     numbers = (n for some in place.written.values() for n in some)
     found = Counter(json.loads(e.value or b"")["n"] for e in place.read("even"))
     assert found == Counter(n for n in numbers if n % 2 == 0)
+    listed = [json.loads(event.value or b"") for event in place.read("lists")]
+    written = Counter(range(500))
+    assert Counter(n for some in listed for n in some) == written
+    counts: dict[bytes | None, list[int]] = {}
+    for event in place.read("thirds"):
+        n, seen = json.loads(event.value or b"")
+        counts.setdefault(event.key, []).append(seen)
+        written[n] -= 1
+    assert not any(written.values())
+    assert all(some == list(range(1, len(some) + 1)) for some in counts.values())
     holders = {task.holder for task in place.client.processor(f"{place.scope}/sums").tasks}
     assert holders == {""}
+
+
+COMMANDS = {
+    "agents": "@tests.faust.counting.count",
+    "models": "Flight",
+    "model Flight": "n",
+    "tables": "the sums of keys",
+    "completion": "complete",
+    "clean-versions": "",
+    "say": "",
+    "add --count 3": "",
+}
+
+
+@pytest.mark.long
+def test_commands(place: Place, cluster: Cluster, tmp_path: Path) -> None:
+    """All of Faust's; `send` writes in a transaction of its own."""
+    environment = {"SCOPE": place.scope, "BOOTSTRAP": cluster.bootstrap, "TERM": "dumb"}
+    program = faust("tests.faust.counting", tmp_path / "data")
+
+    def run(words: str) -> str:
+        done = subprocess.run(
+            [*program, *words.split()], env=os.environ | environment, timeout=60,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    for words, said in COMMANDS.items():
+        assert said in run(words), words
+    run(f"send {place.scope}/ticks 5")
+    assert {event.value for event in place.read("ticks")} == {b'"said"', b"3", b"5"}
+    program[1:3] = ["-c", "from tests.faust.counting import app; app.main()"]
+    del program[3:5]
+    assert "the sums of keys" in run("tables")
+    program[1:3] = ["-m", "faust", "-A", "tests.faust.counting"]
+    with pytest.raises(AssertionError, match="processor reset"):
+        run("reset")
+    with pytest.raises(AssertionError, match="faust livecheck"):
+        run("livecheck")
 
 
 @pytest.mark.soak
