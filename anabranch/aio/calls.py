@@ -1771,6 +1771,7 @@ class AsyncClient(Handle):
         start: Start = "begin",
         *,
         stores: Sequence[str] | Mapping[str, str] = (),
+        topology: str = "",
         timeout: float | None = None,
     ) -> r.ProcessorInfo:
         """As `Client.create_processor`."""
@@ -1781,6 +1782,7 @@ class AsyncClient(Handle):
             tasks,
             start,
             stores=stores,
+            topology=topology,
             timeout=timeout,
         )
 
@@ -1795,6 +1797,46 @@ class AsyncClient(Handle):
         """As `Client.reset_processor`."""
         return await self._waits.call(
             self._blocking.reset_processor, processor, start, keep_state=keep_state, timeout=timeout
+        )
+
+    async def alter_processor(
+        self,
+        processor: str,
+        *,
+        add: Sequence[str] = (),
+        start: Start | None = None,
+        drop: Sequence[str] = (),
+        timeout: float | None = None,
+    ) -> r.ProcessorInfo:
+        """As `Client.alter_processor`."""
+        return await self._waits.call(
+            self._blocking.alter_processor,
+            processor,
+            add=add,
+            start=start,
+            drop=drop,
+            timeout=timeout,
+        )
+
+    async def mark_copy(
+        self,
+        processor: str,
+        origin: str,
+        phase: str,
+        *,
+        origin_resets: int,
+        resets: int,
+        timeout: float | None = None,
+    ) -> r.ProcessorInfo:
+        """As `Client.mark_copy`."""
+        return await self._waits.call(
+            self._blocking.mark_copy,
+            processor,
+            origin,
+            phase,
+            origin_resets=origin_resets,
+            resets=resets,
+            timeout=timeout,
         )
 
     async def import_group(
@@ -1821,11 +1863,17 @@ class AsyncClient(Handle):
         tasks: Iterable[int] | None = None,
         *,
         holder: str | None = None,
+        copying: bool = False,
         timeout: float | None = None,
     ) -> TaskOwnership:
         """As `Client.take_tasks`."""
         return await self._waits.call(
-            self._blocking.take_tasks, processor, tasks, holder=holder, timeout=timeout
+            self._blocking.take_tasks,
+            processor,
+            tasks,
+            holder=holder,
+            copying=copying,
+            timeout=timeout,
         )
 
     async def release_tasks(
@@ -1840,9 +1888,13 @@ class AsyncClient(Handle):
         """As `Client.processors`."""
         return await self._waits.call(self._blocking.processors, scope, timeout=timeout)
 
-    async def processor(self, processor: str, *, timeout: float | None = None) -> r.ProcessorInfo:
+    async def processor(
+        self, processor: str, *, topology: bool = False, timeout: float | None = None
+    ) -> r.ProcessorInfo:
         """As `Client.processor`."""
-        return await self._waits.call(self._blocking.processor, processor, timeout=timeout)
+        return await self._waits.call(
+            self._blocking.processor, processor, topology=topology, timeout=timeout
+        )
 
     async def derive(
         self,

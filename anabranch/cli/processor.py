@@ -1,4 +1,4 @@
-"""`anabranch processor` and `bridge`: run processors, and list, describe, release, reset and delete them."""
+"""`anabranch processor` and `bridge`: run processors, and list, describe, release, alter, reset and delete them."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ from anabranch.presentation.rows import (
     segment_name,
     time_text,
 )
+from anabranch.presentation.topology import read_topology, topology_row, tree
 from anabranch.protocol.hybrid_time import to_ms, to_text
 from anabranch.protocol.legal_names import is_plain
 
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
 
 app = App(
     no_args_is_help=True,
-    help="Run, list, describe, reset and delete processors; read their stores.",
+    help="Run, list, describe, alter, reset and delete processors; read their stores.",
 )
 dead_app = App(
     no_args_is_help=True, help="List and show dead letters, and send them back to their inputs."
@@ -95,27 +96,33 @@ def list_processors(
 
 @app.command("describe")
 def describe(options: ClusterOptions, processor: Name) -> None:
-    """Show a processor's tasks: the worker of each, its last commit, its positions, and its lag.
+    """Draw a processor's topology, and show its tasks: the worker of each, its last commit, positions, and lag.
+
+    Under each input, timer and closing window are its handlers, and under these the state that they use (in
+    brackets) and the streams that they write (>). The program that started last has declared them.
 
     Lag in events counts the input's committed events from the position on; a commit that is consumed in part counts
     whole. `~` marks an estimate by offsets: for more than 10,000 history records, and for plain topics. Lag in
     seconds is the age of the oldest of these commits or records.
     """
     with options.client() as client:
-        info = client.processor(processor)
+        info = client.processor(processor, topology=True)
         lags = client.lag(info)
+    found = read_topology(info.topology)
     tasks = [_task(task) for task in info.tasks]
     positions = [_position(*each) for each in _places(lags)]
     document = processor_row(info, lags) | {
         "stores": info.stores,
         "incarnation": info.incarnation,
         "resets": info.resets,
+        "topology": None if found is None else topology_row(found),
         "held_by": tasks,
         "positions": positions,
     }
     columns = ("task", "holder", "since", "sequence", "last_commit", "in_progress")
     print_result(
         document,
+        *([] if found is None else tree(found, document["inputs"])),
         Grid(f"{processor}: {count_of(info.task_count, 'task')}", tasks, columns),
         Grid("Positions", positions, _POSITION_COLUMNS),
         f"stores: {', '.join(info.stores) or 'none'}; resets: {info.resets:,}",
@@ -175,6 +182,90 @@ def reset(
     with options.client_after(f"{processor} {stores}{begins}.", yes=yes) as client:
         info = client.reset_processor(processor, start, keep_state=keep_state)
     _show_starts(info, as_json=options.json)
+
+
+@app.command("alter")
+def alter(
+    options: ClusterOptions,
+    processor: Name,
+    add: Annotated[
+        list[str] | None,
+        option("--add-input SCOPE/STREAM", "A stream to read, too. Repeatable; needs --from."),
+    ] = None,
+    drop: Annotated[
+        list[str] | None,
+        option("--drop-input SCOPE/STREAM", "An input to read no more. Repeatable."),
+    ] = None,
+    start: Annotated[
+        str | None,
+        option(
+            "--from begin|end|TIME",
+            "Where added inputs begin: begin, end, or after a commit timestamp or an ISO 8601 time.",
+        ),
+    ] = None,
+    yes: Yes = False,
+) -> None:
+    """Let a processor read more inputs, or fewer. Its stores and its other positions are kept.
+
+    Its workers lose their tasks, and stop unless their program has exactly these inputs; then start the new
+    program. The command may be repeated after any failure.
+    """
+    if not add and not drop:
+        raise InvalidArgument("give an input: --add-input or --drop-input")
+    if bool(add) != (start is not None):
+        raise InvalidArgument(
+            "say where added inputs begin: --add-input and --from belong together"
+        )
+    begins = None if start is None else start_of(start, "--from")
+    changes = [f"reads {', '.join(add)} from {start} on"] if add else []
+    changes += [f"reads {', '.join(drop)} no more"] if drop else []
+    with options.client_after(
+        f"{processor} {' and '.join(changes)}; workers with another program stop.", yes=yes
+    ) as client:
+        info = client.alter_processor(processor, add=add or (), start=begins, drop=drop or ())
+    _show_starts(info, as_json=options.json)
+
+
+New = Annotated[str, argument("SCOPE/NEW", "The new name, in the same scope.")]
+CopyFolder = Annotated[
+    Path | None, option("DIR", "Hold the state here meanwhile (default: a temporary folder).")
+]
+
+
+@app.command("copy")
+def copy(options: ClusterOptions, processor: Name, new: New, folder: CopyFolder = None) -> None:
+    """Copy a processor, or a savepoint: a processor under a new name, with the same positions and state.
+
+    The original goes on; its workers pause for a second or so. Run the copy with a program of that name, whose
+    inputs and stores are the same, and whose outputs are its own. After a failure repeat the command.
+    """
+    _copy(options, processor, new, folder, savepoint=False)
+
+
+@app.command("savepoint")
+def savepoint(
+    options: ClusterOptions, processor: Name, new: New, folder: CopyFolder = None
+) -> None:
+    """Keep positions and state that a processor has now, under a name, until `processor delete`.
+
+    No worker can run a savepoint: `processor copy` makes processors from it. The original goes on; its workers
+    pause for a second or so. After a failure repeat the command.
+    """
+    _copy(options, processor, new, folder, savepoint=True)
+
+
+def _copy(
+    options: ClusterOptions, processor: str, new: str, folder: Path | None, *, savepoint: bool
+) -> None:
+    from anabranch.processing.copies import copy_processor
+
+    with options.client() as client:
+        info = copy_processor(client, processor, new, savepoint=savepoint, folder=folder)
+    what = "a savepoint" if savepoint else "a copy"
+    document = {
+        "processor": new, "origin": processor, "phase": info.phase or None, "tasks": info.task_count
+    }  # fmt: skip
+    print_result(document, f"{new} is {what} of {processor}", as_json=options.json)
 
 
 @app.command("delete")

@@ -1218,6 +1218,7 @@ class Client:
         start: Start = "begin",
         *,
         stores: Sequence[str] | Mapping[str, str] = (),
+        topology: str = "",
         timeout: float | None = None,
     ) -> r.ProcessorInfo:
         """Make a processor (``scope/name``, in an existing scope). Repeating the call can only add stores.
@@ -1226,13 +1227,17 @@ class Client:
         each with its own start. ``tasks``: a power of two up to 1,024, which never changes; this many workers can
         share the work. ``stores``: names, or a mapping of each to its kind. They are in the state stream
         ``scope/name.state``, and are never removed. Another kind under the same name is refused until a reset.
+        ``topology``: what the program is made of, as JSON for people; the last one is kept, from feature level 3
+        on.
 
         Raises: UnknownScope, UnknownStream, IllegalState (it exists with other tasks, inputs or kinds of stores),
         InvalidArgument, NotAuthorized (the right process), NotReady, DeadlineExceeded, and for its state as
         `create_stream`.
         """
         deadline = self._shared.deadline_outside("create_processor", timeout)
-        return self._processors.create(processor, inputs, tasks, start, deadline, stores=stores)
+        return self._processors.create(
+            processor, inputs, tasks, start, deadline, stores=stores, topology=topology
+        )
 
     def reset_processor(
         self,
@@ -1253,6 +1258,52 @@ class Client:
         """
         deadline = self._shared.deadline_outside("reset_processor", timeout)
         return self._processors.reset(processor, start, bool(keep_state), deadline)
+
+    def mark_copy(
+        self,
+        processor: str,
+        origin: str,
+        phase: str,
+        *,
+        origin_resets: int,
+        resets: int,
+        timeout: float | None = None,
+    ) -> r.ProcessorInfo:
+        """Begin or end a copy of a processor, for programs that copy: `anabranch.processing.copies` is one.
+
+        ``phase``: 'copying' begins, with the tasks, inputs and stores of ``origin``; from then on tasks can be
+        taken only with ``copying``. '' or 'savepoint' ends it. ``origin_resets``, ``resets``:
+        `ProcessorInfo.resets` of both, as last seen; 0 for a copy that does not exist.
+
+        Raises: UnknownScope, UnknownProcessor, InvalidArgument (another scope), IllegalState (it exists, and is
+        no copy of ``origin`` that was begun; one of them was reset meanwhile), NotReady, FeatureNotEnabled,
+        NotAuthorized (the right process on both), DeadlineExceeded.
+        """
+        deadline = self._shared.deadline_outside("mark_copy", timeout)
+        return self._processors.mark_copy(processor, origin, phase, origin_resets, resets, deadline)
+
+    def alter_processor(
+        self,
+        processor: str,
+        *,
+        add: Sequence[str] = (),
+        start: Start | None = None,
+        drop: Sequence[str] = (),
+        timeout: float | None = None,
+    ) -> r.ProcessorInfo:
+        """Let a processor read other inputs; its stores, and the positions of inputs that stay, are kept.
+
+        ``add``: streams, which begin at ``start`` (as of `read`). ``drop``: inputs that it shall not read any
+        more. All task ownership ends: workers whose program has other inputs stop with `IllegalState`, and don't
+        start any more. Repeating the call is harmless: an input to add that is there keeps its position.
+
+        Raises: UnknownScope, UnknownStream, UnknownProcessor, InvalidArgument (an input to add and to drop, a
+        plain topic to add, no input left, more than 64), IllegalState (another call reset or altered it at the
+        same time; an input to add was created again since), NotReady (a commit of it is being merged),
+        FeatureNotEnabled, NotAuthorized (the right process; describe on the new inputs), DeadlineExceeded.
+        """
+        deadline = self._shared.deadline_outside("alter_processor", timeout)
+        return self._processors.alter(processor, add, start, drop, deadline)
 
     def import_group(
         self,
@@ -1288,9 +1339,15 @@ class Client:
         """The processors of a scope, by name, without their tasks. Raises: UnknownScope, NotReady."""
         return self._processors.listed(scope, self._shared.checked_deadline(timeout))
 
-    def processor(self, processor: str, *, timeout: float | None = None) -> r.ProcessorInfo:
-        """A processor, and the positions of its tasks. Raises: UnknownScope, UnknownProcessor, NotReady."""
-        return self._processors.described(processor, self._shared.checked_deadline(timeout))
+    def processor(
+        self, processor: str, *, topology: bool = False, timeout: float | None = None
+    ) -> r.ProcessorInfo:
+        """A processor, and the positions of its tasks. Raises: UnknownScope, UnknownProcessor, NotReady.
+
+        ``topology``: also what its program is made of, as the worker that started last has said.
+        """
+        deadline = self._shared.checked_deadline(timeout)
+        return self._processors.described(processor, deadline, topology=topology)
 
     def check_outputs(
         self, processor: str, streams: Iterable[str], *, timeout: float | None = None
@@ -1309,19 +1366,21 @@ class Client:
         tasks: Iterable[int] | None = None,
         *,
         holder: str | None = None,
+        copying: bool = False,
         timeout: float | None = None,
     ) -> TaskOwnership:
         """Take ownership of tasks of a processor (None: all). From now on no other worker can commit for them.
 
         The call returns when their earlier commits are merged, so that their positions are final. ``holder``: a
-        name of the worker for people; None: this host and process.
+        name of the worker for people; None: this host and process. ``copying``: to fill a copy that `mark_copy`
+        began.
 
-        Raises: OwnershipLost (another worker took a task at the same time, and nothing was changed: take them again
-        if they are yours), UnknownScope, UnknownProcessor, InvalidArgument, NotAuthorized, NotReady,
-        DeadlineExceeded.
+        Raises: IllegalState (it is a savepoint, or a copy that is not complete), OwnershipLost (another worker
+        took a task at the same time, and nothing was changed: take them again if they are yours), UnknownScope,
+        UnknownProcessor, InvalidArgument, NotAuthorized, NotReady, DeadlineExceeded.
         """
         return self._processors.take_tasks(
-            processor, tasks, holder, self._shared.checked_deadline(timeout)
+            processor, tasks, holder, self._shared.checked_deadline(timeout), copying=copying
         )
 
     def release_tasks(self, ownership: TaskOwnership, *, timeout: float | None = None) -> None:

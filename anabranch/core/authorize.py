@@ -243,6 +243,20 @@ def _create_processor(state: State, lane: str, command: r.CreateProcessor) -> No
     _reads(state, lane, command.inputs)
 
 
+def _alter_processor(state: State, lane: str, command: r.AlterProcessor) -> None:
+    """The lane has to see the new inputs, as for a new processor."""
+    _processor(state, lane, command)
+    _reads(state, lane, command.add)
+
+
+def _copy_processor(state: State, lane: str, command: r.CopyProcessor) -> None:
+    """The lane takes the tasks of both processors, and has to see their inputs."""
+    _processor(state, lane, command)
+    check_right(state, lane, Right.PROCESS, command.origin)
+    origin = state.processors.get(command.origin)
+    _reads(state, lane, () if origin is None else origin.inputs)
+
+
 def _take(state: State, lane: str, command: r.TakeTasks) -> None:
     _processor(state, lane, command)
     row = state.processors.get(command.processor)
@@ -283,6 +297,8 @@ RULES: Mapping[type, Rule] = {
     r.CreateProcessor: _create_processor,
     r.TakeTasks: _take,
     r.ReleaseTasks: _processor,
+    r.AlterProcessor: _alter_processor,
+    r.CopyProcessor: _copy_processor,
     r.ResetProcessor: _processor,
     r.DeleteProcessor: _processor,
     r.DescribeProcessors: _describe_processors,

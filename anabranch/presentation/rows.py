@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from anabranch.errors import AnabranchError, count_of
 from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.ids import segment_epoch, segment_number
+from anabranch.protocol.legal_names import COPYING
 
 if TYPE_CHECKING:
     from anabranch.protocol.schemas.records import ProcessorInfo
@@ -222,13 +223,12 @@ def processor_row(info: ProcessorInfo, lags: Sequence[InputLag]) -> dict[str, An
     """A processor, with the lag of each of its inputs."""
     commits = [task.commit_timestamp for task in info.tasks if task.commit_timestamp]
     held = sum(1 for task in info.tasks if task.holder)
-    idle = info.task_count - held
     return {
         "processor": info.processor,
         "tasks": info.task_count,
-        "trouble": f"{idle:,} of {count_of(info.task_count, 'task')} without a worker"
-        if idle
-        else "",
+        "origin": info.origin or None,
+        "phase": info.phase or None,
+        "trouble": _trouble(info, info.task_count - held),
         "inputs": [
             {
                 "stream": lag.stream,
@@ -241,6 +241,15 @@ def processor_row(info: ProcessorInfo, lags: Sequence[InputLag]) -> dict[str, An
         "holders": sorted({task.holder for task in info.tasks if task.holder}),
         "oldest_last_commit": to_text(min(commits)) if commits else None,
     }
+
+
+def _trouble(info: ProcessorInfo, idle: int) -> str:
+    """What is wrong with a processor. ``idle``: how many tasks have no worker."""
+    if info.phase == COPYING:
+        return f"an incomplete copy of {info.origin}"
+    if not idle or info.phase:  # a savepoint is never run
+        return ""
+    return f"{idle:,} of {count_of(info.task_count, 'task')} without a worker"
 
 
 def lag_fields(lag: Lag | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
@@ -42,7 +42,7 @@ from anabranch.errors import (
     TransactionAborted,
     WriteFailed,
 )
-from anabranch.ports import TopicPartition
+from anabranch.ports import Clock, TopicPartition
 from anabranch.processing.batch import BatchConflict, Limits, WorkBatch, Written
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table, TaskTable
@@ -197,7 +197,7 @@ class Commits:
                                 txn.write_batch(stream, columns_of(run))
                     if batch.tables is not None:
                         write_rows(txn, batch.tables)
-                    timestamp = self._until_known(txn, consumed)
+                    timestamp = commit_until_known(txn, consumed, self._clock, self.ending.is_set)
                 break
             except (LocksBroken, SnapshotExpired) as error:
                 raise BatchConflict.of(error) from error
@@ -265,20 +265,6 @@ class Commits:
             count = sum(len(run) if isinstance(run, list) else run.num_rows for run in runs)
             add("processor_events_out", stream, by=count)
 
-    def _until_known(self, txn: Transaction | TableTransaction, consumed: Consumed) -> int:
-        give_up = self._clock.monotonic() + _DOUBT_S
-        pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._clock)
-        while True:
-            try:
-                return txn.commit(consumed=consumed).commit_timestamp
-            except WriteFailed:
-                raise
-            except (AskOutcomeError, RetryError) as error:
-                if self._clock.monotonic() >= give_up or self.ending.is_set():
-                    raise
-                log.info("%s: the commit is asked for again: %s", consumed.processor, error)
-            pauses.sleep()
-
     def _ends(self, ownership: TaskOwnership) -> dict[int, int]:
         """End offsets of the state's partitions before a commit; empty less than `_ENDS_S` after the last look-up.
 
@@ -292,6 +278,27 @@ class Commits:
         places = [TopicPartition(self.state.topic, task) for task in ownership.tasks]
         found = self._log.end_offsets(places, now + _ASK_S, committed=True)
         return {place.partition: end for place, end in found.items()}
+
+
+def commit_until_known(
+    txn: Transaction | TableTransaction,
+    consumed: Consumed,
+    clock: Clock,
+    is_ending: Callable[[], bool] = lambda: False,
+) -> int:
+    """Commit, and repeat that while the outcome is unknown. Returns the commit timestamp."""
+    give_up = clock.monotonic() + _DOUBT_S
+    pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, clock)
+    while True:
+        try:
+            return txn.commit(consumed=consumed).commit_timestamp
+        except WriteFailed:
+            raise
+        except (AskOutcomeError, RetryError) as error:
+            if clock.monotonic() >= give_up or is_ending():
+                raise
+            log.info("%s: the commit is asked for again: %s", consumed.processor, error)
+        pauses.sleep()
 
 
 def runs_of(

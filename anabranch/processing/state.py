@@ -111,7 +111,37 @@ class StateReader:
 
     def follow(self, tasks: Iterable[int], until: float) -> None:
         """Update the copies of other workers' tasks, until a monotonic second."""
-        others = set(tasks)
+        self._follow_from(set(tasks))
+        while self._source.clock.monotonic() < until:
+            portions = self._feed.next(until, ())
+            for portion in portions:
+                self._apply(portion.place.partition, portion)
+            if not portions:
+                return
+
+    def catch_up(self, tasks: Iterable[int], silence_s: float) -> None:
+        """Update the copies of other workers' tasks up to their present ends.
+
+        ``silence_s``: seconds without records after which it fails. Raises: NotReady.
+        """
+        others, clock = set(tasks), self._source.clock
+        self._follow_from(others)
+        deadline = clock.monotonic() + silence_s
+        places = [TopicPartition(self.topic, task) for task in others]
+        ends = self._source.end_offsets(places, deadline, committed=True)
+        while any(
+            at < ends[TopicPartition(self.topic, task)]
+            for task, at in self._feed.positions(self.topic, others).items()
+        ):
+            now = clock.monotonic()
+            if now >= deadline:
+                raise NotReady(f"{self.topic} of {self._processor} can't be read to its end now")
+            for portion in self._feed.next(min(deadline, now + _SLICE_S), ()):
+                self._apply(portion.place.partition, portion)
+                deadline = clock.monotonic() + silence_s
+
+    def _follow_from(self, others: set[int]) -> None:
+        """Let the feed read the state of other workers' tasks from their marks on."""
         deadline = self._source.clock.monotonic() + _ASK_S
         if not self._topic_id:
             self._topic_id = self._source.topic_ids([self.topic], deadline).get(self.topic, "")
@@ -121,14 +151,9 @@ class StateReader:
             for place in places:
                 task, mark = place.partition, self._table.mark(place.partition)
                 self._marks[task] = self._usable(task, mark, ends[place])
-        at = {TopicPartition(self.topic, task): self._marks[task].offset for task in others}
-        self._feed.assign(at)
-        while self._source.clock.monotonic() < until:
-            portions = self._feed.next(until, ())
-            for portion in portions:
-                self._apply(portion.place.partition, portion)
-            if not portions:
-                return
+        self._feed.assign(
+            {TopicPartition(self.topic, task): self._marks[task].offset for task in others}
+        )
 
     def forget(self, tasks: Iterable[int]) -> None:
         """Forget how far these tasks were read, because this worker begins or ends to write their rows."""

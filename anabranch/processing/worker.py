@@ -31,7 +31,7 @@ from anabranch.errors import (
     RetryError,
     SnapshotExpired,
 )
-from anabranch.ports import GroupMember, TopicPartition
+from anabranch.ports import Clock, GroupMember, TopicPartition
 from anabranch.processing.batch import SLICE_BYTES, BatchConflict, Limits, WorkBatch
 from anabranch.processing.commits import FIRST_PAUSE_S, LONGEST_PAUSE_S, Commits
 from anabranch.processing.handlers import Handlers
@@ -41,6 +41,7 @@ from anabranch.processing.program import Program
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
 from anabranch.processing.tables import Conflicts, TaskTables, WorkerTables
+from anabranch.processing.topology import topology_of
 from anabranch.protocol.defaults import SESSION_S
 from anabranch.protocol.hybrid_time import to_ms
 from anabranch.protocol.legal_names import PLAIN, state_stream
@@ -71,7 +72,8 @@ _COMMIT_SLICE_S = 0.05
 _FEW = 5  # up to this many commits of input in an interval, input is slow
 MIRROR_S = 5.0
 _SILENT_S = 60.0
-_CHECKS = 5  # checks of a lost task without progress, a session apart, after which its holder counts as gone
+_LOST_S = 0.25  # before the first check of a lost task; later pauses are longer, up to a session
+_GONE_S = 30.0  # a holder of a lost task that makes no progress for this long counts as gone
 
 
 class Membership:
@@ -158,23 +160,29 @@ class Lost:
     """Tasks that another worker took since the group assigned them to this one.
 
     Two workers that both want a task would take it from each other without end. So the worker that lost it waits
-    until the group assigns again, the task is released, or `_CHECKS` checks have found no progress of its holder.
+    until the group assigns again, the task is released, or its holder has made no progress for `_GONE_S`.
     """
 
-    def __init__(self) -> None:
-        self.tasks: frozenset[int] = frozenset()
-        self._holders: dict[int, tuple[tuple[int, int], int]] = {}
+    def __init__(self, clock: Clock, tasks: Iterable[int] = ()) -> None:
+        self.tasks = frozenset(tasks)
+        self.pauses = Backoff(_LOST_S, SESSION_S, clock)  # between checks
+        self._clock = clock
+        # Task -> term and sequence of its row, and since when they are known (monotonic seconds).
+        self._holders: dict[int, tuple[tuple[int, int], float]] = {}
 
     def update(self, rows: Iterable[TaskInfo], holder: str) -> None:
         """Update the lost tasks from the current rows of all tasks. ``holder``: this worker's name."""
         before, self._holders = self._holders, {}
+        now = self._clock.monotonic()
         for row in rows:
             if row.holder not in ("", holder):
-                state, checks = (row.term, row.sequence), 0
+                state, since = (row.term, row.sequence), now
                 if row.task in before and before[row.task][0] == state:
-                    checks = before[row.task][1] + 1
-                self._holders[row.task] = state, checks
-        self.tasks = frozenset(t for t, (_, checks) in self._holders.items() if checks < _CHECKS)
+                    since = before[row.task][1]
+                self._holders[row.task] = state, since
+        self.tasks = frozenset(
+            task for task, (_, since) in self._holders.items() if now < since + _GONE_S
+        )
 
 
 class AllTasks:
@@ -307,7 +315,6 @@ class Worker:
         self._ownership: TaskOwnership | None = None
         self._reader: TaskReader | PlainReader | None = None
         self._generation = -1
-        self._lost = Lost()
         self._check_at = self._follow_at = self._watch_at = 0.0
         self._sent_at = self._seen_at = self._taken_at = 0.0
         self._is_slow = False  # whether the last batch had few commits of input
@@ -316,6 +323,7 @@ class Worker:
         try:
             ports = client.reader_ports()
             self._clock = ports.clock
+            self._lost = Lost(ports.clock)
             if shared is None:
                 shared = Shared(app, client, folder, threads=threads)
                 self._stack.callback(shared.close)
@@ -407,7 +415,7 @@ class Worker:
                 self.metrics.add("processor_taken_again", type(error).__name__)
                 self._drop()
                 if isinstance(error, OwnershipLost):
-                    self._lost.tasks, self._check_at = frozenset(range(self._app.tasks)), 0.0
+                    self._lost, self._check_at = Lost(self._clock, range(self._app.tasks)), 0.0
                 self.stop.wait(pauses.begin())
             except TableDamaged as error:
                 self._drop()
@@ -495,7 +503,13 @@ class Worker:
         wanted = self._member.claim(wanted)
         if not wanted:
             return
+        self._check_inputs(self.described(0.0).inputs)  # before other workers lose tasks
         ownership = self._client.take_tasks(self._app.name, wanted, holder=self._holder)
+        try:
+            self._check_inputs(ownership.inputs)
+        except IllegalState:
+            self._client.release_tasks(ownership)
+            raise
         if ownership.incarnation != self._incarnation:
             self._incarnation = ownership.incarnation
             self._commits.state = StateReader(
@@ -528,6 +542,19 @@ class Worker:
         self.metrics.add("processor_restored_rows", by=rows)
         took = self._clock.monotonic() - begun
         log.info("%s: tasks %s; %d rows read in %.1f s", self._app.name, sorted(wanted), rows, took)
+
+    def _check_inputs(self, inputs: Sequence[ProcessorInput]) -> None:
+        """Raise `IllegalState` if the processor has other inputs by now than this program."""
+        there, here = {one.stream for one in inputs}, set(self._app.inputs)
+        if there != here:
+            found = [
+                f"has the input {name}, which this program lacks" for name in sorted(there - here)
+            ]
+            found += [f"has no input {name} any more" for name in sorted(here - there)]
+            raise IllegalState(
+                f"{self._app.name} {', '.join(found)}: it was altered since this worker started; run a program "
+                "with these inputs"
+            )
 
     def _read(self, ownership: TaskOwnership) -> TaskReader | PlainReader:
         if self._app.cluster is None:
@@ -576,10 +603,10 @@ class Worker:
         """The assigned tasks, without tasks that another worker took since the assignment."""
         wanted = self._member.serve(0.0)
         if self._generation != self._member.generation:
-            self._generation, self._lost = self._member.generation, Lost()
+            self._generation, self._lost = self._member.generation, Lost(self._clock)
         now = self._clock.monotonic()
         if self._lost.tasks and now >= self._check_at:
-            self._check_at = now + SESSION_S
+            self._check_at = now + self._lost.pauses.begin()
             self._lost.update(self._client.processor(self._app.name).tasks, self._holder)
         return wanted - self._lost.tasks
 
@@ -688,4 +715,6 @@ def make_processor(client: Client, app: Program) -> ProcessorInfo:
             deadline = ports.clock.monotonic() + _ASK_S
             inputs = plain_inputs(source, topics, app.tasks, start_ms, deadline)
     stores = {name: store.kind for name, store in app.stores.items()} or (NO_STORE,)
-    return client.create_processor(app.name, inputs, app.tasks, app.start, stores=stores)
+    return client.create_processor(
+        app.name, inputs, app.tasks, app.start, stores=stores, topology=topology_of(app)
+    )

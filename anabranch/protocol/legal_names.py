@@ -16,6 +16,9 @@ MAX_NAME = limits.NAME.value
 # The lanes that exist from the start.
 OPEN_LANE = "open"
 ADMIN_LANE = "admin"
+# Phases of a copy of a processor, in its row; empty: it may be run.
+COPYING = "copying"
+SAVEPOINT = "savepoint"
 STATE = ".state"  # the end of the name of a processor's state
 BASE = "-base"  # the end of the name of a table's companion
 PLAIN = "topic:"  # the prefix of inputs that are plain topics

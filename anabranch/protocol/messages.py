@@ -24,6 +24,8 @@ SETS = frozenset(
         r.SetLane,
         r.SetGrant,
         r.CreateProcessor,
+        r.AlterProcessor,
+        r.CopyProcessor,
         r.ResetProcessor,
         r.DeleteProcessor,
         r.SetSeries,
@@ -68,7 +70,8 @@ def weight(answer: object) -> int:
             return sum(map(weight, answer.processors))
         case r.ProcessorInfo():
             tasks = sum(160 + len(task.holder) + 40 * len(task.positions) for task in answer.tasks)
-            return 256 + 160 * len(answer.inputs) + 4 * sum(map(len, answer.stores)) + tasks
+            texts = 4 * sum(map(len, (*answer.stores, answer.topology)))
+            return 256 + 160 * len(answer.inputs) + texts + tasks
         case r.ReadsLocked():
             spans = [span for each in answer.locks for span in each.ranges]
             points = sum(len(each.points) for each in answer.locks)

@@ -111,6 +111,7 @@ class _Web:
             ("/transactions", _transactions),
             (txn, lambda r: View("transaction", (r.path_params["txn"],))),
             ("/groups", lambda r: View("groups", (_query(r, "q")["q"],))),
+            ("/processors/{scope}/{name}", lambda r: View("processor", (_stream_of(r),))),
             ("/controllers", lambda r: View("controllers", (_query(r, "q")["q"],))),
         )
         routes = [Route(path, self._page(view), methods=["GET"]) for path, view in pages]

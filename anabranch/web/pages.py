@@ -33,6 +33,7 @@ from anabranch.presentation.rows import (
     lag_text,
     laid_out,
     open_transaction_row,
+    processor_row,
     segment_name,
     span_text,
     time_text,
@@ -41,6 +42,7 @@ from anabranch.presentation.rows import (
     value_text,
 )
 from anabranch.presentation.system_tables import commit_rows
+from anabranch.presentation.topology import Topology, picture, read_topology
 from anabranch.protocol.hybrid_time import from_datetime, read_moment, to_datetime, to_text
 from anabranch.protocol.ids import parse_txn_text
 from anabranch.types import (
@@ -456,6 +458,19 @@ class Pages:
             "text": text,
         }
 
+    def _processor(self, name: str) -> dict[str, Any]:
+        info = self._client.processor(name, topology=True, timeout=self._timeout)
+        row = processor_row(info, self._client.lag(info, timeout=self._timeout))
+        found = read_topology(info.topology)
+        if found is None:
+            found = Topology(stores=dict.fromkeys(info.stores, "a store"))
+        return {
+            "processor": row,
+            "tasks": [task for task in info.tasks if task.holder],
+            "picture": Markup(picture(found, row["inputs"], f"Topology of {name}")),
+            "declared": bool(info.topology),
+        }
+
     def _controllers(self, text: str = "") -> dict[str, Any]:
         parts, hidden = self._memory.ask("parts", self._parts)
         leaders: Sequence[LeaderInfo] = ()
@@ -732,6 +747,6 @@ KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     name: getattr(Pages, f"_{name}")
     for name in (
         "overview", "streams", "stream", "events", "rows", "versions", "transactions", "transaction", "groups",
-        "controllers",
+        "processor", "controllers",
     )
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -72,6 +73,22 @@ def stream(name: str = "nyc/flights") -> StreamDescription:
 def lane(name: str, *, blocked: bool = False, trouble: str = "") -> Lane:
     """A lane with a quota."""
     return Lane(name, blocked, trouble, {"open": 1000}, {"open": 17}, 3, ("a", "b"))
+
+
+TOPOLOGY = json.dumps(
+    {
+        "calls": [
+            {
+                "name": "count\x1b[2J",
+                "of": ["nyc/flights"],
+                "uses": ["totals"],
+                "writes": ["nyc/hours"],
+            }
+        ],
+        "stores": {"totals": "a store of json"},
+        "outputs": ["nyc/hours", "nyc/other"],
+    }
+)
 
 
 def processor(name: str) -> ProcessorInfo:
@@ -253,9 +270,11 @@ class FakeClient:
         self._call("processors", scope=scope)
         return [processor(f"{scope}/delays")]
 
-    def processor(self, name: str) -> ProcessorInfo:
+    def processor(
+        self, name: str, *, topology: bool = False, timeout: float | None = None
+    ) -> ProcessorInfo:
         self._call("processor", name=name)
-        return processor(name)
+        return replace(processor(name), topology=TOPOLOGY if topology else "")
 
     def lag(self, info: ProcessorInfo, *, timeout: float | None = None) -> list[InputLag]:
         lags = {0: Lag(12_345, 1_700_000_000_000, exact=False), 40: Lag(0, 0)}
@@ -264,6 +283,10 @@ class FakeClient:
 
     def reset_processor(self, name: str, start: Any, *, keep_state: bool) -> ProcessorInfo:
         self._call("reset_processor", name=name, start=start, keep_state=keep_state)
+        return processor(name)
+
+    def alter_processor(self, name: str, *, add: Any, start: Any, drop: Any) -> ProcessorInfo:
+        self._call("alter_processor", name=name, add=add, start=start, drop=drop)
         return processor(name)
 
     def import_group(self, name: str, group: str, inputs: Any, tasks: int) -> ProcessorInfo:

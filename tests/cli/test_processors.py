@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from anabranch.cli.errors import ExitCode
 from anabranch.cli.processor import ranges
 from anabranch.errors import UnknownProcessor
+from anabranch.processing import copies
+from anabranch.protocol.schemas.records import ProcessorInfo
 from tests.cli.conftest import Run
-from tests.cli.fakes import TXN_ID, FakeClient
+from tests.cli.fakes import TXN_ID, FakeClient, processor
 
 STAMP = "2023-11-14T22:13:20"
 
@@ -51,6 +55,43 @@ def test_describe(run: Run) -> None:
         assert part in shown
 
 
+@pytest.mark.usefixtures("fake")
+def test_describe_draws_the_topology(run: Run) -> None:
+    told = json.loads(run("processor", "describe", "nyc/delays", "--json").stdout)["topology"]
+    assert told["handlers"][0]["of"] == ["nyc/flights"]
+    assert told["stores"] == {"totals": "a store of json"}
+    lines = run("processor", "describe", "nyc/delays").stdout.split("\n")
+    assert lines[:6] == [
+        "nyc/flights  (~12,345 behind, " + lines[0].partition("behind, ")[2],
+        "└─ count\\x1b[2J",
+        "   ├─ [totals]",
+        "   └─ > nyc/hours",
+        "nyc/lost  (UnknownStream: gone)",
+        "outputs of no handler that is known: nyc/other",
+    ]
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("command", ["copy", "savepoint"])
+def test_a_copy_is_made(run: Run, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    asked = list[tuple[Any, ...]]()
+
+    def made(
+        _: object, origin: str, name: str, *, savepoint: bool, folder: object
+    ) -> ProcessorInfo:
+        asked.append((origin, name, savepoint, folder))
+        return replace(processor(name), phase="savepoint" if savepoint else "")
+
+    monkeypatch.setattr(copies, "copy_processor", made)
+    given = ("processor", command, "nyc/delays", "nyc/kept")
+    told = json.loads(run(*given, "--json").stdout)
+    is_savepoint = command == "savepoint"
+    assert told["phase"] == ("savepoint" if is_savepoint else None)
+    assert (told["processor"], told["origin"], told["tasks"]) == ("nyc/kept", "nyc/delays", 4)
+    assert run(*given).stdout == f"nyc/kept is a {command} of nyc/delays\n"
+    assert asked[0] == ("nyc/delays", "nyc/kept", is_savepoint, None)
+
+
 @pytest.mark.parametrize("command", ["list", "describe"])
 def test_errors_are_lines(run: Run, fake: FakeClient, command: str) -> None:
     fake.error = UnknownProcessor("there is no processor nyc/none")
@@ -77,6 +118,18 @@ RESET, MADE = {"name": "nyc/delays", "keep_state": False}, {"name": "nyc/delays"
             "reset nyc/delays --keep-state",
             ("reset_processor", {**RESET, "start": None, "keep_state": True}),
         ),
+        (
+            "alter nyc/delays --add-input nyc/a --add-input lax/a --from begin --drop-input nyc/b",
+            (
+                "alter_processor",
+                {
+                    "name": "nyc/delays",
+                    "add": ["nyc/a", "lax/a"],
+                    "start": "begin",
+                    "drop": ["nyc/b"],
+                },
+            ),
+        ),
         ("delete nyc/delays", ("delete_processor", {"name": "nyc/delays"})),
         ("import-group nyc/delays -g g", ("import_group", {**MADE, "inputs": (), "tasks": 16})),
     ],
@@ -99,6 +152,16 @@ def test_reset_refuses(run: Run, fake: FakeClient, to: tuple[str, ...]) -> None:
     result = run("processor", "reset", "nyc/delays", "--yes", *to)
     assert result.exit_code == ExitCode.USAGE
     assert "--to" in result.stderr
+    assert fake.calls == []
+
+
+@pytest.mark.parametrize(
+    "given", ["", "--from begin", "--add-input nyc/a", "--drop-input nyc/a --from end"]
+)
+def test_alter_refuses(run: Run, fake: FakeClient, given: str) -> None:
+    result = run("processor", "alter", "nyc/delays", "--yes", *given.split())
+    assert result.exit_code == ExitCode.USAGE
+    assert "-input" in result.stderr
     assert fake.calls == []
 
 

@@ -188,6 +188,9 @@ def hand_plan(world: World) -> r.Scale:
 
 
 PROCESSOR = r.CreateProcessor(P, 4, INPUTS)
+Q = "nyc/q"
+COPY = r.CopyProcessor(Q, P, 0, 0, "copying")
+MORE = r.ProcessorInput("nyc/more", "", 0, 0)
 STORES = r.CreateProcessor(P, 4, INPUTS, ("counts",))
 PUBLISHED = r.BaseRow(1 << 40, b"b" * 16, 5, 0, 0, 0)
 TABLES = (create(T, **{TABLE: "true"}), create(f"{T}-base", **{BASE: T}))
@@ -220,6 +223,10 @@ ROWS = [
     Row("a processor deleted", [PROCESSOR], r.DeleteProcessor(P, 0), [PROCESSOR]),
     Row("a processor reset", [PROCESSOR], r.ResetProcessor(P, 0, (), True),
         [r.DeleteProcessor(P, 1), PROCESSOR]),
+    Row("a copy begun", [PROCESSOR], COPY, [r.CopyProcessor(Q, P, 0, 0, ""), r.DeleteProcessor(Q, 1)]),
+    Row("a copy ended", [PROCESSOR, COPY], r.CopyProcessor(Q, P, 0, 0, ""), [r.DeleteProcessor(Q, 1)]),
+    Row("an input more", [PROCESSOR], r.AlterProcessor(P, 0, (), (MORE,)),
+        [r.AlterProcessor(P, 1, (MORE.stream,), ())]),
     Row("a series", [r.SetSeries("nyc", "s", None, 3)], r.SetSeries("nyc", "s", 3, 5),
         [r.SetSeries("nyc", "s", 5, 3)]),
     Row("a series that is there already", [r.SetSeries("nyc", "s", None, 5)],
@@ -233,6 +240,7 @@ def played(row: Row) -> tuple[Copies, Any, int]:
     """What exists before, the command, and the time that its sender has received."""
     world = Copies()
     world.find_scope("nyc")
+    world.log_rows([(k.FEATURE_KEY, r.FeatureRow(3, 1))])
     for number, step in enumerate([create(A), *row.before]):
         carry_out(world, f"before {number}", step)
     world.log_rows(list(row.extra.items()))

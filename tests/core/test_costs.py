@@ -159,6 +159,11 @@ def unfinished(world: World) -> r.Commit:
     return r.Commit(token(world), (), None, None, 0, None)
 
 
+def copying(world: World) -> r.CopyProcessor:
+    world.log_rows([(k.FEATURE_KEY, r.FeatureRow(3, 1))])
+    return r.CopyProcessor("nyc/copy", PROCESSOR, 0, 0, "copying")
+
+
 PROCESSOR = "nyc/p0"
 FENCING_TOKEN = bytes(16)
 ALL_TASKS = tuple(range(1_024))
@@ -251,6 +256,11 @@ WORST: dict[str, Callable[[World], Any]] = {
     ),
     "take": lambda w: r.TakeTasks(PROCESSOR, FENCING_TOKEN, "me", ALL_TASKS, (0,) * 1_024),
     "release": lambda w: r.ReleaseTasks(PROCESSOR, FENCING_TOKEN, ALL_TASKS),
+    "alter a processor": lambda w: r.AlterProcessor(
+        PROCESSOR, 0, tuple(f"nyc/s{n}" for n in range(60)),
+        tuple(r.ProcessorInput(f"nyc/more{n}", "", 0, 0) for n in range(60)),
+    ),
+    "copy a processor": copying,
     "reset": lambda w: r.ResetProcessor(PROCESSOR, 0, (), True),
     "delete a processor": lambda w: r.DeleteProcessor(PROCESSOR, 0),
     "describe a processor": lambda w: r.DescribeProcessors("nyc", PROCESSOR),

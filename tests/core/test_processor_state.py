@@ -310,3 +310,82 @@ def test_a_store_stays_what_it_is_until_a_reset() -> None:
         due for _, due in steps
     ]
     assert w.state.processors[NAME].stores == ("counts", "a", "b", "c")
+
+
+def test_inputs_change_and_positions_follow_them() -> None:
+    w = made()
+    more = r.ProcessorInput("nyc/more", "", 3, 0)
+    for number, record in ((0, 12), (1, 7)):
+        w.stored(f"X{number}", w.consumed("a", number + 1, record, number=number), 0)
+    alter = r.AlterProcessor(NAME, 0, ("nyc/in",), (more,))
+    assert w.ask("alter", alter) == f"{NAME} 4 tasks"
+    row = w.state.processors[NAME]
+    assert [one.stream for one in row.inputs] == ["lax/in", "nyc/more"]
+    assert (row.incarnation, row.resets) == (0, 1)
+    assert (w.row(), w.state_of(0)) == ("2 nobody 2:7", [2]), "state, sequence and a position stay"
+    assert [p.input for p in w.state.tasks[NAME, 0].positions] == [0], "by its new number"
+    assert w.stored("Y", w.consumed("a", 3, 8), 0) == "OwnershipLost", "numbers are others by now"
+    w.take("b")
+    assert w.ask("alter", alter) == f"{NAME} 4 tasks", "repeated"
+    assert w.row() == "3 b 2:7"
+    late = r.AlterProcessor(NAME, 0, ("lax/in",), ())
+    assert w.ask("late", late) == "IllegalState", "of one who saw it before"
+    assert w.stored("back", w.consumed("b", 3, 6), 0) == "InvalidArgument", "positions only rise"
+    assert w.stored("start", w.consumed("b", 3, 2, number=1), 0) == "InvalidArgument", (
+        "from its start"
+    )
+    assert w.stored("Z", w.consumed("b", 3, 4, number=1), 0) == "Z COMMITTED 2"
+    check_unmoved(w, "3 b 3:7,4")
+    assert [row.command for round_ in w.rounds for row in round_.audit] == ["AlterProcessor"]
+
+
+def test_inputs_stay_while_a_commit_is_merged() -> None:
+    w = made()
+    w.journal("X", "a", 0)
+    w.end("X", w.consumed("a", 1, 12))
+    turn = w.new_turn()
+    w._decide(turn, r.AlterProcessor(NAME, 0, ("nyc/in",), ()), w.asker("alter"))
+    assert w.close(turn) == "[alter] NotReady"
+
+
+def test_a_copy_is_begun_filled_and_ended() -> None:
+    w = made()
+    w.log_rows([(k.FEATURE_KEY, r.FeatureRow(3, 1))])
+    w.stored("X", w.consumed("a", 1, 12), 0)
+    copy = "nyc/copy"
+
+    def phase(phase: str, resets: int = 0, asker: str = "") -> str:
+        command = r.CopyProcessor(copy, NAME, 0, resets, phase)
+        return w.ask(asker or f"{phase} {len(w.asked)}", command)
+
+    def take(who: str, *, copying: bool) -> str:
+        rows = w.state.tasks
+        terms = tuple(rows[copy, t].term if (copy, t) in rows else 0 for t in ALL)
+        command = r.TakeTasks(copy, w.token_of(who), who, ALL, terms, copying)
+        return w.ask(f"take {who} {len(w.asked)}", command)
+
+    assert phase("") == "UnknownProcessor", "not begun"
+    assert phase("copying", asker="first") == f"{copy} 4 tasks"
+    row = w.state.processors[copy]
+    assert (row.origin, row.phase, row.inputs) == (NAME, "copying", INPUTS)
+    assert (row.stores, row.tasks) == (("counts",), 4)
+    assert take("b", copying=False) == "IllegalState"
+    assert w.ask("make", r.CreateProcessor(copy, 4, INPUTS, ("counts",))) == "IllegalState"
+    assert take("b", copying=True).startswith("0 b 0:-")
+    assert take("c", copying=True).startswith("0 c 0:-"), "of a second copier, who begins again"
+    assert phase("copying") == f"{copy} 4 tasks"
+    row = w.state.processors[copy]
+    assert (row.incarnation, row.resets) == (1, 1), "rows of the first one are nothing"
+    assert phase("savepoint") == "IllegalState", "of the first one"
+    assert phase("savepoint", 1, "end") == f"{copy} 4 tasks"
+    assert phase("savepoint", 1, "end") == f"{copy} 4 tasks", "repeated"
+    assert phase("copying", 2) == "IllegalState", "it is complete"
+    for copying in (False, True):
+        assert take("d", copying=copying) == "IllegalState", "never run"
+    assert w.ask("reset", r.ResetProcessor(copy, 2, INPUTS, False)) == "IllegalState"
+    assert w.ask("alter", r.AlterProcessor(copy, 2, ("nyc/in",), ())) == "IllegalState"
+    assert (
+        w.ask("take it", r.TakeTasks(NAME, w.token_of("e"), "e", (0,), (1,), True))
+        == "IllegalState"
+    )
+    assert w.ask("delete", r.DeleteProcessor(copy, 2)) == ""

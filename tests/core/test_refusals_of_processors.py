@@ -91,6 +91,7 @@ def marked_begin(world: Stored) -> r.Begin:
 NOT_ENABLED, TOGETHER = "FeatureNotEnabled", "these parts together needs feature level 3"
 NOTHING = r.TaskStep((), 9, ())
 FIRST, SECOND = INPUTS
+MORE = r.ProcessorInput("nyc/more", "", 0, 0)
 PROCESSORS: dict[str, Row] = {
     **{
         f"{tasks} tasks": (creating(tasks, *INPUTS, name="nyc/r"), INVALID, words)
@@ -134,6 +135,16 @@ PROCESSORS: dict[str, Row] = {
     "reset without a start": (this(r.ResetProcessor(NAME, 0, (), False)), INVALID, "say where it starts"),
     "reset with other inputs": (this(r.ResetProcessor(NAME, 0, (FIRST,), True)), INVALID, "all of its inputs"),
     "reset meanwhile": (this(r.ResetProcessor(NAME, 7, (), True)), ILLEGAL, "was reset meanwhile"),
+    "altered meanwhile": (this(r.AlterProcessor(NAME, 7, (), (MORE,))), ILLEGAL, "was reset meanwhile"),
+    "altered in nothing": (this(r.AlterProcessor(NAME, 0, (), ())), INVALID, "nothing to change"),
+    "a drop of no input": (this(r.AlterProcessor(NAME, 0, ("nyc/no",), ())), INVALID, "has no input nyc/no"),
+    "an input that is one": (this(r.AlterProcessor(NAME, 0, (), (FIRST,))), INVALID, "is an input of"),
+    "all inputs dropped": (
+        this(r.AlterProcessor(NAME, 0, (FIRST.stream, SECOND.stream), ())), INVALID, "needs inputs",
+    ),
+    "a plain topic more": (
+        this(r.AlterProcessor(NAME, 0, (), (r.ProcessorInput("topic:t", "", 0, 0),))), INVALID, "bridge a topic",
+    ),
     "deleted after a reset": (this(r.DeleteProcessor(NAME, 7)), ILLEGAL, "was reset meanwhile"),
 }  # fmt: skip
 

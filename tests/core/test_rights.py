@@ -52,6 +52,7 @@ def pickled() -> bytes:
     world = nyc("nyc/a", "nyc/lost")
     for lane, (pattern, rights) in LANES.items():
         world.grant(lane, pattern, rights)
+    world.log_rows([(k.FEATURE_KEY, r.FeatureRow(3, 1))])
     world.ask("make", r.CreateProcessor("nyc/a", 1, INPUTS))
     for lane in ("own", "removed"):
         with world.by(lane):
@@ -166,6 +167,10 @@ MATRIX: dict[str, Row] = {
     "take": (lambda w: r.TakeTasks("nyc/a", bytes(16), "me", (0,), (0,)), "own open admin stream"),
     "take of nothing": (lambda w: r.TakeTasks("nyc/no", bytes(16), "me", (0,), (0,)), PROCESSORS),
     "release": (lambda w: r.ReleaseTasks("nyc/a", bytes(16), (0,)), f"{PROCESSORS} stream"),
+    "alter a processor": (lambda w: r.AlterProcessor("nyc/a", 0, (), INPUTS), "own open admin stream"),
+    "copy a processor": (
+        lambda w: r.CopyProcessor("nyc/copy", "nyc/a", 0, 0, "copying"), "own open admin",
+    ),
     "reset": (lambda w: r.ResetProcessor("nyc/a", 0, (), True), f"{PROCESSORS} stream"),
     "delete": (lambda w: r.DeleteProcessor("nyc/a", 0), f"{PROCESSORS} stream"),
     "make a processor's state": (

@@ -356,6 +356,17 @@ CATALOGUE: tuple[Mutant, ...] = (
         ("a stretch is ahead of what was given", tasks.ahead_of_what_was_given, True, 24),
         ("a stretch forgets a task", tasks.a_task_is_forgotten, False, 0),
         ("events without a key are dealt by count", tasks.null_keys_by_count, False, 0))),
+    *(Mutant(name, plant, simulated=False, suite="tests/processing/test_altered.py") for name, plant in (
+        ("positions keep the numbers of former inputs", tasks.numbers_of_former_inputs),
+        ("an altered processor keeps its owners", tasks.owners_of_former_inputs))),
+    Mutant("a worker of former inputs works on", tasks.any_inputs, simulated=False, by_clients=True,
+           suite="tests/processing/test_altered.py"),
+    *(Mutant(name, plant, simulated=False, by_clients=clients, suite="tests/processing/test_copies.py")
+      for name, plant, clients in (
+        ("workers take a copy that is being filled", tasks.copies_for_all, False),
+        ("a copier ends a copy that another one began again", tasks.any_copier_ends, False),
+        ("a copier does not see that tasks were taken back", tasks.copies_of_two_instants, True),
+        ("a copy begins where its original began", tasks.copies_without_positions, True))),
     # -- topics in outside hands
     Mutant("a stream is given up at once", topics.given_up_at_once, weather=LAGGING),
     Mutant("a lost stream's transactions go on", topics.lost_and_going_on, weather=LOSING),

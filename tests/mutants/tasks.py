@@ -9,15 +9,21 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.core.decisions import one_shot, ownership, positions
+from anabranch.core.decisions import decide, one_shot, ownership, positions
 from anabranch.core.decisions.turn import Turn
+from anabranch.processing import copies
 from anabranch.processing.batch import WorkBatch
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.threads import Part
+from anabranch.processing.worker import Worker
 from anabranch.protocol.ids import hash_of
 from anabranch.protocol.schemas.records import (
+    AlterProcessor,
     CommitRecord,
     Consumed,
+    CopyProcessor,
+    CreateProcessor,
+    TakeTasks,
     TaskInfo,
     TaskPosition,
     TaskRow,
@@ -243,3 +249,102 @@ def a_driver_forgets_left_input(commit: Any, self: Driver, batch: WorkBatch) -> 
 def claims_of_no_thread() -> Planted:
     """A thread takes its tasks without a claim, so that another one gets them at once."""
     return patch.object(Part, "claim", lambda part, tasks: tasks & part.wanted)
+
+
+@contextmanager
+def numbers_of_former_inputs() -> Iterator[None]:
+    """Positions keep the numbers that their inputs had before one was dropped."""
+    put = Turn.put
+
+    def kept(turn: Turn, key: bytes, row: Any) -> None:
+        former = turn.state.get(key) if isinstance(row, TaskRow) else None
+        if former is not None and row.term > former.term and row.sequence == former.sequence:
+            row = row._replace(positions=former.positions)
+        put(turn, key, row)
+
+    with patch.object(Turn, "put", kept):
+        yield
+
+
+@contextmanager
+def owners_of_former_inputs() -> Iterator[None]:
+    """Who has tasks of a processor keeps them while its inputs change."""
+    alter, put = ownership.alter_processor, Turn.put
+
+    def owned(turn: Turn, key: bytes, row: Any) -> None:
+        former = turn.state.get(key) if isinstance(row, TaskRow) else None
+        if former is not None:
+            row = row._replace(
+                term=former.term, fencing_hash=former.fencing_hash, holder=former.holder
+            )
+        put(turn, key, row)
+
+    def altered(turn: Turn, command: Any, to: Any) -> None:
+        with patch.object(Turn, "put", owned):
+            alter(turn, command, to)
+
+    with patch.dict(decide._DECISIONS, {AlterProcessor: altered}):
+        yield
+
+
+def any_inputs() -> Planted:
+    """A worker takes tasks of a processor that has other inputs than its program."""
+    return patch.object(Worker, "_check_inputs", lambda *_: None)
+
+
+@contextmanager
+def copies_for_all() -> Iterator[None]:
+    """Workers may take a copy that is not complete, or a savepoint."""
+    take, create = ownership.take, ownership.create_processor
+
+    def without_phase(decision: Any) -> Any:
+        def decided(turn: Turn, command: Any, to: Any) -> None:
+            rows = turn.state.processors
+            row = rows.get(command.processor)
+            if row is not None and row.phase:
+                rows[command.processor] = replace(row, phase="")
+                command = (
+                    replace(command, copying=False) if hasattr(command, "copying") else command
+                )
+            try:
+                decision(turn, command, to)
+            finally:
+                if row is not None:
+                    rows[command.processor] = row
+
+        return decided
+
+    changed = {TakeTasks: without_phase(take), CreateProcessor: without_phase(create)}
+    with patch.dict(decide._DECISIONS, changed):
+        yield
+
+
+@contextmanager
+def any_copier_ends() -> Iterator[None]:
+    """A copy is ended by a copier whose copy was begun again by another one."""
+    copy = ownership.copy_processor
+
+    def ended(turn: Turn, command: Any, to: Any) -> None:
+        row = turn.state.processors.get(command.processor)
+        resets = command.resets if row is None else row.resets
+        copy(turn, replace(command, resets=resets), to)
+
+    with patch.dict(decide._DECISIONS, {CopyProcessor: ended}):
+        yield
+
+
+def copies_of_two_instants() -> Planted:
+    """A copier takes state and positions of an original that commits meanwhile."""
+    return patch.object(copies, "_is_held", lambda *_: True)
+
+
+@contextmanager
+def copies_without_positions() -> Iterator[None]:
+    """A copy has the state of its original, and reads its inputs from where that one began."""
+    fill = copies._Filling.fill
+
+    def filled(self: Any, tasks: Any) -> None:
+        fill(self, {task: replace(info, positions=()) for task, info in tasks.items()})
+
+    with patch.object(copies._Filling, "fill", filled):
+        yield

@@ -292,6 +292,10 @@ EXAMPLES: dict[str, Any] = {
         ),
     ),
     "CreateProcessor": r.CreateProcessor("nyc/delays", 2, INPUTS),
+    "AlterProcessor": r.AlterProcessor(
+        "nyc/delays", 0, ("nyc/flights",), (r.ProcessorInput("nyc/weather", "", 0, 0),)
+    ),
+    "CopyProcessor": r.CopyProcessor("nyc/delays-2", "nyc/delays", 0, 0, "copying"),
     "DescribeProcessors": r.DescribeProcessors("nyc", "nyc/delays"),
     "TakeTasks": COMMANDS[16],
     "Reply: ProcessorList": _reply(

@@ -353,6 +353,10 @@ def at_once(client: Client) -> dict[str, Callable[[], Any]]:
         "truncate_stream": lambda: client.truncate_stream(A, 1 << 62),
         "create_processor": lambda: client.create_processor("bank/p", A),
         "reset_processor": lambda: client.reset_processor("bank/p", "begin"),
+        "mark_copy": lambda: client.mark_copy(
+            "bank/q", "bank/p", "copying", origin_resets=0, resets=0
+        ),
+        "alter_processor": lambda: client.alter_processor("bank/p", drop=[A]),
         "delete_processor": lambda: client.delete_processor("bank/p"),
         "import_group": lambda: client.import_group("bank/p", "group"),
         "set_series": lambda: client.set_series("bank", "s", 1, expected=None),

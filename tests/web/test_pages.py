@@ -16,7 +16,7 @@ from anabranch.types import Listed
 from anabranch.web import pages
 from anabranch.web.hub import WATCH_S, View
 from anabranch.web.pages import Pages, Showing, environment
-from tests.cli.fakes import TXN_ID, FakeClient, stream
+from tests.cli.fakes import TXN_ID, FakeClient, processor, stream
 
 OPEN = View("transactions", ("open", "", "", "", "100"))
 IDLE = "2 of 4 tasks without a worker"
@@ -198,6 +198,43 @@ def test_a_mirror_says_whose_it_is() -> None:
     (row,) = [line for line in page.splitlines() if "nyc.delays" in line]
     assert "mirror of the processor nyc/delays" in row
     assert page.count("mirror of") == 1
+
+
+def test_a_processor_s_page_draws_its_topology() -> None:
+    client: Any = Timed(FakeClient())
+    page = Pages(client, environment(), 1.0, Showing()).body(View("processor", ("nyc/delays",)))
+    (svg,) = re.findall(r"<svg class='topology'.*?</svg>", page)
+    assert re.findall(r"<g class='(\w+)'><title>([^<]*)</title>", svg) == [
+        ("input", svg_text("nyc/flights: ~12,345 behind, ", svg)),
+        ("input", "nyc/lost: UnknownStream: gone"),
+        ("call", "count\\x1b[2J"),
+        ("store", "totals: a store of json"),
+        ("output", "nyc/hours"),
+        ("output", "nyc/other"),
+    ]
+    assert re.findall(r"<path class='(\w+)'", svg) == ["flow", "use", "flow"]
+    assert [row[0] for row in cells(page) if "host:7" in row] == ["1", "2"]
+    assert IDLE in page
+
+
+def svg_text(begin: str, svg: str) -> str:
+    """The title that begins like this."""
+    return next(
+        title for title in re.findall("<title>([^<]*)</title>", svg) if title.startswith(begin)
+    )
+
+
+def test_a_processor_s_page_without_a_declaration() -> None:
+    fake = FakeClient()
+    client: Any = Timed(fake)
+    client.processor = lambda name, **_: replace(
+        processor(name), stores=("totals",), origin="nyc/a", phase="savepoint"
+    )
+    page = Pages(client, environment(), 1.0, Showing()).body(View("processor", ("nyc/kept",)))
+    assert "No program has declared" in page
+    assert "<title>totals: a store</title>" in page
+    assert 'href="/processors/nyc/a"' in page
+    assert IDLE not in page, "it is never run"
 
 
 def test_groups_show_no_streams_that_the_lane_may_not_see() -> None:

@@ -12,9 +12,18 @@ from anabranch.client.calls.reading import Reading
 from anabranch.client.receipts import RECORD_OVERHEAD
 from anabranch.client.shared import Shared
 from anabranch.core.stream_settings import PROCESSOR, is_table, latest_time
-from anabranch.errors import AnabranchError, IllegalState, InvalidArgument, NotAuthorized, NotReady
+from anabranch.errors import (
+    AnabranchError,
+    FeatureNotEnabled,
+    IllegalState,
+    InvalidArgument,
+    NotAuthorized,
+    NotReady,
+    UnsupportedVersion,
+)
 from anabranch.protocol.ids import FENCING_TOKEN_SIZE
 from anabranch.protocol.legal_names import (
+    COPYING,
     check_scope,
     check_type,
     is_plain,
@@ -49,6 +58,7 @@ class Processors:
         deadline: float,
         *,
         stores: Sequence[str] | Mapping[str, str],
+        topology: str,
     ) -> r.ProcessorInfo:
         """As `Client.create_processor`."""
         check_type("tasks", tasks, int)
@@ -58,11 +68,14 @@ class Processors:
         if names:
             first += self._reading.first_inputs(names, start, deadline)
         kinds = tuple(stores.values()) if isinstance(stores, Mapping) else ()
-        command = r.CreateProcessor(processor, tasks, first, tuple(stores), kinds)
-        info = self.ask(processor, command, deadline)
-        if info.stores:
-            state = r.CreateStream(state_stream(processor), tasks, {PROCESSOR: processor})
-            self._session.ask_of(processor, state, r.StreamList, deadline)
+        command = r.CreateProcessor(processor, tasks, first, tuple(stores), kinds, topology)
+        try:
+            info = self.ask(processor, command, deadline)
+        except (FeatureNotEnabled, UnsupportedVersion):
+            if not topology:
+                raise
+            info = self.ask(processor, replace(command, topology=""), deadline)
+        self._make_state(info, deadline)
         return info
 
     def reset(
@@ -76,6 +89,63 @@ class Processors:
             inputs = self._reading.first_inputs(streams, start, deadline)
         command = r.ResetProcessor(processor, info.resets, inputs, keep_state)
         return self.ask(processor, command, deadline)
+
+    def mark_copy(
+        self,
+        processor: str,
+        origin: str,
+        phase: str,
+        origin_resets: int,
+        resets: int,
+        deadline: float,
+    ) -> r.ProcessorInfo:
+        """As `Client.mark_copy`."""
+        command = r.CopyProcessor(processor, origin, origin_resets, resets, phase)
+        info = self.ask(processor, command, deadline)
+        if phase == COPYING:
+            self._make_state(info, deadline)
+        return info
+
+    def _make_state(self, info: r.ProcessorInfo, deadline: float) -> None:
+        """Create the state stream of a processor with stores."""
+        if info.stores:
+            name = info.processor
+            state = r.CreateStream(state_stream(name), info.task_count, {PROCESSOR: name})
+            self._session.ask_of(name, state, r.StreamList, deadline)
+
+    def alter(
+        self,
+        processor: str,
+        add: Sequence[str],
+        start: Start | None,
+        drop: Sequence[str],
+        deadline: float,
+    ) -> r.ProcessorInfo:
+        """As `Client.alter_processor`."""
+        add, drop = list(dict.fromkeys(add)), list(dict.fromkeys(drop))
+        if both := sorted(set(add) & set(drop)):
+            raise InvalidArgument(
+                f"{', '.join(both)} is to be added and dropped: drop it first, then add it with its new start"
+            )
+        if bool(add) != (start is not None):
+            raise InvalidArgument("a start belongs to inputs that are added: begin, end or a time")
+        if plain := [one for one in add if is_plain(one)]:
+            raise InvalidArgument(
+                f"{', '.join(plain)}: only streams can be added to a processor; bridge the topic into one"
+            )
+        info = self.described(processor, deadline)
+        known = {one.stream: one for one in info.inputs}
+        begun: tuple[r.ProcessorInput, ...] = ()
+        if add and start is not None:
+            begun = self._reading.first_inputs(add, start, deadline)
+        for one in begun:
+            if one.stream in known and known[one.stream].topic_id not in ("", one.topic_id):
+                raise IllegalState(f"{one.stream} was created again since: drop it, then add it")
+        more = tuple(one for one in begun if one.stream not in known)
+        less = tuple(one for one in drop if one in known)
+        if not more and not less:
+            return info  # a repeated call
+        return self.ask(processor, r.AlterProcessor(processor, info.resets, less, more), deadline)
 
     def import_group(
         self, processor: str, group: str, inputs: str | Sequence[str], tasks: int, deadline: float
@@ -109,14 +179,21 @@ class Processors:
             wanted, r.ProcessorList, lambda part: part.processors, deadline
         )
 
-    def described(self, processor: str, deadline: float) -> r.ProcessorInfo:
+    def described(
+        self, processor: str, deadline: float, *, topology: bool = False
+    ) -> r.ProcessorInfo:
         """As `Client.processor`."""
         scope = split_stream(processor)[0]
         found: tuple[r.TaskInfo, ...] = ()
         first = 0
         while True:
-            command = r.DescribeProcessors(scope, processor, None, first)
-            info = self.ask(processor, command, deadline)
+            command = r.DescribeProcessors(scope, processor, None, first, topology)
+            try:
+                info = self.ask(processor, command, deadline)
+            except UnsupportedVersion:  # of a controller of an older release
+                if not topology:
+                    raise
+                return self.described(processor, deadline)
             found += info.tasks
             if info.more is None:
                 return replace(info, tasks=found)
@@ -147,15 +224,16 @@ class Processors:
         return found
 
     def take_tasks(
-        self, processor: str, tasks: Iterable[int] | None, holder: str | None, deadline: float
-    ) -> TaskOwnership:
+        self, processor: str, tasks: Iterable[int] | None, holder: str | None, deadline: float,
+        *, copying: bool = False,
+    ) -> TaskOwnership:  # fmt: skip
         known = self.described(processor, deadline)
         wanted = range(known.task_count) if tasks is None else sorted(set(tasks))
         terms = {task.task: task.term for task in known.tasks}
         secret = self._shared.ports.entropy(FENCING_TOKEN_SIZE)
         who = f"{socket.gethostname()}:{os.getpid()}" if holder is None else holder
         seen = tuple(terms.get(task, 0) for task in wanted)
-        command = r.TakeTasks(processor, secret, who, tuple(wanted), seen)
+        command = r.TakeTasks(processor, secret, who, tuple(wanted), seen, copying)
         while True:
             info = self.ask(processor, command, deadline)
             merging = {task.in_progress for task in info.tasks} - {None}

@@ -73,6 +73,8 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.CreateProcessor: ownership.create_processor,
     r.TakeTasks: ownership.take,
     r.ReleaseTasks: ownership.release,
+    r.AlterProcessor: ownership.alter_processor,
+    r.CopyProcessor: ownership.copy_processor,
     r.ResetProcessor: ownership.reset_processor,
     r.DeleteProcessor: ownership.delete_processor,
     r.DescribeProcessors: ownership.describe_processors,

@@ -1,4 +1,4 @@
-"""Decisions on processors (created, described, reset, deleted) and on the ownership of their tasks."""
+"""Decisions on processors (created, described, copied, altered, reset, deleted) and on the ownership of tasks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,19 @@ from anabranch.core.decisions.streams import end_stream, with_aborted
 from anabranch.core.decisions.times import admit_change, check_informed, is_repeated, note_change
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.round import ReplyTo
-from anabranch.errors import IllegalState, InvalidArgument, NotReady, OwnershipLost, count_of
+from anabranch.errors import (
+    IllegalState,
+    InvalidArgument,
+    NotReady,
+    OwnershipLost,
+    UnknownProcessor,
+    count_of,
+)
 from anabranch.protocol import limits
 from anabranch.protocol.ids import NO_TXN
 from anabranch.protocol.legal_names import (
+    COPYING,
+    SAVEPOINT,
     check_input,
     is_plain,
     is_state,
@@ -46,37 +55,43 @@ def create_processor(turn: Turn, command: r.CreateProcessor, to: ReplyTo | None)
             f"{name} would be named as the state of a processor: choose another name"
         )
     _check_inputs(name, inputs)
+    limits.TOPOLOGY.check(len(command.topology), f"processor {name}")
     row = turn.state.processors.get(name)
     stores = _with_stores(name, () if row is None else row.stores, command.stores)
     kinds = _kinds_of(row, stores, command)
     if row is None:
-        limits.PROCESSORS.check(len(turn.state.processors) + 1, "a control partition")
-        tasks = sum(each.tasks for each in turn.state.processors.values())
-        limits.ALL_TASKS.check(tasks + command.tasks, "a control partition")
-        quotas.check_processors(turn, turn.lane, command.tasks)
-        floor = turn.state.get(_scope_of(name)).floor
-        row = r.ProcessorRow(
-            name,
-            command.tasks,
-            inputs,
-            floor % _INCARNATIONS,
-            turn.lane,
-            stores,
-            resets=floor,
-            first_term=floor,
-            kinds=kinds,
-        )
+        row = _new_row(turn, name, command.tasks)
+        row = replace(row, inputs=inputs, stores=stores, kinds=kinds, topology=command.topology)
         admit_change(turn, k.processor_key(name), to)
         turn.put(k.processor_key(name), row)
+    elif row.phase:
+        raise _not_to_run(row)
     elif row.tasks != command.tasks or (known := _same(row.inputs, inputs)) is None:
+        way = "choose another name"
+        if row.tasks == command.tasks:
+            way += ", or change its inputs by `anabranch processor alter`"
         raise IllegalState(
-            f"processor {name} exists with {_difference(row, command.tasks, inputs)}: choose another name"
+            f"processor {name} exists with {_difference(row, command.tasks, inputs)}: {way}"
         )
-    elif (stores, kinds, known) != (row.stores, row.kinds, row.inputs):
+    elif (changed := replace(
+        row, stores=stores, kinds=kinds, inputs=known, topology=command.topology or row.topology
+    )) != row:  # fmt: skip
         check_informed(turn, k.processor_key(name), to)  # stores are only added
-        row = replace(row, stores=stores, kinds=kinds, inputs=known)
+        row = changed
         turn.put(k.processor_key(name), row)
     turn.reply(to, r.ProcessorList((_info(turn, row, 0, 0),)))
+
+
+def _new_row(turn: Turn, name: str, tasks: int) -> r.ProcessorRow:
+    """The row of a new processor, without inputs and stores. Raises as a limit that is reached."""
+    limits.PROCESSORS.check(len(turn.state.processors) + 1, "a control partition")
+    counted = sum(each.tasks for each in turn.state.processors.values())
+    limits.ALL_TASKS.check(counted + tasks, "a control partition")
+    quotas.check_processors(turn, turn.lane, tasks)
+    floor = turn.state.get(_scope_of(name)).floor
+    return r.ProcessorRow(
+        name, tasks, (), floor % _INCARNATIONS, turn.lane, resets=floor, first_term=floor
+    )
 
 
 def _check_inputs(name: str, inputs: Sequence[r.ProcessorInput]) -> None:
@@ -154,6 +169,8 @@ def describe_processors(turn: Turn, command: r.DescribeProcessors, to: ReplyTo |
     if command.processor is not None:
         row = processor_of(turn, command.processor)
         info = _info(turn, row, command.task, TASKS_IN_ANSWER)
+        if command.topology:  # only then: programs of an older release can't read it
+            info = replace(info, topology=row.topology)
         turn.charge(work.LOOK * len(info.tasks))
         turn.reply(to, r.ProcessorList((info,)))
         return
@@ -174,8 +191,9 @@ def _info(turn: Turn, row: r.ProcessorRow, first: int, most: int) -> r.Processor
     more = numbers.stop if numbers and numbers.stop < row.tasks else None
     tasks = tuple(_task_info(turn, row.processor, task) for task in numbers)
     return r.ProcessorInfo(
-        row.processor, row.tasks, row.inputs, row.incarnation, tasks, more, row.stores, row.resets
-    )
+        row.processor, row.tasks, row.inputs, row.incarnation, tasks, more, row.stores, row.resets,
+        row.origin, row.phase,
+    )  # fmt: skip
 
 
 def _task_info(turn: Turn, processor: str, task: int) -> r.TaskInfo:
@@ -192,6 +210,8 @@ def take(turn: Turn, command: r.TakeTasks, to: ReplyTo | None) -> None:
     The answer names commits that are still being merged.
     """
     row = processor_of(turn, command.processor)
+    if row.phase != (COPYING if command.copying else ""):
+        raise _not_to_run(row)
     limits.HOLDER.check(len(command.holder), "a holder")
     fencing_hash = check_tasks(row, command.tasks, command.fencing_token)
     if len(command.terms) != len(command.tasks):
@@ -237,7 +257,152 @@ def _answer(turn: Turn, row: r.ProcessorRow, tasks: tuple[int, ...], to: ReplyTo
     turn.reply(to, r.ProcessorList((replace(_info(turn, row, 0, 0), tasks=infos, more=None),)))
 
 
-# -- reset, and deleted ---------------------------------------------------------------------------------
+# -- copied, altered, reset, and deleted ----------------------------------------------------------------
+
+
+def _not_to_run(row: r.ProcessorRow) -> IllegalState:
+    """Why a processor can't be taken, altered or reset in its phase, or filled."""
+    if row.phase == COPYING:
+        return IllegalState(
+            f"{row.processor} is being copied from {row.origin}: repeat `anabranch processor copy {row.origin} "
+            f"{row.processor}` if that has ended, or delete {row.processor}"
+        )
+    if row.phase == SAVEPOINT:
+        return IllegalState(
+            f"{row.processor} is a savepoint of {row.origin}, which is never run: run a copy of it, by `anabranch "
+            f"processor copy {row.processor} NEW`"
+        )
+    return IllegalState(f"{row.processor} is no copy that was begun")
+
+
+def copy_processor(turn: Turn, command: r.CopyProcessor, to: ReplyTo | None) -> None:
+    """Begin a copy of a processor, or begin it again without what it has so far, or end it.
+
+    Until it ends only the program that fills it can take its tasks. To begin, tasks, inputs, stores and kinds are
+    those of the origin. To end, all task ownership ends.
+    """
+    thing = k.processor_key(command.processor)
+    if not is_repeated(turn, thing, to):
+        check_informed(turn, thing, to)
+        known = turn.state.processors.get(command.processor)
+        if known is not None and (known.phase, known.origin) != (COPYING, command.origin):
+            raise IllegalState(
+                f"{command.processor} exists, and is no copy of {command.origin} that was begun: choose another "
+                "name"
+            )
+        if command.phase == COPYING:
+            row = _begun_copy(turn, command, known)
+        elif command.phase in ("", SAVEPOINT):
+            if known is None:
+                raise UnknownProcessor(f"no copy {command.processor!r} was begun")
+            row = replace(known, phase=command.phase, resets=known.resets + 1)
+        else:
+            raise InvalidArgument(f"a copy has no phase {command.phase!r}")
+        tasks = {} if known is None else _may_end(turn, known, command.resets)
+        note_change(turn, thing, to)
+        for task, left in tasks.items():
+            if command.phase == COPYING:
+                gone = r.TaskRow(left.term + 1, b"", "", turn.wall_ms, 0, NO_TXN, 0, 0, None, ())
+            else:
+                gone = left._replace(
+                    term=left.term + 1, fencing_hash=b"", holder="", taken_ms=turn.wall_ms
+                )
+            turn.put(k.task_key(row.processor, task), gone)
+        turn.put(thing, row)
+        turn.audit(command, f"{row.processor} from {row.origin}: {row.phase or 'may be run'}")
+    row = processor_of(turn, command.processor)
+    turn.reply(to, r.ProcessorList((_info(turn, row, 0, 0),)))
+
+
+def _begun_copy(
+    turn: Turn, command: r.CopyProcessor, known: r.ProcessorRow | None
+) -> r.ProcessorRow:
+    """The row of a copy that begins; ``known``: its row, if it was begun before."""
+    name, scope = command.processor, split_stream(command.processor)[0]
+    check_served(turn, scope)
+    origin = processor_of(turn, command.origin)
+    if scope != split_stream(origin.processor)[0]:
+        raise InvalidArgument(
+            f"{name} is of another scope than {origin.processor}: a copy is of the same"
+        )
+    if is_state(name):
+        raise InvalidArgument(
+            f"{name} would be named as the state of a processor: choose another name"
+        )
+    if origin.phase == COPYING:
+        raise _not_to_run(origin)
+    if command.origin_resets != origin.resets:
+        raise IllegalState(f"{origin.processor} was reset meanwhile: begin the copy again")
+    if known is None:
+        row = _new_row(turn, name, origin.tasks)
+    elif known.tasks != origin.tasks:
+        raise IllegalState(
+            f"{name} was begun with {count_of(known.tasks, 'task')}, {origin.processor} has {origin.tasks:,}: "
+            f"delete {name} first"
+        )
+    else:
+        row = _ended(known, keep_state=False)
+    return replace(
+        row,
+        inputs=origin.inputs,
+        stores=origin.stores,
+        kinds=origin.kinds,
+        topology=origin.topology,
+        origin=origin.processor,
+        phase=COPYING,
+    )
+
+
+def alter_processor(turn: Turn, command: r.AlterProcessor, to: ReplyTo | None) -> None:
+    """Change the inputs of a processor. All task ownership ends, since positions name inputs by their numbers.
+
+    State, sequences, and the positions of inputs that stay, are kept. A new input has no position: each task begins
+    where the input begins.
+    """
+    row = processor_of(turn, command.processor)
+    thing = k.processor_key(row.processor)
+    if not is_repeated(turn, thing, to):
+        check_informed(turn, thing, to)
+        if row.phase:
+            raise _not_to_run(row)
+        tasks = _may_end(turn, row, command.resets)
+        kept = _kept(row, command)
+        inputs = (*(row.inputs[number] for number in kept), *command.add)
+        _check_inputs(row.processor, inputs)
+        new_numbers = {number: new for new, number in enumerate(kept)}
+        ended = _ended(row, keep_state=True)
+        note_change(turn, thing, to)
+        for task, known in tasks.items():
+            positions = tuple(
+                position._replace(input=new_numbers[position.input])
+                for position in known.positions
+                if position.input in new_numbers
+            )
+            left = known._replace(
+                term=known.term + 1,
+                fencing_hash=b"",
+                holder="",
+                taken_ms=turn.wall_ms,
+                positions=positions,
+            )
+            turn.put(k.task_key(row.processor, task), left)
+        row = replace(ended, inputs=inputs)
+        turn.put(k.processor_key(row.processor), row)
+        turn.audit(command, row.processor)
+    turn.reply(to, r.ProcessorList((_info(turn, row, 0, 0),)))
+
+
+def _kept(row: r.ProcessorRow, command: r.AlterProcessor) -> list[int]:
+    """The numbers of the inputs that stay. Raises: InvalidArgument."""
+    names = [one.stream for one in row.inputs]
+    if not command.drop and not command.add:
+        raise InvalidArgument(f"nothing to change of {row.processor}: add an input, or drop one")
+    if unknown := sorted(set(command.drop) - set(names)):
+        raise InvalidArgument(f"{row.processor} has no input {', '.join(unknown)[:200]}")
+    kept = [number for number, name in enumerate(names) if name not in command.drop]
+    if both := sorted({one.stream for one in command.add} & {names[number] for number in kept}):
+        raise InvalidArgument(f"{', '.join(both)[:200]} is an input of {row.processor} already")
+    return kept
 
 
 def reset_processor(turn: Turn, command: r.ResetProcessor, to: ReplyTo | None) -> None:
@@ -249,6 +414,8 @@ def reset_processor(turn: Turn, command: r.ResetProcessor, to: ReplyTo | None) -
     thing = k.processor_key(row.processor)
     if not is_repeated(turn, thing, to):
         check_informed(turn, thing, to)
+        if row.phase:
+            raise _not_to_run(row)
         tasks = _may_end(turn, row, command.resets)
         if not command.inputs and not command.keep_state:
             raise InvalidArgument(

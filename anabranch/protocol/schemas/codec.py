@@ -82,6 +82,8 @@ TYPES: dict[int, type] = {
     50: r.SetFeatureLevel,
     51: r.DescribeLeader,
     52: r.TakeTurn,
+    53: r.AlterProcessor,
+    54: r.CopyProcessor,
     64: r.TermRow,
     65: r.RoundRow,
     66: r.ScopeRow,

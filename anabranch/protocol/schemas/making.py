@@ -59,7 +59,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         False,
         """
         CreateStream.adopt ListTransactions.prepared StreamRow.adopt Revalidate.decided OpenInfo.frozen
-        Touched.is_table
+        Touched.is_table TakeTasks.copying DescribeProcessors.topology
         """,
     ),
     (-1, "CommitRecord.vector_at TaskPosition.offset TaskPosition.segment"),
@@ -78,8 +78,9 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
     (
         "",
         """
-        CreateStream.description OpenInfo.ends SeriesInfo.owner StreamChange.description StreamInfo.description
-        StreamRow.description
+        CreateProcessor.topology CreateStream.description OpenInfo.ends ProcessorInfo.origin ProcessorInfo.phase
+        ProcessorInfo.topology ProcessorRow.origin ProcessorRow.phase ProcessorRow.topology SeriesInfo.owner
+        StreamChange.description StreamInfo.description StreamRow.description
         """,
     ),
 )

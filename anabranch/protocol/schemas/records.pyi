@@ -38,6 +38,15 @@ class AdoptScope:
     lane: str
 
 @dataclass(frozen=True, slots=True)
+class AlterProcessor:
+    """Command: change the inputs of a processor, and keep its state. Repeating it is harmless."""
+
+    processor: str
+    resets: int
+    drop: tuple[str, ...]
+    add: tuple[ProcessorInput, ...]
+
+@dataclass(frozen=True, slots=True)
 class AlterStream:
     """Command: change settings, or the description, of a stream. Repeating it is harmless."""
 
@@ -175,6 +184,16 @@ class Consumed:
     steps: tuple[TaskStep, ...]
 
 @dataclass(frozen=True, slots=True)
+class CopyProcessor:
+    """Command: begin a copy of a processor under a new name, or end it. Repeating it is harmless."""
+
+    processor: str
+    origin: str
+    origin_resets: int
+    resets: int
+    phase: str
+
+@dataclass(frozen=True, slots=True)
 class CreateProcessor:
     """Command: make a processor, or add stores to one with equal tasks and inputs. Repeating it is harmless."""
 
@@ -183,6 +202,7 @@ class CreateProcessor:
     inputs: tuple[ProcessorInput, ...]
     stores: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
+    topology: str = ""
 
 @dataclass(frozen=True, slots=True)
 class CreateStream:
@@ -227,6 +247,7 @@ class DescribeProcessors:
     processor: str | None = None
     after: str | None = None
     task: int = 0
+    topology: bool = False
 
 @dataclass(frozen=True, slots=True)
 class DescribeStreams:
@@ -738,6 +759,9 @@ class ProcessorInfo:
     more: int | None = None
     stores: tuple[str, ...] = ()
     resets: int = 0
+    origin: str = ""
+    phase: str = ""
+    topology: str = ""
 
 @dataclass(frozen=True, slots=True)
 class ProcessorInput:
@@ -750,7 +774,7 @@ class ProcessorInput:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorList:
-    """Reply to CreateProcessor, DescribeProcessors, TakeTasks, ReleaseTasks, ResetProcessor, DeleteProcessor."""
+    """Reply to the commands on processors and their tasks."""
 
     processors: tuple[ProcessorInfo, ...]
     more: str | None = None
@@ -768,6 +792,9 @@ class ProcessorRow:
     resets: int = 0
     first_term: int = 0
     kinds: tuple[str, ...] = ()
+    origin: str = ""
+    phase: str = ""
+    topology: str = ""
 
 @dataclass(frozen=True, slots=True)
 class PublishBase:
@@ -1257,6 +1284,7 @@ class TakeTasks:
     holder: str
     tasks: tuple[int, ...]
     terms: tuple[int, ...]
+    copying: bool = False
 
 @dataclass(frozen=True, slots=True)
 class TakeTurn:
