@@ -73,6 +73,7 @@ _MOST_SKIPPED = 1_000_000  # rows that a page may skip after the key in its link
 _MOST_HEADERS = 20
 _SCOPES_S = 30.0
 _USUAL_S = 2 * WATCH_S  # within this time, a page that browsers show needs the same again
+_REFUSED_S = 10.0  # before a lane without the right to see control partitions asks for them again
 _OLDEST = 5  # open transactions of the overview
 _MOST_RIVERS = 16  # pictures of streams that are kept up to date
 _MOST_TIMELINES = 64
@@ -213,6 +214,11 @@ class _Memory:
         answer: T = self._kept[what][1]
         return answer
 
+    def known(self, what: Any, otherwise: T) -> T:
+        """The answer, if it is not too old."""
+        until, answer = self._kept.get(what, (0.0, otherwise))
+        return answer if time.monotonic() < until else otherwise
+
     def need(self, what: Any) -> None:
         """Note that a page needs all of this."""
         now = time.monotonic()
@@ -297,7 +303,7 @@ class Pages:
         # If browsers show the page of transactions, its list is asked for anyway.
         whole = _listed("open", "", LIMITS[0])
         oldest = self._open_ones("", LIMITS[0] if self._memory.is_needed(whole) else _OLDEST)
-        parts, hidden = self._memory.ask("parts", self._parts)
+        parts, hidden = self._parts()
         recorder = self._recorder
         return {
             "streams": streams,
@@ -472,12 +478,13 @@ class Pages:
         }
 
     def _controllers(self, text: str = "") -> dict[str, Any]:
-        parts, hidden = self._memory.ask("parts", self._parts)
+        parts, hidden = self._parts()
         leaders: Sequence[LeaderInfo] = ()
-        try:
-            leaders = self._client.leaders(timeout=self._timeout)
-        except AnabranchError as error:
-            hidden = hidden or f"{type(error).__name__}: {error}"
+        if not hidden:  # the same right is needed for both
+            try:
+                leaders = self._client.leaders(timeout=self._timeout)
+            except AnabranchError as error:
+                hidden = f"{type(error).__name__}: {error}"
         quarantined = [
             row
             for part in parts
@@ -495,10 +502,16 @@ class Pages:
 
     def _parts(self) -> tuple[Listed[dict[str, Any]], str]:
         """A row for each control partition, or the reason why the lane may not see them."""
+        refused: str = self._memory.known("refused", "")
+        if refused:
+            return Listed(), refused
         try:
-            return self._client.commands(timeout=self._timeout).each(asdict), ""
+            return self._memory.ask(
+                "parts", lambda: self._client.commands(timeout=self._timeout).each(asdict)
+            ), ""
         except NotAuthorized as error:
-            return Listed(), str(error)
+            refused = str(error)
+            return Listed(), self._memory.ask("refused", lambda: refused, _REFUSED_S)
 
     def _river(self, stream: StreamDescription) -> tuple[Markup | None, str]:
         """The picture of a stream, or the reason why there is no picture."""

@@ -115,6 +115,7 @@ def test_what_is_on_another_control_partition_is_refused(client: anabranch.Clien
 GROWING = "growing"
 
 
+@pytest.mark.long
 def test_a_connected_client_uses_control_partitions_that_are_added(
     broker: Broker, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ from tests.workload.leaders import Services
 from tests.workload.readers import MODES
 from tests.workload.zygote import Zygote
 
+QUICK_S = 5.0
 SOON_S = 10.0
 MIXED_S = float(os.environ.get("ANABRANCH_FAULTS_S", "180"))
 pytestmark = pytest.mark.broker
@@ -86,7 +87,14 @@ def test_the_log_follows_leaders(three_brokers: EmbeddedCluster, unique: str) ->
 
 
 @pytest.mark.timeout(300 + 3 * MIXED_S)
-@pytest.mark.parametrize("seconds", [SOON_S, pytest.param(MIXED_S, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        QUICK_S,
+        pytest.param(SOON_S, marks=pytest.mark.long),
+        pytest.param(MIXED_S, marks=pytest.mark.soak),
+    ],
+)
 def test_no_promise_breaks_under_mixed_faults(
     three_brokers: EmbeddedCluster,
     zygote: Zygote,

@@ -151,7 +151,7 @@ _MEMORY = 600  # a small input may unpack to much: what is allowed, twice
 
 TARGETS = (
     Target(
-        "blobs", lambda: [b"".join(batches()[:3]), *batches()], always(_blobs), _BAD, inputs=350
+        "blobs", lambda: [b"".join(batches()[:3]), *batches()], always(_blobs), _BAD, inputs=175
     ),
     Target("batches", batches, always(_decode), _BAD, mutated_batch, 2500, _MEMORY),
     Target("scan", batches, always(_scan), (), mutated_batch, 1000, _MEMORY),
@@ -170,7 +170,7 @@ TARGETS = (
             partial(_packed, number),
             always(partial(decompress, number, limit=_UNPACKED)),
             _BAD,
-            inputs=75,
+            inputs=37,
         )
         for name, number in CODECS.items()
         if number

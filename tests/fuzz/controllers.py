@@ -262,7 +262,7 @@ TARGETS = (
         always(_read_tail),
         # A whole record, but of an epoch that is not there: only a controller can have written that.
         (MalformedRecord, UnsupportedVersion, InvariantViolation),
-        inputs=30,
+        inputs=15,
     ),
     Target(
         "status-rows",

@@ -32,7 +32,7 @@ class Target:
     make: Make
     allowed: tuple[type[Exception], ...]
     mutate: Mutate = mutated
-    inputs: int = 200
+    inputs: int = 100
     memory: int = 200
 
     def input(self, seed: int, number: int, seeds: Sequence[bytes]) -> bytes:

@@ -11,12 +11,20 @@ from tests.fuzz.runner import fuzz
 from tests.fuzz.targets import TARGETS
 
 SEED = 20_260_301
+MORE = 500
 MANY = 1_500
 
 
 @pytest.mark.slow(8)
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize("inputs", [-1, pytest.param(MANY, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        -1,
+        pytest.param(MORE, marks=pytest.mark.long),
+        pytest.param(MANY, marks=pytest.mark.soak),
+    ],
+)
 def test_decoders_take_anything(inputs: int) -> None:
     report = fuzz(list(TARGETS), SEED, inputs=inputs, limit=650)
     assert not report.findings, "\n".join(finding.text(SEED) for finding in report.findings)

@@ -154,7 +154,7 @@ def _sasl() -> Run:
 
 
 TARGETS = (
-    Target("sasl", lambda: [text.encode() for text in _PROOFS], _sasl, (), inputs=150),
+    Target("sasl", lambda: [text.encode() for text in _PROOFS], _sasl, (), inputs=75),
     Target("answers", _generated, always(_answers), (MalformedAnswer,), _mutated, 1500),
     Target(
         "answers-by-hand",

@@ -7,10 +7,11 @@ from collections import Counter
 from dataclasses import replace
 from html import unescape
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 import pytest
 
+from anabranch.errors import NotAuthorized
 from anabranch.protocol.schemas.records import TxnState
 from anabranch.types import Listed
 from anabranch.web import pages
@@ -161,6 +162,29 @@ def test_pages_that_show_parts_of_a_list_share_one_question(
     poll(View("overview"))  # the other pages are closed
     assert poll(View("overview")) == once
     assert [what[-1] for what in made._memory._kept if what[0] == "transactions"] == [5]
+
+
+def test_what_the_lane_may_not_see_is_seldom_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, now = FakeClient(), 100.0
+    client: Any = Timed(fake)
+    asked: list[str] = []
+
+    def refuse(what: str) -> NoReturn:
+        asked.append(what)
+        raise NotAuthorized("lane 'open' has no right 'operate' on *")
+
+    monkeypatch.setattr(fake, "commands", lambda: refuse("commands"))
+    monkeypatch.setattr(fake, "leaders", lambda: refuse("leaders"))
+    made = Pages(client, environment(), 1.0, Showing())
+    monkeypatch.setattr(pages, "time", SimpleNamespace(monotonic=lambda: now))
+    for _ in range(4):
+        assert "no right &#39;operate&#39;" in made.body(View("controllers"))
+        assert "commands waiting" not in made.body(View("overview"))
+        now += WATCH_S
+    assert asked == ["commands"]
+    now += pages._REFUSED_S
+    made.body(View("controllers"))
+    assert asked == ["commands"] * 2
 
 
 def test_a_transaction_s_page_shows_its_staged_merge() -> None:
