@@ -229,8 +229,8 @@ class TableOneShot:
         before, self.is_sent, self._command = self.is_sent, True, command
         sent, member = None, self._member
         if member is not None and member.is_inside and held is not None:
-            rows = None if held.changes else held.rows_of(self._replica.tables)
-            sent = partial(member.sent, command.txn_id, rows)
+            rows = held.rows_of(self._replica.tables)
+            sent = partial(member.sent, command.txn_id, rows, held.changes.keys())
         try:
             return self._session.locked_shot(command, deadline, sent)
         except (OutcomeUnknown, MalformedRecord, UnsupportedVersion):
