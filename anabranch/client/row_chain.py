@@ -419,6 +419,8 @@ class Member:
             self._heir is None
             and turn is not None
             and (turn.txn_id == txn_id and turn.left > 1)
+            # Later commits might come after the turn's end, and break the locks of the next client.
+            and self._session.now() < turn.until - _LONGEST_S / 2
             and (self.is_inside and chain.has_more)
         ):
             self._heir = self._session.new_txn_id(split_stream(turn.row[0])[0], deadline)

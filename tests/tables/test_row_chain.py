@@ -415,6 +415,16 @@ def test_a_chain_keeps_a_turn_for_some_commits_only(chain: Chain) -> None:
     assert not chain.held()
 
 
+def test_a_chain_passes_no_turn_on_that_is_about_to_end(chain: Chain) -> None:
+    member = chain.members(1)[0]
+    assert member._enter((A, ROW), ask=True)
+    txn_id = member.turn_id(marked=False)
+    assert txn_id is not None
+    chain.let_another_wait()
+    chain.clock.sleep(limits.TURN_MS.value / 2000)
+    assert member.heir(txn_id, chain.rows.deadline(60)) is None
+
+
 def test_a_chain_goes_on_while_its_commits_also_change_rows(chain: Chain) -> None:
     """Only the changed rows are not known."""
     tries: list[float] = []
