@@ -148,6 +148,12 @@ class Transacted(Result, Generic[T]):
 
     value: T = field(kw_only=True)
 
+    @classmethod
+    def of(cls, result: Result, value: T) -> Transacted[T]:
+        """The outcome of a commit, with this value."""
+        its = result
+        return cls(its.txn_id, its.commit_timestamp, its.counts, its.name, its.reason, value=value)
+
 
 @dataclass(frozen=True, slots=True)
 class FeatureLevel:

@@ -12,7 +12,7 @@ from anabranch.protocol.schemas import records as r
 from anabranch.types import Receipt, TaskOwnership, receipt_records
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class CommitParts:
     """Everything that a call of `Transaction.commit` or `prepare` asks for besides the events."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
@@ -85,13 +85,21 @@ class RowTurn(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class SentRows:
-    """The rows of a commit that was sent. ``committed_at``: 0 until its answer has come, or if it failed."""
+    """The rows of a commit that was sent. ``committed_at``: 0 until its answer has come, or if it failed.
+
+    ``changed``: more rows that it writes, by `add`, `min` or `max`: their values are not known here.
+    """
 
     txn_id: bytes
     rows: Mapping[Row, bytes | None]
+    changed: Collection[Row]
     committed_at: int = 0
     is_over: bool = False
     waiting: list[Signal] = field(default_factory=list)
+
+    def is_in(self, timestamp: int) -> bool:
+        """Whether it is known that a snapshot at this time has these rows, or later ones."""
+        return 0 < self.committed_at <= timestamp
 
     @property
     def has_failed(self) -> bool:
@@ -234,7 +242,7 @@ class Chain:
                 self.turn = None
 
     def leave(self, member: Member) -> RowTurn | None:
-        """Let the next call compute. Returns the chain's turn if no call waits for it."""
+        """Let the next call compute. Returns the chain's turn if no call needs it."""
         with self._lock:
             if self._holder is not member:
                 return None
@@ -243,18 +251,29 @@ class Chain:
                 following = self._waiting.popleft()
                 self._grant(following.member)
                 following.wake.set()
-                return None
-            turn, self.turn = self.turn, None
-            return turn
+            return self._unused_turn()
+
+    def _unused_turn(self) -> RowTurn | None:
+        """Remove and return the chain's turn if no call has it or may need it soon. The caller has the lock."""
+        if self._holder is not None or self._more_may_come:
+            return None
+        turn, self.turn = self.turn, None
+        return turn
 
     def is_in(self, member: Member) -> bool:
         """Whether this call has the right to compute now."""
         return self._holder is member
 
     @property
-    def others_wait(self) -> bool:
-        """Whether more calls of this replica wait."""
-        return bool(self._waiting)
+    def has_more(self) -> bool:
+        """Whether more calls of this replica wait or, as commits are under way, may soon come."""
+        with self._lock:
+            return self._more_may_come
+
+    @property
+    def _more_may_come(self) -> bool:
+        # A program that changes the row in a loop calls again once its commit is answered.
+        return bool(self._waiting) or not all(sent.is_over for sent in self._sent)
 
     # -- commits under way ----------------------------------------------------------------------------
 
@@ -264,22 +283,27 @@ class Chain:
             self._sent.append(sent)
             del self._sent[:-_MOST_SENT]
 
-    def end(self, sent: SentRows, committed_at: int) -> None:
-        """Note the outcome of a commit; ``committed_at`` 0: it has failed, or is not known."""
+    def end(self, sent: SentRows, committed_at: int) -> RowTurn | None:
+        """Note the outcome of a commit; ``committed_at`` 0: it has failed, or is not known.
+
+        Returns the chain's turn if no call needs it any more.
+        """
         with self._lock:
             if sent.is_over:
-                return
+                return None
             sent.committed_at, sent.is_over = committed_at, True
             if not committed_at and sent in self._sent:
                 # Later commits were perhaps computed from it.
                 del self._sent[self._sent.index(sent) :]
             for wake in sent.waiting:
                 wake.set()
+            return self._unused_turn()
 
     def sent_since(self, timestamp: int) -> tuple[SentRows, ...]:
-        """The commits under way that a snapshot at this time may lack, oldest first."""
+        """The oldest commit that a snapshot at this time may lack, and all commits that were sent after it."""
         with self._lock:
-            self._sent = [s for s in self._sent if not 0 < s.committed_at <= timestamp]
+            while self._sent and self._sent[0].is_in(timestamp):
+                del self._sent[0]
             return tuple(self._sent)
 
     def wait_for(self, sent: SentRows, deadline: float) -> None:
@@ -306,7 +330,8 @@ class Member:
         self._marked, self.follows = marked, follows
         self._stays_out = False  # the present try does not enter the chain
         self._began_inside = False  # … began in the chain
-        self._before: tuple[SentRows, ...] = ()  # … reads rows of these commits
+        self._before: tuple[SentRows, ...] = ()  # … reads rows of these commits,
+        self._as_of = 0  # … and of a snapshot at this time
         self._sent: SentRows | None = None  # … has sent these rows
         self._turn: RowTurn | None = None  # of its commit
         self._heir: bytes | None = None  # the transaction to which that turn passes
@@ -350,15 +375,17 @@ class Member:
             least = max(least, self._session.highest_timestamp)
         view = chain.newest_from(least, deadline)
         self._before = chain.sent_since(view.timestamp) if self.follows else ()
+        self._as_of = view.timestamp
         self._began_inside = True
         return view
 
     def newest(self, table: str, key: bytes) -> SentRows | None:
         """The commit under way that wrote a row last, if the present try reads such rows."""
         for sent in reversed(self._before):
-            if (table, key) in sent.rows:
+            if (table, key) in sent.rows or (table, key) in sent.changed:
                 self._chain.note((table, key))
-                return sent
+                # The answer to a later commit may come before that to an earlier one.
+                return None if sent.is_in(self._as_of) else sent
         return None
 
     def has_between(self, table: str, low: bytes, high: bytes | None) -> bool:
@@ -366,7 +393,8 @@ class Member:
         return any(
             name == table and low <= key and (high is None or key < high)
             for sent in self._before
-            for name, key in sent.rows
+            if not sent.is_in(self._as_of)
+            for name, key in (*sent.rows, *sent.changed)
         )
 
     def wait_for(self, sent: SentRows, deadline: float) -> None:
@@ -385,23 +413,26 @@ class Member:
         return turn.txn_id
 
     def heir(self, txn_id: bytes, deadline: float) -> bytes | None:
-        """The transaction to which the turn of this commit passes: the next one of the chain, if one waits."""
+        """The transaction to which the turn of this commit passes: the next one of the chain, if one may come."""
         turn, chain = self._turn, self._chain
         if (
             self._heir is None
             and turn is not None
             and (turn.txn_id == txn_id and turn.left > 1)
-            and (self.is_inside and chain.others_wait)
+            # Later commits might come after the turn's end, and break the locks of the next client.
+            and self._session.now() < turn.until - _LONGEST_S / 2
+            and (self.is_inside and chain.has_more)
         ):
             self._heir = self._session.new_txn_id(split_stream(turn.row[0])[0], deadline)
         return self._heir
 
-    def sent(self, txn_id: bytes, rows: Mapping[Row, bytes | None] | None) -> None:
-        """Note that the commit is on its way, and let the next call compute. ``rows`` None: they are not known."""
+    def sent(
+        self, txn_id: bytes, rows: Mapping[Row, bytes | None], changed: Collection[Row]
+    ) -> None:
+        """Note that the commit is on its way, and let the next call compute. Arguments: as of `SentRows`."""
         if self.is_inside and self.follows:
-            if rows is not None:
-                self._sent = SentRows(txn_id, rows)
-                self._chain.add(self._sent)
+            self._sent = SentRows(txn_id, rows, changed)
+            self._chain.add(self._sent)
             self._pass_on()
             self._leave()
 
@@ -412,11 +443,13 @@ class Member:
 
     def answered(self, committed_at: int) -> None:
         """Note the outcome of the present try's commit; 0: it has failed, or is not known."""
-        if self._sent is not None:
-            self._chain.end(self._sent, committed_at)
-            self._sent = None
         if not committed_at and self._heir is not None:
             self._chain.end_turn(self._heir)  # it is passed on with the commit only
+        if self._sent is not None:
+            unused = self._chain.end(self._sent, committed_at)
+            self._sent = None
+            if unused is not None:
+                self._give_up(unused)
 
     def committed(self, result: Result) -> None:
         """Note that the call has committed, which has ended its turn, or passed it on.

@@ -203,6 +203,8 @@ class TableAccess:
     def _follow(self, table: str, key: bytes, sent: SentRows) -> None:
         if self._needs_snapshot:
             self._call_again(needs_commits("needs rows as of one time"))
+        if (table, key) in sent.changed:
+            self._call_again(needs_commits(f"the value of {table} {key!r:.100} is not known yet"))
         self._view.check_open()
         self._locks.follow(table, key, sent)
         if self._locks.follows_count > limits.FOLLOWED.value:

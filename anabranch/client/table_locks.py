@@ -154,22 +154,22 @@ class Locks:
 
     def follows(self) -> tuple[r.FollowedRows, ...]:
         """The keys that `validate` has not found to be points, for a command."""
+        if not self._followed:
+            return ()
         found: dict[tuple[bytes, str], set[int]] = {}
         for row, sent in self._followed.items():
             if row not in self._resolved:
                 found.setdefault((sent.txn_id, row[0]), set()).add(fingerprint(row[1]))
         return tuple(r.FollowedRows(*of, tuple(sorted(its))) for of, its in sorted(found.items()))
 
-    def key_of(self, point: int) -> tuple[str, bytes]:
-        """The table and key of the lock with this fingerprint; both are empty without one."""
-        for table, keys in self._points.items():
-            for key in keys:
-                if fingerprint(key) == point:
-                    return table, key
-        for row in self._followed:
-            if fingerprint(row[1]) == point:
-                return row
-        return "", b""
+    def key_of(self, table: str, point: int) -> bytes:
+        """The key of the lock with this fingerprint; empty without one."""
+        keys: list[bytes] = [*self._points.get(table, ())]
+        keys += [key for its, key in self._followed if its == table]
+        for key in keys:
+            if fingerprint(key) == point:
+                return key
+        return b""
 
     def fresh(self) -> tuple[r.TableLocks, ...]:
         """As many unregistered locks as fit into a command; empty if all are registered."""

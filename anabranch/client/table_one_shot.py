@@ -42,7 +42,7 @@ from anabranch.tables.snapshot import TableSnapshot
 from anabranch.tracing import traced
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class InMemory:
     """The reads and writes of a short transaction, when it commits.
 
@@ -192,8 +192,10 @@ class TableOneShot:
 
         If the answer advises so, a turn is taken here, and the time is the turn's.
         """
-        if answer.writers and self._member is not None:
-            turn = self._member.take_for(txn_id, *locks.key_of(answer.writers[0]), deadline)
+        if answer.writers and self._member is not None and self._command is not None:
+            point, number = answer.writers
+            table = self._command.locks[number].table
+            turn = self._member.take_for(txn_id, table, locks.key_of(table, point), deadline)
             if turn is not None:
                 return turn.timestamp, turn.last
         return answer.timestamp, {each.table: each.last for each in answer.tables}
@@ -227,8 +229,8 @@ class TableOneShot:
         before, self.is_sent, self._command = self.is_sent, True, command
         sent, member = None, self._member
         if member is not None and member.is_inside and held is not None:
-            rows = None if held.changes else held.rows_of(self._replica.tables)
-            sent = partial(member.sent, command.txn_id, rows)
+            rows = held.rows_of(self._replica.tables)
+            sent = partial(member.sent, command.txn_id, rows, held.changes.keys())
         try:
             return self._session.locked_shot(command, deadline, sent)
         except (OutcomeUnknown, MalformedRecord, UnsupportedVersion):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import fields, replace
+from dataclasses import replace
 from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar, cast
 
@@ -151,7 +151,7 @@ def _transact(
             if result is not None:
                 if member is not None:
                     member.committed(result)
-                return Transacted(*(getattr(result, f.name) for f in fields(result)), value=value)
+                return Transacted.of(result, value)
             if member is not None:
                 member.give_up()  # the positions move alone
     finally:

@@ -108,6 +108,20 @@ class CommandEvents(_ReadLater, EncodedEvents):
             [*self.sizes, *more.sizes],
         )
 
+    def with_last(self, events: Sequence[Event]) -> CommandEvents:
+        """These events, of which the last ones have other values."""
+        kept = len(self) - len(events)
+        size = self.starts[kept]
+        payload, starts = write_events(events)
+        sizes = [len(event.key or b"") + len(event.value or b"") for event in events]
+        return CommandEvents(
+            self.payload[:size] + payload,
+            self.runs,
+            [*self.starts[:kept], *[size + start for start in starts]],
+            self.places,
+            [*self.sizes[:kept], *sizes],
+        )
+
     def __len__(self) -> int:
         return len(self.starts)
 

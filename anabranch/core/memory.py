@@ -45,6 +45,11 @@ class DraftMap(Generic[K, V]):
         else:
             self._rows[key] = value
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever put, or everything was removed and that was applied."""
+        return not self._rows and (self.over is None or self.over.is_empty)
+
     def as_dict(self) -> dict[K, V]:
         rows: dict[K, V | None] = {} if self.over is None else {**self.over.as_dict()}
         rows |= self._rows

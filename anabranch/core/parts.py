@@ -11,8 +11,9 @@ the merge (`positions.merged`), and a transaction that is aborted after all give
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core.decisions import claims, positions, prepared
@@ -21,6 +22,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal_index import Weighed
 from anabranch.core.locks import conflicts, frozen, registering, row_changes
 from anabranch.core.locks.lock_table import held_by
+from anabranch.core.locks.row_changes import Placed
 from anabranch.core.locks.table_writes import Write
 from anabranch.protocol.ids import is_marked
 from anabranch.protocol.schemas import records as r
@@ -32,33 +34,39 @@ TOGETHER_LEVEL = 3  # the feature level that allows any parts together
 class Ending:
     """A commit or a prepare while it is being decided.
 
-    ``row``: the row of its transaction, which the caller puts. ``check_events``: checks its events; if they are in
-    journals, it also sets ``weighed``. ``writes``: returns its writes by table; it is called only if a lock may
-    need them. ``locks``: the locks in the command (a long transaction has registered its locks before).
-    ``follows``: the rows that were read as commits under way write them.
-    ``changes``: its changes of rows; their check sets ``values``. ``at_once``: whether it is merged in this round.
-    ``pending``: the row that keeps a prepare until its coordinator decides, if it needs one. ``events``: the events
-    that a prepare keeps.
+    ``named``: the name that its transaction has already. ``check_events``: checks its events, and sets ``weighed``
+    (events in journals) or ``placed`` (events in the command). ``writes``: returns its writes by table; called only
+    if a lock may need them. ``locks``: the locks in the command (a long transaction has registered its locks
+    before). ``follows``: the rows that were read as commits under way write them. ``changes``: its changes of rows;
+    their check sets ``values``. ``at_once``: whether it is merged in this round. ``pending``: the row that keeps a
+    prepare until its coordinator decides, if it needs one. ``events``: the events that a prepare keeps.
+
+    ``gains``: fields that the row of its transaction gets by what the parts hold.
 
     If the commit is not carried out, a check sets one of two fields: ``instead`` (an earlier commit has the name or
     number), or ``again`` (the client has to validate its locks again).
     """
 
-    row: r.TxnRow
+    txn_id: bytes
+    scope: str
+    owner: str
+    named: str | None
     name: str | None
     number: int | None
     consumed: r.Consumed | None
     prepare: r.Prepare | None
-    check_events: Callable[[], None]
-    writes: Callable[[], Mapping[str, Write]]
+    check_events: Callable[[Turn, Ending], None]
+    writes: Callable[[Turn, Ending], Mapping[str, Write]]
     locks: tuple[r.TableLocks, ...] = ()
     follows: tuple[r.FollowedRows, ...] = ()
     changes: tuple[r.RowChange, ...] = ()
-    values: Sequence[int] = ()
     at_once: bool = False
     pending: r.PendingCommitRow | None = None
     events: tuple[r.Event, ...] = ()
     weighed: Weighed | None = None
+    placed: Placed = field(default_factory=dict)
+    values: Sequence[int] = ()
+    gains: dict[str, Any] = field(default_factory=dict)
     instead: r.YieldedRow | None = None
     again: r.Revalidate | None = None
 
@@ -68,8 +76,7 @@ def check(turn: Turn, ending: Ending) -> bool:
 
     Raises: the errors of all checks in `PARTS`; OwnershipLost and UnknownProcessor before all others.
     """
-    locks = bool(ending.locks or turn.state.locks.of(ending.row.txn_id).rows)
-    check_level(turn, ending, locks=locks, at_once=ending.at_once)
+    check_level(turn, ending, ending.txn_id, locks=ending.locks, at_once=ending.at_once)
     for part in PARTS:
         part.check(turn, ending)
         if ending.instead is not None or ending.again is not None:
@@ -78,22 +85,30 @@ def check(turn: Turn, ending: Ending) -> bool:
 
 
 def hold(turn: Turn, ending: Ending) -> None:
-    """Put what the parts hold. Call it after `check`; put ``ending.row`` afterwards."""
-    for part in PARTS:
-        part.hold(turn, ending)
+    """Put what the parts hold. Call it after `check`; then put the transaction's row, with ``ending.gains``."""
+    for take in _HOLDS:
+        take(turn, ending)
 
 
 def check_level(
-    turn: Turn, wanted: Ending | r.Commit, *, locks: bool, at_once: bool = False
+    turn: Turn,
+    wanted: Ending | r.Commit,
+    txn_id: bytes,
+    *,
+    locks: Sequence[r.TableLocks] = (),
+    at_once: bool = False,
 ) -> None:
     """Raise `FeatureNotEnabled` if the commit has two parts that level 2 does not accept together.
 
-    ``locks``: whether the transaction has locks.
+    One of the two is positions or a coordinator. ``locks``: the locks in the command.
     """
     moves, prepares = wanted.consumed is not None, wanted.prepare is not None
+    if not moves and not prepares:
+        return
+    has_locks = bool(locks or turn.state.locks.of(txn_id).rows)
     together = (
-        locks and prepares,
-        locks and moves and at_once,
+        has_locks and prepares,
+        has_locks and moves and at_once,
         moves and prepares,
         moves and wanted.name is not None,
     )
@@ -106,41 +121,40 @@ def check_level(
 
 def _check_positions(turn: Turn, ending: Ending) -> None:
     if ending.consumed is not None:
-        row = ending.row
-        positions.judge(turn, ending.consumed, row.txn_id, row.scope, row.owner)
+        positions.judge(turn, ending.consumed, ending.txn_id, ending.scope, ending.owner)
 
 
 def _hold_positions(turn: Turn, ending: Ending) -> None:
     if ending.consumed is not None:
-        if not is_marked(ending.row.txn_id):  # a one-shot with a marked id leaves no row
-            ending.row = ending.row._replace(consumes=positions.digest_of(ending.consumed))
+        if not is_marked(ending.txn_id):  # a one-shot with a marked id leaves no row
+            ending.gains["consumes"] = positions.digest_of(ending.consumed)
         if not ending.at_once:
-            positions.begin_moving(turn, ending.consumed, ending.row.txn_id)
+            positions.begin_moving(turn, ending.consumed, ending.txn_id)
 
 
 # -- a name, or a number of a series --------------------------------------------------------------------
 
 
 def _check_claim(turn: Turn, ending: Ending) -> None:
-    row, name, number = ending.row, ending.name, ending.number
-    if name is None or (number is None and name == row.name):
+    name, number = ending.name, ending.number
+    if name is None or (number is None and name == ending.named):
         return
     if number is not None:
-        ending.instead = claims.overtaken(turn, row, name, number)
+        ending.instead = claims.overtaken(turn, ending, name, number)
         return
-    earlier = earlier_outcome(turn, row.scope, name, row.owner)
+    earlier = earlier_outcome(turn, ending.scope, name, ending.owner)
     ending.instead = earlier and r.YieldedRow(name, None, -1, earlier.txn_id)
 
 
 def _hold_claim(turn: Turn, ending: Ending) -> None:
-    row, name = ending.row, ending.name
+    name = ending.name
     if name is None:
         return
     if ending.number is not None:
-        claims.take_number(turn, row, name, ending.number)
-    elif name != row.name:
-        supersede(turn, row.scope, name, row.txn_id)
-        ending.row = row._replace(name=name)
+        claims.take_number(turn, ending, name, ending.number)
+    elif name != ending.named:
+        supersede(turn, ending.scope, name, ending.txn_id)
+        ending.gains["name"] = name
 
 
 # -- locks on what was read -----------------------------------------------------------------------------
@@ -148,7 +162,7 @@ def _hold_claim(turn: Turn, ending: Ending) -> None:
 
 def _check_locks(turn: Turn, ending: Ending) -> None:
     """Check that the locks hold until now, and that the locks of a prepare can be frozen."""
-    txn_id = ending.row.txn_id
+    txn_id = ending.txn_id
     txn = turn.state.open.get(txn_id)
     if txn is not None:
         ending.again = conflicts.to_revalidate(turn, txn_id)
@@ -162,15 +176,15 @@ def _check_locks(turn: Turn, ending: Ending) -> None:
     if ending.prepare is not None:
         if ending.locks:
             more = held_by(r.ReadLockRow(ending.locks, ()))
-            registering.check_room(turn, ending.row.owner, ending.locks, more)
-        frozen.check_prepare(turn, txn_id, ending.writes, ending.locks)
+            registering.check_room(turn, ending.owner, ending.locks, more)
+        frozen.check_prepare(turn, txn_id, partial(ending.writes, turn, ending), ending.locks)
     elif ending.at_once:
-        frozen.check_free(turn, txn_id, ending.writes)
+        frozen.check_free(turn, txn_id, partial(ending.writes, turn, ending))
 
 
 def _hold_locks(turn: Turn, ending: Ending) -> None:
     if ending.prepare is not None and ending.locks:
-        key = k.read_lock_key(ending.row.txn_id, 0, 1)  # no writer has the number 0
+        key = k.read_lock_key(ending.txn_id, 0, 1)  # no writer has the number 0
         turn.put(key, r.ReadLockRow(ending.locks, ()))
 
 
@@ -191,38 +205,35 @@ def _check_changes(turn: Turn, ending: Ending) -> None:
 
 def _check_coordinator(turn: Turn, ending: Ending) -> None:
     if ending.prepare is not None:
-        prepared.check_count(turn, ending.row.owner)
+        prepared.check_count(turn, ending.owner)
         if ending.weighed is not None:
-            prepared.check_room(turn, ending.row.txn_id, ending.weighed)
+            prepared.check_room(turn, ending.txn_id, ending.weighed)
 
 
 def _hold_coordinator(turn: Turn, ending: Ending) -> None:
     if ending.prepare is not None:
         prepared.log_prepared(
             turn,
-            ending.row.txn_id,
+            ending.txn_id,
             ending.pending,
             r.PreparedRow(ending.prepare, turn.wall_ms, ending.events),
         )
 
 
-def _nothing(_: Turn, __: Ending) -> None:
-    """The step of a part that holds nothing."""
-
-
 class Part(NamedTuple):
-    """The steps of a part until the commit is decided."""
+    """The steps of a part until the commit is decided. ``hold``: None if the part holds nothing."""
 
     check: Callable[[Turn, Ending], None]
-    hold: Callable[[Turn, Ending], None] = _nothing
+    hold: Callable[[Turn, Ending], None] | None = None
 
 
 # In the order of the checks. If the name was committed before, that is answered before any lock is checked.
 PARTS: tuple[Part, ...] = (
     Part(_check_positions, _hold_positions),
-    Part(lambda _, ending: ending.check_events()),
+    Part(lambda turn, ending: ending.check_events(turn, ending)),
     Part(_check_claim, _hold_claim),
     Part(_check_locks, _hold_locks),
     Part(_check_changes),
     Part(_check_coordinator, _hold_coordinator),
 )
+_HOLDS = tuple([part.hold for part in PARTS if part.hold is not None])

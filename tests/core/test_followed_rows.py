@@ -270,4 +270,4 @@ def test_who_follows_a_row_without_the_turn_is_advised() -> None:
     since = tuple(queue.lock(table) for table in (A, B))
     rows = r.FollowedRows(queue.id("first"), A, (fingerprint(ROW),))
     queue.ask("second", queue.shot("second", locks=since)._replace(follows=(rows,)))
-    assert queue.said[0][1].writers == (fingerprint(ROW),)
+    assert queue.said[0][1].writers == (fingerprint(ROW), 0)

@@ -152,7 +152,7 @@ def test_a_one_shot_with_positions_takes_turns_at_rows(name: str | None) -> None
         bank.ask(label, r.TakeTurn(bank.id(label), None, A, fingerprint(b"k"), (A,), 10_000))
     holders = bank.memory.row_turns.queues
     assert bank.shot("X", (A, b"k"), locks=(lock,)) == "Revalidate"
-    assert bank.result.writers == (fingerprint(b"k"),)
+    assert bank.result.writers == (fingerprint(b"k"), 0)
     assert bank.task() == "1 a 0:-"
     assert bank.shot("X", (A, b"k"), locks=(lock,)) == "COMMITTED", "the next copy is carried out"
     event = r.Event(A, -1, b"k", b"v", (), -1)

@@ -167,13 +167,22 @@ def test_a_one_shot_that_would_break_the_holders_locks_is_advised_once(queue: Qu
     queue.take("b")
     queue.ask("shot", queue.shot("stranger", locks=(lock,)))
     ((_, advice),) = queue.said
-    assert (told(advice), advice.writers) == ("Revalidate", (fingerprint(ROW),))
+    assert (told(advice), advice.writers) == ("Revalidate", (fingerprint(ROW), 0))
     assert queue.end("stranger", locks=(lock,)) == [], (
         "the next copy is carried out, and ends no turn"
     )
     queue.ask("shot", queue.shot("a", locks=(lock,)))
     assert [told(result) for _, result in queue.said] == ["Revalidate"], "a's lock is broken"
     assert queue.end("a", locks=(queue.lock(A, ROW),)) == ["b"]
+
+
+def test_the_advice_names_the_table_of_the_row(queue: Queue) -> None:
+    """The same key is locked in two tables, and others take turns at one of them."""
+    queue.take("a", table=B)
+    locks = (queue.lock(A, ROW), queue.lock(B, ROW))
+    queue.ask("shot", queue.shot("stranger", table=B, locks=locks))
+    ((_, advice),) = queue.said
+    assert advice.writers == (fingerprint(ROW), 1)
 
 
 def test_a_one_shot_that_breaks_no_lock_of_the_holder_is_carried_out(queue: Queue) -> None:

@@ -449,6 +449,8 @@ CATALOGUE: tuple[Mutant, ...] = (
            suite="tests/core/test_followed_rows.py"),
     Mutant("results of uncommitted rows are reported", tables.uncommitted_reported, weather=CHAINED,
            by_clients=True, suite="tests/tables/test_row_chain.py"),
+    Mutant("a chain without calls keeps its turn", tables.idle_turns_kept, simulated=False,
+           by_clients=True, suite="tests/tables/test_row_chain.py"),
     Mutant("copies of one-shots that follow are forgotten", tables.copies_forgotten, simulated=False,
            by_clients=True, suite="tests/tables/test_row_chain.py"),
     Mutant("a commit at since breaks a lock", tables.at_since_counts, simulated=False,

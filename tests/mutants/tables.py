@@ -12,6 +12,7 @@ from unittest.mock import patch
 from rocksdict import WriteBatch
 
 from anabranch.client.own_writes import ReadBack
+from anabranch.client.row_chain import Chain
 from anabranch.client.table_locks import Locks
 from anabranch.client.table_one_shot import TableOneShot
 from anabranch.client.table_transaction import TableTransaction
@@ -86,6 +87,11 @@ def followed_unlocked(turn: Turn, rows: FollowedRows) -> bool:
 @instead_of(TableTransaction, "_check_committed")
 def uncommitted_reported(_: TableTransaction, __: str) -> None:
     """A call reports what it computed on commits under way, before these are known to be committed."""
+
+
+@instead_of(Chain, "_unused_turn")
+def idle_turns_kept(_: Chain) -> None:
+    """A chain keeps its turn at a row when all of its calls are answered, and none comes."""
 
 
 @wrapping(TableOneShot, "_send")

@@ -21,7 +21,7 @@ from anabranch.client.table_transaction import TableTransaction
 from anabranch.core.locks.table_writes import fingerprint
 from anabranch.errors import AnabranchError, LocksBroken, NotReady
 from anabranch.protocol import limits
-from anabranch.protocol.defaults import NO_TURNS_S
+from anabranch.protocol.defaults import CHAIN_TURN, NO_TURNS_S
 from anabranch.protocol.ids import NO_TXN
 from anabranch.protocol.schemas import records as r
 from anabranch.types import Transacted
@@ -361,7 +361,7 @@ def test_with_a_takeover_between_two_commits(chain: Chain) -> None:
 
 
 def test_a_turn_passes_along_the_chain(chain: Chain) -> None:
-    """Each command names the next one while calls wait; the last one ends the turn."""
+    """Each command names the next one while calls wait, or commits are under way."""
     chain.rows._chain.note((A, ROW), taken=True)
 
     def add(txn: TableTransaction) -> None:
@@ -369,11 +369,74 @@ def test_a_turn_passes_along_the_chain(chain: Chain) -> None:
         chain.let_another_wait()
 
     chain.then(add, add, chain.add)
-    heirs = [command.turn_to for command in chain.commands]
-    assert heirs == [*(command.txn_id for command in chain.commands[1:]), None]
-    assert chain.waits == [True]
-    assert not chain.held()
+    *heirs, unused = [command.turn_to for command in chain.commands]
+    assert heirs == [command.txn_id for command in chain.commands[1:]]
+    assert chain.waits == [True, False]
+    assert chain.asked[1].txn_id == unused, "given up when all were answered"
     assert chain.value() == b"4"
+    assert not chain.held()
+
+
+def in_turn(chain: Chain, calls: int) -> list[bytes]:
+    """One call, and others, one after the other, while its commit is under way; the ids in order."""
+    chain.rows._chain.note((A, ROW), taken=True)
+
+    def first(txn: TableTransaction) -> None:
+        chain.add(txn)
+        chain.let_another_wait()
+
+    def others() -> None:
+        for _ in range(calls):
+            chain.rows.transact(chain.add)
+
+    chain.nested = [others]
+    chain.rows.transact(first)
+    return [command.txn_id for command in chain.commands]
+
+
+def test_a_turn_is_kept_while_commits_are_under_way(chain: Chain) -> None:
+    """A program that changes a row in a loop calls again once its commit is answered."""
+    ids = in_turn(chain, 3)
+    heirs = [command.turn_to for command in chain.commands]
+    assert heirs[:-1] == ids[1:]
+    assert chain.waits == [True, False]
+    assert chain.asked[1].txn_id == heirs[-1]
+    assert chain.value() == b"5"
+    assert not chain.held()
+
+
+def test_a_chain_keeps_a_turn_for_some_commits_only(chain: Chain) -> None:
+    ids = in_turn(chain, CHAIN_TURN + 2)
+    heirs = [command.turn_to for command in chain.commands]
+    assert heirs[:CHAIN_TURN] == [*ids[1:CHAIN_TURN], None]
+    assert heirs[CHAIN_TURN:] == [None] * 3
+    assert chain.waits == [True], "nobody else wants the row"
+    assert chain.value() == b"%d" % (CHAIN_TURN + 4)
+    assert not chain.held()
+
+
+def test_a_chain_passes_no_turn_on_that_is_about_to_end(chain: Chain) -> None:
+    member = chain.members(1)[0]
+    assert member._enter((A, ROW), ask=True)
+    txn_id = member.turn_id(marked=False)
+    assert txn_id is not None
+    chain.let_another_wait()
+    chain.clock.sleep(limits.TURN_MS.value / 2000)
+    assert member.heir(txn_id, chain.rows.deadline(60)) is None
+
+
+def test_a_chain_goes_on_while_its_commits_also_change_rows(chain: Chain) -> None:
+    """Only the changed rows are not known."""
+    tries: list[float] = []
+    add = chain.add_noted(tries)
+
+    def changes(txn: TableTransaction) -> None:
+        add(txn)
+        txn.add(B, b"n", 5)
+
+    chain.then(*[changes] * 4)
+    assert len(tries) == 4
+    assert (chain.value(), chain.value(b"n", B)) == (b"5", b"20")
 
 
 def test_a_commit_that_takes_another_turn_passes_it_to_another_id(chain: Chain) -> None:
@@ -385,7 +448,6 @@ def test_a_commit_that_takes_another_turn_passes_it_to_another_id(chain: Chain) 
 
     def first(txn: TableTransaction) -> None:
         chain.add(txn)
-        txn.add(B, b"n", 5)  # so that the next calls do not read its rows
         if not chain.commands:
             chain.let_another_wait()
             # The leader forgets the turn, and another client takes it, so the command is advised to take a turn.
@@ -394,6 +456,7 @@ def test_a_commit_that_takes_another_turn_passes_it_to_another_id(chain: Chain) 
             chain.occupy()
 
     def reads() -> None:
+        chain.rows._chain._sent.clear()  # as if so many commits were sent that this one is forgotten
         results.append(chain.rows.transact(lambda txn: txn.put(B, b"seen", txn.get(A, ROW) or b"")))
         chain.nested = [adds]
 

@@ -15,7 +15,7 @@ from anabranch.errors import LocksBroken
 from anabranch.protocol.defaults import HOT_ROW_S, NO_TURNS_S
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import LEVEL
-from tests.tables.test_transactions import A, Bank
+from tests.tables.test_transactions import A, B, Bank
 from tests.tables.worlds import let_read, operator, reader_ports
 
 ROW = b"k"
@@ -176,6 +176,19 @@ def test_a_commit_that_would_break_the_holders_locks_takes_a_turn(hot: Hot) -> N
     assert 0.5 < hot.clock.monotonic() - tries[0] < 1.5
     assert result.txn_id == hot.asked[0].txn_id
     assert holder not in hot.held()
+
+
+def test_a_turn_is_taken_in_the_table_where_others_take_turns(hot: Hot) -> None:
+    """The same key is locked in two tables."""
+    hot.occupy()
+
+    def add(txn: TableTransaction) -> None:
+        txn.get(B, ROW)
+        hot.add(txn)
+        txn.put(B, ROW, b"too")
+
+    hot.rows.transact(add)
+    assert [(command.table, command.point) for command in hot.asked] == [(A, fingerprint(ROW))]
 
 
 def test_a_row_at_which_others_took_turns_is_not_read_without_one(hot: Hot) -> None:

@@ -16,6 +16,7 @@ needs the right to operate the table instead.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 from anabranch import errors
 from anabranch.core import rows as k
@@ -40,7 +41,20 @@ MAX_JUMP = 1 << 32
 MAX_RUNS = 64  # runs of consecutive numbers that the row of a series lists
 
 
-def check_jump(turn: Turn, txn: r.TxnRow, series: str | None, number: int | None) -> None:
+class Claimant(Protocol):
+    """A transaction that claims a number: its row, or its commit that is being decided."""
+
+    @property
+    def txn_id(self) -> bytes: ...
+
+    @property
+    def scope(self) -> str: ...
+
+    @property
+    def owner(self) -> str: ...
+
+
+def check_jump(turn: Turn, txn: Claimant, series: str | None, number: int | None) -> None:
     """Check that the transaction may claim this number at all.
 
     A number far beyond the series is refused, because the numbers in between could never commit.
@@ -167,7 +181,7 @@ def set_series(turn: Turn, command: r.SetSeries, to: ReplyTo | None) -> None:
     _answer(turn, command.scope, command.series, to)
 
 
-def overtaken(turn: Turn, txn: r.TxnRow, series: str, number: int) -> r.YieldedRow | None:
+def overtaken(turn: Turn, txn: Claimant, series: str, number: int) -> r.YieldedRow | None:
     """The claim to which a commit of this number gives way, or None.
 
     Raises: NotReady while a number is being committed, ReservedByPrepared while one is prepared; NameTaken and
@@ -187,7 +201,7 @@ def overtaken(turn: Turn, txn: r.TxnRow, series: str, number: int) -> r.YieldedR
     return r.YieldedRow(series, number, row.number, row.txn_id)
 
 
-def _series_of(turn: Turn, txn: r.TxnRow, series: str) -> r.SeriesRow | None:
+def _series_of(turn: Turn, txn: Claimant, series: str) -> r.SeriesRow | None:
     """The row of a series, None if it has no row. Raises NameTaken and NotAuthorized as `check_jump`."""
     row = turn.state.series(txn.scope, series)
     if row is None or not row.owner:
@@ -201,7 +215,7 @@ def _series_of(turn: Turn, txn: r.TxnRow, series: str) -> r.SeriesRow | None:
     return row
 
 
-def take_number(turn: Turn, txn: r.TxnRow, series: str, number: int) -> None:
+def take_number(turn: Turn, txn: Claimant, series: str, number: int) -> None:
     """Make this the highest number of the series, because its commit is decided."""
     before = turn.state.series(txn.scope, series)
     if before is None:

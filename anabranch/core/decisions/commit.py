@@ -145,8 +145,7 @@ def _log_pending(
 
 
 def _check_level(turn: Turn, request: _Request) -> None:
-    locks = bool(turn.state.locks.of(request.txn.row.txn_id).rows)
-    parts.check_level(turn, request.command, locks=locks)
+    parts.check_level(turn, request.command, request.txn.row.txn_id)
 
 
 def _check_rights(turn: Turn, request: _Request) -> None:
@@ -402,13 +401,16 @@ def next_due_ms(
 def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommitRow) -> None:
     late = turn.wall_ms >= pending.deadline_ms
     ending = parts.Ending(
-        row=txn.row,
+        txn_id=txn_id,
+        scope=txn.row.scope,
+        owner=txn.row.owner,
+        named=txn.row.name,
         name=pending.name,
         number=pending.number,
         consumed=pending.consumed,
         prepare=pending.prepare,
-        check_events=lambda: _check_events(turn, txn, pending, ending, late=late),
-        writes=lambda: frozen.writes_in_journals(turn, txn_id, pending.writers, turn.state.tables),
+        check_events=partial(_check_events, txn, pending, late),
+        writes=partial(_writes_in_journals, pending),
         pending=pending,
     )
     try:
@@ -432,8 +434,15 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommi
             turn.hear(txn_id)
 
 
+def _writes_in_journals(
+    pending: r.PendingCommitRow, turn: Turn, ending: parts.Ending
+) -> frozen.Writes:
+    tables = turn.state.tables
+    return frozen.writes_in_journals(turn, ending.txn_id, pending.writers, tables)
+
+
 def _check_events(
-    turn: Turn, txn: OpenTxn, pending: r.PendingCommitRow, ending: parts.Ending, *, late: bool
+    txn: OpenTxn, pending: r.PendingCommitRow, late: bool, turn: Turn, ending: parts.Ending
 ) -> None:
     """Check what the journals show of a commit. ``late``: whether its deadline has passed."""
     if not late and not turn.index.covers(pending.writers, txn):
@@ -464,13 +473,14 @@ def _decide(turn: Turn, txn: OpenTxn, pending: r.PendingCommitRow, ending: parts
     waiting = end_pending(turn, txn_id, None) if prepares else []
     parts.hold(turn, ending)
     op: Op = "prepare" if prepares else "begin_commit"
+    changes = dict(ending.gains)
     if weighed is not None:
-        counts = {"committed": weighed.committed, "left_out": weighed.left_out}
-        ending.row = turn.move(ending.row, op, **counts)
-    turn.put(k.txn_key(txn_id), ending.row)
+        changes |= {"committed": weighed.committed, "left_out": weighed.left_out}
+    row = turn.move(txn.row, op, **changes)
+    turn.put(k.txn_key(txn_id), row)
     take_exactly(turn, txn, pending.writers)
     for to in waiting:
-        turn.answer(to, ending.row)
+        turn.answer(to, row)
     if not prepares:
         turn.put(k.pending_key(txn_id), replace(pending, decided=True))
         for stream, epoch in sorted(txn.participants.items()):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from hmac import compare_digest
-from typing import Any
 
 from anabranch import errors
 from anabranch.core import derivations, history_records, parts
@@ -64,16 +64,22 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
         return
     if not marked:
         turn.check_new_id(command.txn_id)
-    shot = _Shot(turn, command)
-    row = born(
-        "one_shot",
+    ending = parts.Ending(
         command.txn_id,
-        turn.wall_ms,
-        scope=command.scope,
-        committed=_count(command),
-        owner=turn.lane,
+        command.scope,
+        turn.lane,
+        None,
+        command.name,
+        None,
+        consumed,
+        None,
+        partial(_check_events, command),
+        _writes_placed,
+        command.locks,
+        command.follows,
+        command.changes,
+        at_once=True,
     )
-    ending = shot.ending(row, at_once=True)
     if not parts.check(turn, ending):
         _instead(turn, command, ending, to)
         return
@@ -82,21 +88,32 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
         turn.reply(to, advice)
         return
     parts.hold(turn, ending)
-    placed = row_changes.filled(command, ending.values, shot.placed)
+    placed = row_changes.filled(command, ending.values, ending.placed)
     timestamp = _append(turn, command.txn_id, placed)
     row_changes.keep(turn, command, ending.values, timestamp)
     row_turns.pass_on(turn, command)
+    committed = _count(command)
     proof = None
     if consumed is not None:
-        state = _state_of(shot.placed)
-        proof = positions.move(turn, consumed, command.txn_id, timestamp, row.committed, state)
+        state = _state_of(ending.placed)
+        proof = positions.move(turn, consumed, command.txn_id, timestamp, committed, state)
+    tables = conflicts.table_times(turn, conflicts.named(command.locks))
     if proof is not None and marked:
-        outcome = positions.outcome(command.scope, proof, turn.lane)
+        outcome = positions.outcome(command.scope, proof, turn.lane)._replace(tables=tables)
     else:
-        row = ending.row._replace(commit_timestamp=timestamp)
+        row = born(
+            "one_shot",
+            command.txn_id,
+            turn.wall_ms,
+            scope=command.scope,
+            commit_timestamp=timestamp,
+            committed=committed,
+            owner=turn.lane,
+            **ending.gains,
+        )
         turn.put(k.txn_key(command.txn_id), row)
-        outcome = turn.outcome(row, full=False)
-    turn.reply(to, _with_times(turn, command, outcome))
+        outcome = turn.outcome(row, full=False, tables=tables)
+    turn.reply(to, outcome)
 
 
 def _answered_before(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> bool:
@@ -167,36 +184,6 @@ def _instead(
         turn.reply(to, refuse(error))
 
 
-class _Shot:
-    """A command with a whole transaction, whose events are placed when they are checked."""
-
-    def __init__(self, turn: Turn, command: r.OneShot | r.PrepareEvents) -> None:
-        self._turn, self._command = turn, command
-        self.placed: Placed = {}
-
-    def ending(self, row: r.TxnRow, **given: Any) -> parts.Ending:
-        command = self._command
-        return parts.Ending(
-            row=row,
-            name=command.name,
-            number=None,
-            consumed=command.consumed,
-            prepare=getattr(command, "prepare", None),
-            check_events=self._place,
-            writes=self._writes,
-            locks=command.locks,
-            follows=getattr(command, "follows", ()),
-            changes=getattr(command, "changes", ()),
-            **given,
-        )
-
-    def _place(self) -> None:
-        self.placed = _place(self._turn, self._command)
-
-    def _writes(self) -> frozen.Writes:
-        return _writes(self._turn, self.placed)
-
-
 def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> None:
     """Prepare a transaction with all its events, which a row keeps until the coordinator decides."""
     check_served(turn, command.scope)
@@ -236,18 +223,30 @@ def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> 
     moves = r.PendingCommitRow(
         (), True, (), command.name, None, 0, command.consumed, command.prepare
     )
-    shot = _Shot(turn, command)
-    pending = moves if command.consumed is not None else None
-    ending = shot.ending(row, pending=pending, events=command.events)
+    ending = parts.Ending(
+        command.txn_id,
+        command.scope,
+        turn.lane,
+        None,
+        command.name,
+        None,
+        command.consumed,
+        command.prepare,
+        partial(_check_events, command),
+        _writes_placed,
+        command.locks,
+        pending=moves if command.consumed is not None else None,
+        events=command.events,
+    )
     if not parts.check(turn, ending):
         _instead(turn, command, ending, to)
         return
     check_open(turn)
     turn.put(k.txn_key(command.txn_id), row)
     parts.hold(turn, ending)
-    row = turn.move(ending.row, "prepare", committed=len(events))
+    row = turn.move(row, "prepare", committed=len(events), **ending.gains)
     turn.put(k.txn_key(command.txn_id), row)
-    for stream in sorted(shot.placed):
+    for stream in sorted(ending.placed):
         epoch = turn.state.streams[stream].reference_epoch
         turn.put(k.participant_key(command.txn_id, stream), r.ParticipantRow(stream, epoch))
     if to is not None:
@@ -314,11 +313,12 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
         turn.reply(to, outcome._replace(streams=tuple(sorted(txn.participants))))
 
 
-def _with_times(turn: Turn, command: r.OneShot, outcome: r.Outcome) -> r.Outcome:
-    """The outcome of a one-shot with the times of the tables that its locks name."""
-    if not command.locks:
-        return outcome
-    return outcome._replace(tables=conflicts.table_times(turn, conflicts.named(command.locks)))
+def _check_events(command: r.OneShot | r.PrepareEvents, turn: Turn, ending: parts.Ending) -> None:
+    ending.placed = _place(turn, command)
+
+
+def _writes_placed(turn: Turn, ending: parts.Ending) -> frozen.Writes:
+    return _writes(turn, ending.placed)
 
 
 def _writes(turn: Turn, placed: Placed) -> frozen.Writes:

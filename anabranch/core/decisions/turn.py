@@ -414,11 +414,13 @@ class Turn:
         lane: str | None = None,
         after: int | None = None,
         prepared: r.PreparedRow | None = None,
+        tables: tuple[r.TableTime, ...] = (),
     ) -> r.Outcome:
         """A transaction as clients see it: with a pending commit it is COMMIT_IN_PROGRESS.
 
         ``full``: with its streams, and some of its writers, after the writer ``after``. ``lane``: of the asker;
         None: of this command. ``prepared``: how it was prepared, if that is known; None: it is looked up.
+        ``tables``: the times of the tables that its commit names.
         """
         writers = self._writers(row.txn_id, after) if full else ()
         waits = row.state == "OPEN" and row.txn_id in self.state.committing
@@ -447,6 +449,7 @@ class Turn:
             prepared_by=b"" if prepared is None else prepared.prepare.by,
             snapshot=row.snapshot,
             broken=shown(self.state, lane or self.lane, row.broken),
+            tables=tables,
         )
 
     def _writers(self, txn_id: bytes, after: int | None) -> tuple[r.Receipt, ...]:

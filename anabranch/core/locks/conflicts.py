@@ -92,17 +92,19 @@ def judge(
 
     Raises: InvalidArgument, NotAuthorized, UnknownStream, CrossScope.
     """
-    more = sum(len(rows.points) for rows in follows)
+    more = sum([len(rows.points) for rows in follows])
     limits.LOCKS.check(count_of(locked) + more, "a transaction")
     check_locks(turn, locked)
-    _check_followed(turn, locked, follows)
+    if follows:
+        _check_followed(turn, locked, follows)
     state, windows = turn.state, turn.recent_writes
     for locks in locked:
         asks = locks.points or locks.ranges
         if asks and not windows.holds(locks, state.tables[locks.table].last):
             return again(turn, locked)
-    if not all(_is_latest(turn, rows) for rows in follows):
-        return again(turn, locked)
+    for rows in follows:
+        if not _is_latest(turn, rows):
+            return again(turn, locked)
     return None
 
 

@@ -56,17 +56,17 @@ def events_of(turn: Turn, command: r.OneShot | r.PrepareEvents) -> CommandEvents
         return CommandEvents.of(command.events)
     check_changes(command)
     turn.charge(work.of_items(_ITEMS * len(command.changes)))
-    return _with(command, [LEAST_NUMBER] * len(command.changes))
+    longest = _events(command, [LEAST_NUMBER] * len(command.changes))
+    if not command.events:
+        return CommandEvents.of(longest)
+    return CommandEvents.of(command.events).followed_by(longest)
 
 
-def _with(command: r.OneShot, values: Iterable[int]) -> CommandEvents:
-    changed = [
+def _events(command: r.OneShot, values: Iterable[int]) -> list[r.Event]:
+    return [
         r.Event(change.table, -1, change.key, b"%d" % value, (), -1)
         for change, value in zip(command.changes, values, strict=True)
     ]
-    if not command.events:
-        return CommandEvents.of(changed)
-    return CommandEvents.of(command.events).followed_by(changed)
 
 
 def values_of(
@@ -105,7 +105,8 @@ def filled(command: r.OneShot, values: Iterable[int], placed: Placed) -> Placed:
     """The events of `events_of` after they were placed, with these values in the changed rows."""
     if not command.changes:
         return placed
-    events = _with(command, values)
+    of = next(some.of for by_segment in placed.values() for _, some in by_segment)
+    events = of.with_last(_events(command, values))
     return {
         stream: [(segment, SomeEvents(events, some.numbers)) for segment, some in by_segment]
         for stream, by_segment in placed.items()

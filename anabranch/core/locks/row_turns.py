@@ -77,9 +77,9 @@ def _without(queue: RowQueue, gone: TurnAsker) -> RowQueue:
 
 def advance(turn: Turn) -> None:
     """End the turns of transactions that this round commits, and turns that took too long. Begin the next ones."""
-    queues = turn.row_turns.queues.as_dict()
-    if not queues:
+    if turn.row_turns.queues.is_empty:
         return
+    queues = turn.row_turns.queues.as_dict()
     merged = {step.txn_id for step in turn.round.history if isinstance(step, StreamCommit)}
     for row, queue in queues.items():
         since = turn.work
@@ -131,8 +131,9 @@ def advice(turn: Turn, command: r.OneShot) -> r.Revalidate | None:
         if row[1] in (fingerprint(key) for key in keys if key is not None):
             warned = (*queue.warned, command.txn_id)[-limits.ROW_TURNS.value :]
             turn.row_turns.queues.put(row, queue._replace(warned=warned))
-            times = conflicts.table_times(turn, conflicts.named(command.locks))
-            return r.Revalidate(turn.hybrid_time, times, (row[1],))
+            tables = conflicts.named(command.locks)
+            times = conflicts.table_times(turn, tables)
+            return r.Revalidate(turn.hybrid_time, times, (row[1], tables.index(row[0])))
     return None
 
 
@@ -149,9 +150,9 @@ def pass_on(turn: Turn, command: r.OneShot) -> None:
 
 def _queues_of(turn: Turn, command: r.OneShot) -> list[tuple[Row, RowQueue]]:
     """The queues for rows that a one-shot has locked or follows."""
-    queues = turn.row_turns.queues.as_dict()
-    if not queues:
+    if turn.row_turns.queues.is_empty:
         return []
+    queues = turn.row_turns.queues.as_dict()
     read = {(its.table, point) for its in command.locks for point in its.points}
     read |= {(its.table, point) for its in command.follows for point in its.points}
     return [(row, queues[row]) for row in sorted(read & queues.keys())]
