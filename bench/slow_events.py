@@ -17,9 +17,8 @@ import tempfile
 import threading
 import time
 import uuid
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +34,7 @@ from bench.setting import Place, percentile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from multiprocessing.pool import Pool
 
 TASKS = 8
 THREADS = 4
@@ -50,11 +50,11 @@ KINDS = {
     "none (def)": "def",
     "slow def, waits": "def",
     "slow def, computes": "def",
+    "slow def, computes in a process": "def",
     "big event": "def",
     "bad event": "def",
     "none (async)": "async",
     "slow async": "async",
-    "slow async, computes in a process": "async",
     "none (timers)": "timers",
     "slow timer": "timers",
     "slow window": "timers",
@@ -185,8 +185,15 @@ def _stop(client: anabranch.Client, rows: str, kind: bytes) -> None:
             txn.commit()
     elif kind == b"slow def, computes":
         _compute()
+    elif kind == b"slow def, computes in a process":
+        _pool().apply_async(_compute).get(60)
     elif kind.startswith(b"slow"):
         time.sleep(SLOW_S)
+
+
+@cache
+def _pool() -> Pool:
+    return multiprocessing.get_context("spawn").Pool(1)
 
 
 def _compute() -> None:
@@ -207,16 +214,12 @@ def _plain(
 
 
 def _async(app: anabranch.Processor, given: Any, out: Any, _: object, __: str) -> None:
-    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-
     @app.on(given)
     async def copy(event: anabranch.Event) -> None:
-        if event.key != SLOW:
-            out.write(event.value, key=event.key)
-        elif event.value == b"slow async":
+        if event.key == SLOW:
             await asyncio.sleep(SLOW_S)
         else:
-            await asyncio.get_running_loop().run_in_executor(pool, _compute)
+            out.write(event.value, key=event.key)
 
 
 def _timers(

@@ -314,7 +314,7 @@ def get(
 
 
 def _text_of(value: Any) -> str:
-    """What JSON has of a value of another kind."""
+    """A text for a value of a kind that JSON lacks."""
     return bytes_text(value) if isinstance(value, bytes) else str(value)
 
 

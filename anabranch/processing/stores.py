@@ -134,7 +134,7 @@ class Store(Keyed):
     ) -> None:
         super().__init__(name, codec, local=local)
         self._into = into
-        # What users get of an encoded value.
+        # Makes the value that users get of an encoded one.
         self._result: Callable[[bytes], Any] = codec.decode
         if into is not None:
             self._result = lambda data: into.result(codec.decode(data))

@@ -33,7 +33,7 @@ class StoreFormat(Protocol):
         ...
 
     def shown(self, rows: Mapping[bytes, bytes]) -> Any:
-        """What users see of the rows of a key; None without a row."""
+        """The value that users see of the rows of a key; None without a row."""
         ...
 
 
