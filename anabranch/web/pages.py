@@ -73,6 +73,7 @@ _MOST_SKIPPED = 1_000_000  # rows that a page may skip after the key in its link
 _MOST_HEADERS = 20
 _SCOPES_S = 30.0
 _USUAL_S = 2 * WATCH_S  # within this time, a page that browsers show needs the same again
+_LAGS_S = 3.5  # the greatest age of lags, which take a question for each scope
 _REFUSED_S = 10.0  # before a lane without the right to see control partitions asks for them again
 _OLDEST = 5  # open transactions of the overview
 _MOST_RIVERS = 16  # pictures of streams that are kept up to date
@@ -451,7 +452,7 @@ class Pages:
         return self._written[info.txn_id]
 
     def _groups(self, text: str = "") -> dict[str, Any]:
-        lags = self._lags.ask(INTERVAL_S, self._all_streams)
+        lags = self._lags.ask(_LAGS_S, self._all_streams)
 
         def has(name: str, streams: list[dict[str, Any]]) -> bool:
             return any(text.lower() in f"{name} {one['stream']}".lower() for one in streams)
