@@ -12,6 +12,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.derived_rows import (
     BUILDING,
     PROGRESS_KEY,
+    READY,
     STATE_KEY,
     AnyFunction,
     Function,
@@ -130,7 +131,7 @@ def begins_with_rows(txn: Any, made: AnyFunction) -> bytes | None:
     if state is None:
         state = BUILDING + b"0123456789abcdef"
         txn.write_entries(made.of, ((STATE_KEY, state),))
-    return None if state == building.READY else state
+    return None if state == READY else state
 
 
 @wrapping(Totals, "added")
