@@ -222,8 +222,10 @@ class Deriving:
                 made = known.function(ready[0].of)
             else:
                 made = _function(ready[0].of, function, ready[0].kind)
-            differs = totals_compared if isinstance(made, Totals) else compared
-            return list(islice(differs(view, made), _MOST_SHOWN))
+            found = (
+                totals_compared(view, made) if isinstance(made, Totals) else compared(view, made)
+            )
+            return list(islice(found, _MOST_SHOWN))
 
 
 def _function(of: r.Derivation, function: DerivingFunction, kind: Kind) -> AnyFunction:
