@@ -209,7 +209,7 @@ def begins_with_rows(txn: Any, made: AnyFunction) -> bytes | None:
     if state is None:
         state = BUILDING + b"0123456789abcdef"
         txn.write_entries(made.of, ((STATE_KEY, state),))
-    return None if state == building.READY else state
+    return None if state == READY else state
 
 
 @wrapping(Totals, "added")
