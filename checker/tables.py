@@ -176,7 +176,7 @@ def _judge_at(history: History, report: Report, rows: Rows, op: Operation, told:
     """Judge that a read returned the rows of its snapshot, in order. ``told``: whose answer has its time."""
     if op.result["rows"] is None:
         return True
-    at = told.result.get("snapshot", told.result.get("timestamp"))
+    at: int = told.result["snapshot" if told.what == "begin" else "timestamp"]
     keys = [key for key, _ in op.result["rows"]]
     if keys != sorted(set(keys), reverse=bool(op.asked.get("reverse"))):
         report.add("snapshot-not-prefix", f"a read gave its keys out of order: {keys}", _at(op))

@@ -67,7 +67,12 @@ class Shop:
             self.tape.commits(*self._records[table], stream=table)
         for table in self._of:
             name, version, kind, fields = _DECLARED[table]
-            asked = {"source": SOURCE, "name": name, "version": version, "type": kind}
+            asked: dict[str, Any] = {
+                "source": SOURCE,
+                "name": name,
+                "version": version,
+                "type": kind,
+            }
             self.tape.do("end", "derivation", table=table, fields=fields, number=2, **asked)
 
     def look_up(
@@ -87,7 +92,9 @@ def ready(tape: Tape, *of: str) -> Shop:
     """Tables that are ready from 10 on."""
     shop = Shop(tape, *of)
     short = {PLACE: "place", NAME: "name", PLACE_2: "place2", SUMS: "sums"}
-    shop.commit(**{short[table]: {"\0": "ready"} for table in of})
+    state: Rows = {"\0": "ready"}
+    states = {short[table]: state for table in of}
+    shop.commit(None, fewer=0, **states)
     return shop
 
 

@@ -49,7 +49,13 @@ def _all_operations() -> Tape:
     tape.told("p", tape.ask("p", "abort", txn="t"), "failed")
     tape.do("p", "state", {"state": "committed", "timestamp": 10}, txn_id=ONE)
     tape.do("p", "plain", stream="s/b", events=[])
-    of = {"source": "s/a", "name": "n", "version": 1, "type": "index", "fields": [0]}
+    of: dict[str, Any] = {
+        "source": "s/a",
+        "name": "n",
+        "version": 1,
+        "type": "index",
+        "fields": [0],
+    }
     tape.do("p", "derivation", table="s/a-n-v1", **of)
     tape.do("p", "end_derivation", table="s/a-n-v1")
     asked = {"txn": "t", "table": "s/a", "derivation": "n", "value": "x"}

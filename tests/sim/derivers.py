@@ -139,7 +139,7 @@ class DeriverMachine(TableMachine):
         client.create_stream(BESIDE, 2, near=SCOPE, timeout=5.0)
         admin.grant(OPEN_LANE, GOODS, ("operate",), timeout=5.0)
         self._note_ends(client)
-        self._is_ignorant = self._random.random() < 0.15
+        self._is_ignorant = self._random.random() < 0.2
         if self._is_ignorant:
             client._shared.derivations = _Ignorant(client._session)
         else:
