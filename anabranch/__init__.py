@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from anabranch.client.writer import Writer
     from anabranch.processing import aggregates
     from anabranch.processing.app import Processor
+    from anabranch.processing.derived import DerivedTable
     from anabranch.reading.snapshot import Snapshot, SnapshotPlan
     from anabranch.tables.changes import Change
     from anabranch.types import (
@@ -52,6 +53,7 @@ __version__ = "0.1.0a1"
 _HOMES = {
     "Change": "anabranch.tables.changes",
     "Client": "anabranch.client.client",
+    "DerivedTable": "anabranch.processing.derived",
     "Processor": "anabranch.processing.app",
     "Reservation": "anabranch.client.reservation",
     "Snapshot": "anabranch.reading.snapshot",
@@ -71,6 +73,7 @@ __all__ = [
     "CommandsInfo",
     "Committed",
     "Counts",
+    "DerivedTable",
     "Event",
     "FeatureLevel",
     "Grant",

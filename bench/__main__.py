@@ -26,6 +26,7 @@ from bench import (
     builds,
     bulk,
     clients,
+    deriving,
     driver,
     growth,
     handlers,
@@ -162,6 +163,10 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         _on_cluster(prepared),
     ),
     "leading": ("leading with many finished transactions and names", _on_own(leading)),
+    "deriving": (
+        "how far a derived table that a worker writes is behind, at 2,000 commits/s",
+        _on_cluster(deriving),
+    ),
     "lookups": ("snapshots of the past, by the length of the history", _on_cluster(lookups)),
     "trouble": ("small commits while other streams are in trouble", _on_own(trouble)),
     "lanes": ("one-shots by 1, 20 and 200 lanes; grants and tokens", _on_cluster(lanes)),

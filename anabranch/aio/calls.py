@@ -1848,6 +1848,7 @@ class AsyncClient(Handle):
         *,
         version: int = 1,
         unique: bool = False,
+        asynchronous: bool = False,
         timeout: float | None = None,
     ) -> str:
         """As `Client.derive`."""
@@ -1858,6 +1859,7 @@ class AsyncClient(Handle):
             function,
             version=version,
             unique=unique,
+            asynchronous=asynchronous,
             timeout=timeout,
         )
 

@@ -617,6 +617,7 @@ class Client:
         *,
         version: int = 1,
         unique: bool = False,
+        asynchronous: bool = False,
         timeout: float | None = None,
     ) -> str:
         """Let each write to a table also write the rows of a derived table, in its transaction; returns its name.
@@ -626,20 +627,25 @@ class Client:
         one value. The first call for a name brings the derivation into force: it is built from the
         rows that are there, and from then on every writer has to make this call, too. ``version``: another function
         has a higher one, which `rebuild` brings into force. Needs feature level 3, and the right operate then.
+        ``asynchronous``: only create the derived table; the workers of an `anabranch.DerivedTable` write its rows.
 
         Raises: UniqueViolation (of the rows that are there: `drop_derivation` takes it back), StreamExists (it is
         unique, or not), InvalidArgument, FeatureNotEnabled, NotAuthorized, NotInstalled, NotReady (an open
         transaction writes to the table), IllegalState; UnknownStream, DeadlineExceeded (repeating is safe).
         """
         self._shared.deadline_outside("derive", timeout)
-        return self._deriving.derive(source, name, function, version, timeout, unique=unique)
+        return self._deriving.derive(
+            source, name, function, version, timeout, unique=unique, asynchronous=asynchronous
+        )
 
     def rebuild(self, source: str, name: str, *, timeout: float | None = None) -> str:
         """Bring the highest version of a derivation that this client has into force, while others write.
 
         From the beginning of the call on, writers need its function and the former one; at the end, look-ups switch
         to it at one commit timestamp. The call also completes a build that was left, and returns the name of
-        the derived table. Raises: as `derive`; DerivationMissing (this client has no function of it).
+        the derived table. Of an asynchronous derivation, it waits until the highest version that has a table is up
+        to date, and switches look-ups to it. Raises: as `derive`; DerivationMissing (this client has no function of
+        it).
         """
         self._shared.deadline_outside("rebuild", timeout)
         return self._deriving.rebuild(source, name, timeout)

@@ -17,7 +17,7 @@ from anabranch.client.row_chain import HotRow, Member, SentRows, needs_commits
 from anabranch.client.shared import Shared, entered
 from anabranch.client.table_locks import Locks, broken
 from anabranch.client.writer import AllOrNothing
-from anabranch.core.derived_rows import READY, STATE_KEY, Function, of_value
+from anabranch.core.derived_rows import READY, STATE_KEY, Function
 from anabranch.core.locks.numbers import changed
 from anabranch.core.stream_settings import Derived, derived_table
 from anabranch.errors import (
@@ -42,7 +42,7 @@ from anabranch.protocol.limits import (
 )
 from anabranch.protocol.schemas import records as r
 from anabranch.tables.replica import ReadReplica
-from anabranch.tables.snapshot import TableSnapshot, bounds, check_limit
+from anabranch.tables.snapshot import TableSnapshot, bounds, check_limit, rows_under
 from anabranch.types import Headers, K, V
 from anabranch.values import Stream, encoded
 from anabranch.waits import here
@@ -157,11 +157,19 @@ class TableAccess:
         if sent is not None:
             self._follow(table, key, sent)
             return sent.rows[table, key]
+        self._check_has_locks(table)
         seen = self._view.get_version(table, key)
         self._locks.point(table, key)
         if seen.timestamp > self._view.timestamp:
             self._break(broken(table, seen, self._view.timestamp))
         return seen.value
+
+    def _check_has_locks(self, table: str) -> None:
+        if table in self._replica.without_locks:
+            raise InvalidArgument(
+                f"{table} is derived by a worker, after its source was committed, so its rows can't be locked: "
+                "read a snapshot of a replica, or here with lock=False"
+            )
 
     def _under_way(self, member: Member, table: str, key: bytes) -> SentRows | None:
         """The commit under way whose version of a row is read. At a hot row this enters the chain."""
@@ -286,6 +294,8 @@ class TableAccess:
         self, table: str, low: bytes, high: bytes | None, reverse: bool, lock: bool
     ) -> Iterator[tuple[bytes, Written]]:
         """Rows of the snapshot. Each returned row, and the range before it, is locked."""
+        if lock:
+            self._check_has_locks(table)
         span = None
         for seen in self._view.walk(table, low, high, reverse=reverse):
             if lock:
@@ -314,6 +324,7 @@ class TableAccess:
             table, _, key = encoded(table, None, key)
         self._check()
         self._check_table(table)
+        self._check_has_locks(table)
         if key is not None and not low is high is prefix is None:
             raise InvalidArgument("give a key, a prefix, or low and high")
         if key is not None:
@@ -518,20 +529,8 @@ class TableAccess:
             raise InvalidArgument(f"a derivation is asked for bytes, not {value!r:.100}")
         name = source if source is None or isinstance(source, str) else source.name
         derived = self._ready(derivation, name)
-        found = islice(self._found(derived, of_value(value)), limit)
+        found = islice(rows_under(self, derived, value), limit)
         return found if isinstance(source, str | None) else starmap(source.decode_row, found)
-
-    def _found(self, derived: Derived, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        source, table = derived.of.source, derived_table(derived.of)
-        if derived.unique:
-            key = self.get(table, prefix)
-            keys: Iterable[bytes] = () if key is None else (key,)
-        else:
-            keys = (entry[len(prefix) :] for entry, _ in self.scan(table, prefix=prefix))
-        for key in keys:
-            row = self.get(source, key)
-            if row is not None:
-                yield key, row
 
     @alone
     def _ready(self, name: str, source: str | None) -> Derived:

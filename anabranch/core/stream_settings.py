@@ -29,6 +29,7 @@ PROCESSOR = "processor"  # the processor whose state the stream is
 DERIVED = "derived"  # the derivation that a derived table is of
 DERIVE = "derive."  # the beginning of the settings of a source: the versions in force, by name
 UNIQUE = "unique"
+ASYNCHRONOUS = "asynchronous"  # a worker writes the rows
 _LONG = (1 << 63) - 1
 _INT = (1 << 31) - 1
 _REPLICAS = (1 << 15) - 1
@@ -213,15 +214,17 @@ _VERSION = (1, 999_999)
 
 
 class Derived(NamedTuple):
-    """The derivation of a derived table, and whether each value occurs once."""
+    """The derivation of a derived table: whether each value occurs once, and whether a worker writes the rows."""
 
     of: r.Derivation
-    unique: bool
+    unique: bool = False
+    asynchronous: bool = False
 
     @property
     def text(self) -> str:
         """The setting of the derived table."""
-        return " ".join((*map(str, self.of), *([UNIQUE] if self.unique else [])))
+        kind = [UNIQUE] if self.unique else [ASYNCHRONOUS] if self.asynchronous else []
+        return " ".join((*map(str, self.of), *kind))
 
 
 def check_derivation(name: str) -> str:
@@ -247,16 +250,22 @@ def derived_from(settings: Mapping[str, str]) -> Derived | None:
     if text is None:
         return None
     words = text.split(" ")
-    if len(words) < 3 or words[3:] not in ([], [UNIQUE]):
+    if len(words) < 3 or words[3:] not in ([], [UNIQUE], [ASYNCHRONOUS]):
         raise InvalidArgument(
-            f"{DERIVED}={text}: give a table, a name and a version, and {UNIQUE} if it is that"
+            f"{DERIVED}={text}: give a table, a name and a version, and {UNIQUE} or {ASYNCHRONOUS} if it is that"
         )
     from anabranch.protocol.schemas import records as r  # not for each command of the shell
 
     source, name, version = words[:3]
     split_stream(source)
     of = r.Derivation(source, check_derivation(name), whole_number(DERIVED, version, *_VERSION))
-    return Derived(of, unique=len(words) > 3)
+    return Derived(of, unique=UNIQUE in words[3:], asynchronous=ASYNCHRONOUS in words[3:])
+
+
+def is_behind(settings: Mapping[str, str]) -> bool:
+    """Whether a stream is a derived table that a worker writes."""
+    derived = derived_from(settings)
+    return derived is not None and derived.asynchronous
 
 
 def in_force(settings: Mapping[str, str]) -> frozenset[str]:

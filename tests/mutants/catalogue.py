@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from tests.mutants import (
+    asynchronous,
     batches,
     clients,
     decisions,
@@ -93,6 +94,7 @@ MOVING = STEALING | {"chunk_bytes": 250}
 # Processes with replicas of two tables, and little besides.
 OVERLAP_TESTS = "tests/controller/test_overlap.py"
 DERIVED = "tests/tables/test_derivations.py"
+ASYNCHRONOUS = "tests/processing/test_derived.py"
 IN_MEMORY = "tests/tables/test_transactions.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
 COUNTED = TABLED | {"tables": 0, "counters": 3}
@@ -459,6 +461,19 @@ CATALOGUE: tuple[Mutant, ...] = (
            by_clients=True, suite=DERIVED),
     Mutant("another row's entry is deleted", derived.all_entries_go, simulated=False,
            by_clients=True, suite=DERIVED),
+    Mutant("one worker's progress counts for all", asynchronous.any_task_counts, simulated=False,
+           by_clients=True, suite=ASYNCHRONOUS),
+    Mutant("input that is left counts as derived", asynchronous.left_counts, simulated=False,
+           by_clients=True, suite=ASYNCHRONOUS),
+    Mutant("entries have their workers' times", asynchronous.own_times, simulated=False,
+           by_clients=True, suite=ASYNCHRONOUS),
+    Mutant("a derived table's source is not asked for", asynchronous.source_is_not_asked, simulated=False,
+           by_clients=True, suite=ASYNCHRONOUS),
+    Mutant("a table is derived twice", asynchronous.derived_twice, simulated=False, suite=ASYNCHRONOUS),
+    Mutant("a table with rows is derived anew", asynchronous.over_old_rows, simulated=False,
+           by_clients=True, suite=ASYNCHRONOUS),
+    Mutant("a worker does not know the row before", asynchronous.row_before_is_unknown, simulated=False,
+           by_clients=True, suite=ASYNCHRONOUS),
     Mutant("changes that are given up are not resolved", tables.given_up_unresolved, simulated=False,
            by_clients=True, suite="tests/tables/test_row_changes.py"),
     Mutant("a commit that was advised is given up", tables.advised_and_given_up, simulated=False,
