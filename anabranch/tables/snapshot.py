@@ -45,7 +45,7 @@ class TableSnapshot:
         self._store = store
         self._numbers = numbers
         self._closed = closed
-        self._derived = derived
+        self.derived = derived
 
     def in_place_of(self, other: TableSnapshot) -> Self:
         """Let this snapshot replace a closed snapshot. Tables that were loaded again since then can't be read."""
@@ -180,36 +180,13 @@ class TableSnapshot:
                 if its.name == index:
                     found = self._found(table, number, prefix, its, value)
                     return islice(self._while_open(found), limit)
-        derived = self.in_use(index)
+        derived = in_use(self, index)
         if derived is not None:
             return islice(self._while_open(rows_under(self, derived, value)), limit)
         raise InvalidArgument(
             f"this replica has no index {index!r}: give it to `replica` as index={{name: function}}, or open "
             "it with the derived table, too"
         )
-
-    def in_use(self, name: str) -> Derived | None:
-        """The version of a derivation that look-ups use as of the snapshot; None if the replica has no such table.
-
-        Raises: as `get`; DerivationMissing, InvalidArgument (it has the derived tables of several sources).
-        """
-        derived = [each for each in self._derived.values() if each.of.name == name]
-        if not derived:
-            return None
-        if len({each.of.source for each in derived}) > 1:
-            raise InvalidArgument(
-                f"several tables have a derivation {name!r}: open a replica of one"
-            )
-        states = {each: self.get(derived_table(each.of), STATE_KEY) for each in derived}
-        ready = [each for each in derived if states[each] == READY]
-        # Before the first switch no asynchronous version has a state: the lowest is the one in use.
-        first = [each for each in derived if each.asynchronous and states[each] is None]
-        if not ready and not first:
-            raise DerivationMissing(
-                f"no version of derivation {name!r} is ready in this replica at {to_text(self.timestamp)}: open it "
-                "with the newest one"
-            )
-        return max(ready, key=_version) if ready else min(first, key=_version)
 
     def _found(
         self, table: str, number: int, prefix: bytes, index: Indexed, value: bytes
@@ -304,6 +281,28 @@ def take_snapshot(
 
 def _version(derived: Derived) -> int:
     return derived.of.version
+
+
+def in_use(view: TableSnapshot, name: str) -> Derived | None:
+    """The version of a derivation that look-ups use as of the snapshot; None if the replica has no such table.
+
+    Raises: as `TableSnapshot.get`; DerivationMissing, InvalidArgument (several sources have such a derivation).
+    """
+    derived = [each for each in view.derived.values() if each.of.name == name]
+    if not derived:
+        return None
+    if len({each.of.source for each in derived}) > 1:
+        raise InvalidArgument(f"several tables have a derivation {name!r}: open a replica of one")
+    states = {each: view.get(derived_table(each.of), STATE_KEY) for each in derived}
+    ready = [each for each in derived if states[each] == READY]
+    # Before the first switch no asynchronous version has a state: the lowest is the one in use.
+    first = [each for each in derived if each.asynchronous and states[each] is None]
+    if not ready and not first:
+        raise DerivationMissing(
+            f"no version of derivation {name!r} is ready in this replica at {to_text(view.timestamp)}: open it "
+            "with the newest one"
+        )
+    return max(ready, key=_version) if ready else min(first, key=_version)
 
 
 class _Reads(Protocol):

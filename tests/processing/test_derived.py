@@ -39,7 +39,7 @@ from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.partitioner import position_of
 from anabranch.protocol.schemas.codec import LEVEL
 from anabranch.tables.replica import ReadReplica
-from anabranch.tables.snapshot import TableSnapshot
+from anabranch.tables.snapshot import TableSnapshot, in_use
 from anabranch.topics.names import journal_topic
 from tests.client.world import World
 from tests.tables.worlds import Truth, let_read, reader_ports, visible
@@ -125,6 +125,12 @@ def steps(worker: Worker, count: int = 8) -> None:
 
 def entries(view: TableSnapshot, table: str = BY_CITY) -> dict[bytes, bytes]:
     return {key: row for key, row in view.scan(table) if is_entry(key)}
+
+
+def version_of(view: TableSnapshot) -> int:
+    found = in_use(view, "by-city")
+    assert found is not None
+    return found.of.version
 
 
 def check_all_times(shop: Shop, replica: ReadReplica) -> None:
@@ -334,7 +340,7 @@ def test_a_higher_version_is_switched_at_one_timestamp(shop: Shop) -> None:
             shop.client.rebuild(ORDERS, "by-city", timeout=0.2)
         steps(new)
         with replica.snapshot(at=first) as view:
-            assert view.in_use("by-city").of.version == 1  # type: ignore[union-attr]
+            assert version_of(view) == 1
         assert shop.client.rebuild(ORDERS, "by-city") == BY_CITY_2
         switched = shop.commits(BY_CITY_2)[-1].timestamp
         assert switched == shop.commits(BY_CITY)[-1].timestamp
@@ -344,7 +350,7 @@ def test_a_higher_version_is_switched_at_one_timestamp(shop: Shop) -> None:
             steps(new)
         for at, version in ((switched - 1, 1), (switched, 2)):
             with replica.snapshot(at=at) as view:
-                assert view.in_use("by-city").of.version == version  # type: ignore[union-attr]
+                assert version_of(view) == version
         with shop.replica().snapshot() as view, pytest.raises(DerivationMissing):
             list(view.lookup("by-city", b"oslo"))
         assert shop.client.check_derivation(ORDERS, "by-city", cities) == []

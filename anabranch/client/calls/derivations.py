@@ -254,9 +254,12 @@ class Deriving:
         check_derivation(name)
         known = self._shared.derivations
         later = [derived_table(each.of) for each in self._tables_of_workers(source, name, timeout)]
+        need("rocksdict", extra="tables")
+        from anabranch.tables.snapshot import in_use
+
         tables = dict.fromkeys([source, *later])
         with self._replica(*tables, timeout=timeout) as replica, replica.snapshot() as view:
-            derived = view.in_use(name)
+            derived = in_use(view, name)
             if derived is None:
                 raise DerivationMissing(f"{source} has no derivation {name!r} that is built")
             made = self._later.get(derived.of)
