@@ -71,14 +71,14 @@ class DerivedTable(Processor):
             cut_bytes=cut_bytes,
             retries=retries,
         )
-        self.function = function
-        self.derivation = function_of(of, function, unique=False)
+        self.of, self.function = of, function
+        self._made = self.derivation = function_of(of, function, unique=False)
         self._entries, self._derived = self.store(_STORE), self.output(self.name)
         self.on(self.input(source))(self._derive)
 
     def check(self) -> list[str]:
         """As `Program.check`. Raises: InvalidArgument (also for other inputs, outputs or stores)."""
-        source, handlers = self.derivation.of.source, sum(map(len, self.handlers.values()))
+        source, handlers = self.of.source, sum(map(len, self.handlers.values()))
         parts = *self.inputs, *self.outputs, *self.stores, *self.tables, *self.replicas
         if parts != (source, self.name, _STORE) or handlers > 1:
             raise InvalidArgument(
@@ -94,7 +94,7 @@ class DerivedTable(Processor):
             return
         found = self._entries.get(key)
         before = frozenset() if found is None else _unpacked(found)
-        after = self.derivation.entries(key, event.value).keys()
+        after = self._made.entries(key, event.value).keys()
         version = pack_version(event.commit_timestamp, event.txn_id or NO_TXN)
         headers = [(VERSION_HEADER, version)]
         for entry in sorted(before - after):
@@ -115,7 +115,7 @@ def check_new(client: Client, app: DerivedTable) -> None:
     """
     if any(task.positions for task in client.processor(app.name).tasks):
         return
-    source = app.derivation.of.source
+    source = app.of.source
     base = client.describe(source).base
     if base is not None:
         raise InvalidArgument(

@@ -693,7 +693,7 @@ def make_processor(client: Client, app: Program) -> ProcessorInfo:
     """Create the processor of a program, as `Client.create_processor`. If it exists, add its new stores."""
     inputs: Sequence[str | ProcessorInput] = app.check()
     if isinstance(app, DerivedTable):
-        of = app.derivation.of
+        of = app.of
         client.derive(of.source, of.name, app.function, version=of.version, asynchronous=True)
     client.check_outputs(app.name, [*app.outputs, *app.tables])
     if app.cluster is not None:

@@ -13,13 +13,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from heapq import heapify, heappop, heappush
 from math import inf
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple, Self
 from weakref import WeakSet
 
@@ -135,7 +134,7 @@ class ReplicaSettings:
     threaded: bool = True
     hold: int | None = None
     index: Mapping[str, Index] | None = None
-    derived: Mapping[str, Derived] = MappingProxyType({})
+    derived: Mapping[str, Derived] = field(default_factory=dict)
 
 
 class ReadReplica:

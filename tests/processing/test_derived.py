@@ -225,8 +225,8 @@ def act(shop: Shop, chance: random.Random, workers: list[Worker]) -> str:
         workers[at] = shop.worker(*tasks)
     else:  # tasks move between workers, as after a rebalance
         middle = chance.randint(1, 3)
-        for worker, tasks in zip(workers, (range(middle), range(middle, 4)), strict=True):
-            worker._member = AllTasks(tasks)
+        for worker, own in zip(workers, (range(middle), range(middle, 4)), strict=True):
+            worker._member = AllTasks(own)
     return what
 
 
@@ -317,7 +317,7 @@ def test_a_table_that_was_compacted_is_read_from_its_base(shop: Shop) -> None:
         steps(worker)
         admin = shop.connect(lane=ADMIN_LANE)
         let_read(admin, reader_ports(shop), 30.0)
-        base = admin.compact_table(BY_CITY)
+        base = admin.compact_table(BY_CITY, plain_readers_lose_history=True)
         at = shop.put(k2=None)
         steps(worker)
         replica = shop.replica(BY_CITY)
@@ -435,7 +435,7 @@ def test_a_source_that_was_compacted_before_is_refused(shop: Shop) -> None:
     shop.put(k1="rome")
     admin = shop.connect(lane=ADMIN_LANE)
     let_read(admin, reader_ports(shop), 30.0)
-    admin.compact_table(ORDERS)
+    admin.compact_table(ORDERS, plain_readers_lose_history=True)
     with pytest.raises(InvalidArgument, match="compacted"):
         shop.worker()
 

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,12 @@ def write_on(
         time.sleep(0.01)
 
 
+def kill(process: ControllerProcess | WorkerProcess) -> None:
+    """Kill it, if it runs."""
+    if process.running:
+        process.kill()
+
+
 @pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.timeout(175)
@@ -166,14 +173,14 @@ def test_a_derived_table_is_a_fold_under_kills(broker: Broker, tmp_path: Path) -
     processes: list[ControllerProcess | WorkerProcess] = [*controllers, *workers]
     with ExitStack() as stack:
         for process in processes:
-            stack.callback(lambda process=process: process.running and process.kill())
+            stack.callback(kill, process)
         controllers[0].start()
         controllers[0].wait_leading()  # the topics are there
         controllers[1].start()
-        at = {"prefix": prefix, "timeout": 20.0}
-        operator = stack.enter_context(anabranch.connect(broker.bootstrap, lane=ADMIN_LANE, **at))
-        operator.feature_level(raise_to=LEVEL)
-        client = stack.enter_context(anabranch.connect(broker.bootstrap, **at))
+        connected = partial(anabranch.connect, broker.bootstrap, prefix=prefix, timeout=20.0)
+        with connected(lane=ADMIN_LANE) as operator:
+            operator.feature_level(raise_to=LEVEL)
+        client = stack.enter_context(connected())
         client.create_table(source, segments=2)
         derived = client.derive(source, "by-city", cities, asynchronous=True)
         for worker in workers:
