@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from anabranch.core.derived_rows import Total
     from anabranch.processing import aggregates
     from anabranch.processing.app import Processor
+    from anabranch.processing.derived import DerivedTable
     from anabranch.reading.snapshot import Snapshot, SnapshotPlan
     from anabranch.tables.changes import Change
     from anabranch.types import (
@@ -53,6 +54,7 @@ __version__ = "0.1.0a1"
 _HOMES = {
     "Change": "anabranch.tables.changes",
     "Client": "anabranch.client.client",
+    "DerivedTable": "anabranch.processing.derived",
     "Processor": "anabranch.processing.app",
     "Reservation": "anabranch.client.reservation",
     "Snapshot": "anabranch.reading.snapshot",
@@ -73,6 +75,7 @@ __all__ = [
     "CommandsInfo",
     "Committed",
     "Counts",
+    "DerivedTable",
     "Event",
     "FeatureLevel",
     "Grant",

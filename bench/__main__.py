@@ -27,6 +27,7 @@ from bench import (
     bulk,
     clients,
     derived,
+    deriving,
     driver,
     growth,
     handlers,
@@ -164,6 +165,10 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
     ),
     "leading": ("leading with many finished transactions and names", _on_own(leading)),
     "derived": ("writes with derived tables, and look-ups in them", _on_cluster(derived)),
+    "deriving": (
+        "how far a derived table that a worker writes is behind, at 2,000 commits/s",
+        _on_cluster(deriving),
+    ),
     "lookups": ("snapshots of the past, by the length of the history", _on_cluster(lookups)),
     "trouble": ("small commits while other streams are in trouble", _on_own(trouble)),
     "lanes": ("one-shots by 1, 20 and 200 lanes; grants and tokens", _on_cluster(lanes)),

@@ -1905,6 +1905,7 @@ class AsyncClient(Handle):
         version: int = 1,
         unique: bool = False,
         totals: bool = False,
+        asynchronous: bool = False,
         timeout: float | None = None,
     ) -> str:
         """As `Client.derive`."""
@@ -1916,6 +1917,7 @@ class AsyncClient(Handle):
             version=version,
             unique=unique,
             totals=totals,
+            asynchronous=asynchronous,
             timeout=timeout,
         )
 

@@ -620,6 +620,7 @@ class Client:
         version: int = 1,
         unique: bool = False,
         totals: bool = False,
+        asynchronous: bool = False,
         timeout: float | None = None,
     ) -> str:
         """Let each write to a table also write the rows of a derived table, in its transaction; returns its name.
@@ -627,7 +628,8 @@ class Client:
         ``function``: takes key and row, and returns the values (bytes, several, or None) under which
         `TableTransaction.lookup` finds the row; always the same for the same row. ``unique``: no two rows may have
         one value. ``totals``: the function returns pairs of a group (bytes) and a number (int), and
-        `TableTransaction.total` returns the sum of a group.
+        `TableTransaction.total` returns the sum of a group. ``asynchronous``: only create the derived table; the
+        workers of an `anabranch.DerivedTable` write its rows.
 
         The first call for a name brings the derivation into force: it is built from the rows that are there, and
         from then on every writer has to make this call, too. The next call continues a build that was left.
@@ -640,17 +642,26 @@ class Client:
         DeadlineExceeded (repeating is safe).
         """
         self._shared.deadline_outside("derive", timeout)
-        if unique and totals:
-            raise InvalidArgument("a derivation has unique values or totals, not both")
-        kind: Kind = "unique" if unique else "totals" if totals else "index"
-        return self._deriving.derive(source, name, function, version, timeout, kind=kind)
+        kinds: dict[Kind, bool] = {
+            "unique": unique,
+            "totals": totals,
+            "asynchronous": asynchronous,
+        }
+        wanted = [kind for kind, is_wanted in kinds.items() if is_wanted]
+        if len(wanted) > 1:
+            raise InvalidArgument(f"a derivation can't be {' and '.join(wanted)}")
+        return self._deriving.derive(
+            source, name, function, version, timeout, kind=wanted[0] if wanted else "index"
+        )
 
     def rebuild(self, source: str, name: str, *, timeout: float | None = None) -> str:
         """Bring the highest version of a derivation that this client has into force, while others write.
 
         From the beginning of the call on, writers need its function and the former one; at the end, look-ups switch
         to it at one commit timestamp. The call also completes a build that was left, and returns the name of
-        the derived table. Raises: as `derive`; DerivationMissing (this client has no function of it).
+        the derived table. Of an asynchronous derivation, it waits until the highest version that has a table is up
+        to date, and switches look-ups to it. Raises: as `derive`; DerivationMissing (this client has no function of
+        it).
         """
         self._shared.deadline_outside("rebuild", timeout)
         return self._deriving.rebuild(source, name, timeout)

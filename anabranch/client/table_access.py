@@ -182,11 +182,19 @@ class TableAccess:
         if sent is not None:
             self._follow(table, key, sent)
             return sent.rows[table, key]
+        self._check_has_locks(table)
         seen = self._view.get_version(table, key)
         self._locks.point(table, key)
         if seen.timestamp > self._view.timestamp:
             self._break(broken(table, seen, self._view.timestamp))
         return seen.value
+
+    def _check_has_locks(self, table: str) -> None:
+        if table in self._replica.without_locks:
+            raise InvalidArgument(
+                f"{table} is derived by a worker, after its source was committed, so its rows can't be locked: "
+                "read a snapshot of a replica, or here with lock=False"
+            )
 
     def _under_way(self, member: Member, table: str, key: bytes) -> SentRows | None:
         """The commit under way whose version of a row is read. At a hot row this enters the chain."""
@@ -313,6 +321,8 @@ class TableAccess:
         self, table: str, low: bytes, high: bytes | None, reverse: bool, lock: bool
     ) -> Iterator[tuple[bytes, Written]]:
         """Rows of the snapshot. Each returned row, and the range before it, is locked."""
+        if lock:
+            self._check_has_locks(table)
         span = None
         for seen in self._view.walk(table, low, high, reverse=reverse):
             if lock:
@@ -341,6 +351,7 @@ class TableAccess:
             table, _, key = encoded(table, None, key)
         self._check()
         self._check_table(table)
+        self._check_has_locks(table)
         if key is not None and not low is high is prefix is None:
             raise InvalidArgument("give a key, a prefix, or low and high")
         if key is not None:
@@ -605,7 +616,7 @@ class TableAccess:
             raise InvalidArgument(f"a derivation is asked for bytes, not {value!r:.100}")
         ready = self._ready(derivation, source)
         prefix = of_value(value)
-        if ready.kind == "index":
+        if ready.kind in ("index", "asynchronous"):
             found = self._rows_of(
                 ready.of.source, self._entries_of(ready.table, prefix), len(prefix), limit
             )

@@ -790,7 +790,14 @@ class Transaction:
         self._move("send")
         try:
             events = with_trace(self._buffer, self.trace)
-            shot = r.OneShot(txn_id, self._scope, parts.name, events, parts.consumed)
+            shot = r.OneShot(
+                txn_id,
+                self._scope,
+                parts.name,
+                events,
+                parts.consumed,
+                derivations=tuple(sorted(self.ran)),
+            )
             outcome = self._session.one_shot(shot, deadline)
         except EventTooLarge:
             self._move("refuse_shot")

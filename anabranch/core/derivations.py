@@ -22,6 +22,7 @@ from anabranch.core.stream_settings import (
     derived_from,
     derived_table,
     in_force,
+    is_behind,
     versions_of,
     whole_version,
 )
@@ -34,7 +35,7 @@ LEVEL = 3  # the feature level of derivations
 def check(state: State, stream: str, ran: Collection[r.Derivation]) -> None:
     """Raise `DerivationMissing` unless a writer that ran these versions may write to the stream."""
     for due in state.derivations.get(stream, ()):
-        if due not in state.derivations.get(due.source, ()):
+        if due not in state.derivations.get(due.source, ()) and not is_asynchronous(state, stream):
             raise errors.DerivationMissing(
                 f"{stream} has the rows of {text_of(due)}, which is not in force"
             )
@@ -44,6 +45,12 @@ def check(state: State, stream: str, ran: Collection[r.Derivation]) -> None:
                 f"{stream} {what} of {text_of(due)}: write {due.source} by a client that has the function of this "
                 "version (`client.derive`), in a transaction of a replica; plain writes and other clients can't"
             )
+
+
+def is_asynchronous(state: State, table: str) -> bool:
+    """Whether the workers of a processor write the rows of a derived table."""
+    row = state.streams.get(table)
+    return row is not None and is_behind(row.settings)
 
 
 def check_changes(state: State, changes: Iterable[r.RowChange]) -> None:

@@ -1,11 +1,12 @@
-"""The rows of derived tables: entries of values, totals, and the rows that say how far the table is built.
+"""The rows of derived tables: entries of values, totals, and the rows that say how far the table is.
 
-docs/inside/decisions/0057-derived-tables.md has their layout. Clients make them; leaders don't know them.
+docs/inside/decisions/0057-derived-tables.md and 0063-asynchronous-derivations.md have their layout. Clients make
+them; leaders don't know them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from anabranch.core.stream_settings import Kind, derived_table
@@ -25,6 +26,10 @@ DerivingFunction = Callable[
     [bytes, bytes],
     "bytes | Iterable[bytes] | tuple[bytes, int] | Iterable[tuple[bytes, int]] | None",
 ]
+# The progress rows of workers begin with `PROGRESS_KEY`. Then come the number of tasks, and a bit for each task
+# that the row is of. The row is a commit timestamp of the source.
+_COUNT = 2  # bytes of a number of tasks
+_TIME = 8  # bytes of a timestamp
 _END = b"\0\0"
 
 
@@ -177,3 +182,51 @@ def entry_end(entry: bytes) -> int:
 def value_of(entry: bytes) -> bytes:
     """The value in the key of an entry, or the group in the key of a total."""
     return entry[: entry_end(entry) - len(_END)].replace(b"\0\xff", b"\0")
+
+
+def is_entry(key: bytes) -> bool:
+    """Whether a row of a derived table is an entry."""
+    return key != STATE_KEY and not key.startswith(PROGRESS_KEY)
+
+
+def progress_row(tasks: Collection[int], count: int, timestamp: int) -> tuple[bytes, bytes]:
+    """Key and row that say: of these tasks, of ``count``, all up to a commit of the source is derived."""
+    bits = sum(1 << task for task in tasks).to_bytes((count + 7) // 8, "big")
+    return PROGRESS_KEY + count.to_bytes(_COUNT, "big") + bits, timestamp.to_bytes(_TIME, "big")
+
+
+def progress_of(key: bytes, row: bytes | None) -> int:
+    """The timestamp of a progress row, or 0 for any other row."""
+    if row is None or len(row) != _TIME or not key.startswith(PROGRESS_KEY):
+        return 0
+    return int.from_bytes(row, "big")
+
+
+def with_progress(known: Mapping[bytes, int], key: bytes, timestamp: int) -> dict[bytes, int]:
+    """Progress rows with one more, without those of tasks that the new one is of, too."""
+    count, bits = _tasks_of(key)
+    kept = {
+        other: at
+        for other, at in known.items()
+        if at > timestamp or _tasks_of(other)[0] != count or _tasks_of(other)[1] & ~bits
+    }
+    return kept | {key: max(timestamp, known.get(key, 0))}
+
+
+def derived_through(progress: Mapping[bytes, int]) -> int:
+    """The time up to which all tasks have derived the source; 0 if a task has no progress row."""
+    through = 0
+    missing = -1
+    for key, timestamp in sorted(progress.items(), key=lambda each: -each[1]):
+        count, bits = _tasks_of(key)
+        missing = ((1 << count) - 1 if missing < 0 else missing) & ~bits
+        through = timestamp
+        if not missing:
+            return through
+    return 0
+
+
+def _tasks_of(key: bytes) -> tuple[int, int]:
+    """The number of all tasks, and a bit for each task that a progress row is of."""
+    start = len(PROGRESS_KEY) + _COUNT
+    return int.from_bytes(key[len(PROGRESS_KEY) : start], "big"), int.from_bytes(key[start:], "big")

@@ -216,8 +216,9 @@ _DERIVATION = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _VERSION = (1, 999_999)
 
 
-# What a derived table has: entries of values, entries of values that occur once, or totals by group.
-Kind = Literal["index", "unique", "totals"]
+# What a derived table has: entries of values, entries of values that occur once, totals by group, or entries that a
+# worker writes.
+Kind = Literal["index", "unique", "totals", "asynchronous"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -226,6 +227,11 @@ class Derived(NamedTuple):
 
     of: r.Derivation
     kind: Kind
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether a worker writes the rows."""
+        return self.kind == "asynchronous"
 
     @property
     def text(self) -> str:
@@ -267,6 +273,12 @@ def derived_from(settings: Mapping[str, str]) -> Derived | None:
     split_stream(source)
     of = r.Derivation(source, check_derivation(name), whole_number(DERIVED, version, *_VERSION))
     return Derived(of, cast("Kind", words[3]) if len(words) > 3 else "index")
+
+
+def is_behind(settings: Mapping[str, str]) -> bool:
+    """Whether a stream is a derived table that a worker writes."""
+    derived = derived_from(settings)
+    return derived is not None and derived.asynchronous
 
 
 def in_force(settings: Mapping[str, str]) -> frozenset[str]:

@@ -158,6 +158,10 @@ class WorkBatch:
         self.left = left
         self.pieces += handled
 
+    def add_output(self, stream: str, event: Written) -> None:
+        """Add an event that no handler wrote, after all others."""
+        self.outputs.setdefault(stream, []).append(event)
+
     def is_full(self, most: int) -> bool:
         """Whether the batch has to be committed now. ``most``: bytes that a commit should have."""
         read = self._slices * SLICE_BYTES

@@ -47,7 +47,7 @@ from anabranch.processing.batch import BatchConflict, Limits, WorkBatch, Written
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table, TaskTable
 from anabranch.processing.tables import write_rows
-from anabranch.protocol.schemas.records import Consumed
+from anabranch.protocol.schemas.records import Consumed, Derivation
 from anabranch.tracing import consuming
 from anabranch.tracing import current as current_tracing
 from anabranch.types import TaskOwnership
@@ -96,6 +96,7 @@ class Commits:
         self._writes_sources = False  # of derived tables: then the rows before are read
         self._limits = limits
         self._tracing = current_tracing()
+        self.ran: Sequence[Derivation] = ()  # derivations whose entries the batches have
         self.ending = threading.Event()  # once set, unknown outcomes are not asked for
 
     def new_batch(self, task_count: int) -> WorkBatch:
@@ -252,7 +253,9 @@ class Commits:
                 batch.tables.begin()
             if batch.tables.reads is not None:
                 return cast("TableTransaction", batch.tables.reads)
-        return self._client.begin(ownership.scope, ownership=ownership)
+        txn = self._client.begin(ownership.scope, ownership=ownership)
+        txn.ran = self.ran
+        return txn
 
     def _count(self, batch: WorkBatch, seconds: float) -> None:
         add = self._metrics.add

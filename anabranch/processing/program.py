@@ -21,6 +21,8 @@ from anabranch.values import Codec, Stream, event_decoder
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from anabranch.core.derived_rows import Function
+
 Handler = Callable[..., Any]
 TimerHandler = Callable[[bytes, int], Any]
 
@@ -149,6 +151,7 @@ class Program:
     on_lost: str
     idle: float | None
     ahead: float | None
+    derivation: Function | None = None  # of a `DerivedTable`
 
     def __init__(self, name: str) -> None:
         """Raises: InvalidArgument."""

@@ -21,6 +21,7 @@ from anabranch.backoff import Backoff
 from anabranch.batches import columns_read, columns_write
 from anabranch.client.client import Client
 from anabranch.controller.monitor import Numbers
+from anabranch.core.derived_rows import progress_row
 from anabranch.errors import (
     AnabranchError,
     AskOutcomeError,
@@ -34,6 +35,7 @@ from anabranch.errors import (
 from anabranch.ports import Clock, GroupMember, TopicPartition
 from anabranch.processing.batch import SLICE_BYTES, BatchConflict, Limits, WorkBatch
 from anabranch.processing.commits import FIRST_PAUSE_S, LONGEST_PAUSE_S, Commits
+from anabranch.processing.derived import DerivedTable, check_new
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.metrics import TABLE
 from anabranch.processing.plain import PlainReader, plain_inputs, plain_ports
@@ -319,6 +321,7 @@ class Worker:
         self._sent_at = self._seen_at = self._taken_at = 0.0
         self._is_slow = False  # whether the last batch had few commits of input
         self._handled_s = 0.0  # how long the handlers took for the last input
+        self._derived_through = 0  # of the last progress row
         self._described: tuple[float, ProcessorInfo] | None = None
         try:
             ports = client.reader_ports()
@@ -341,6 +344,8 @@ class Worker:
                 client, self._table, state, self.metrics, self._limits, threads=threads
             )
             self._stack.callback(self._commits.close)
+            if app.derivation is not None:
+                self._commits.ran = (app.derivation.of,)
             self._tables = TaskTables(shared.tables)
             self._conflicts = Conflicts(app.name, self.metrics, self._clock)
             self._member: Tasks = tasks or join_group(app, client, self._table, self.watch)
@@ -535,7 +540,7 @@ class Worker:
             raise
         state.forget(wanted)  # from now on this worker's commits set their marks
         self._handlers.resume(self._commits.rows, wanted)
-        self._reader = self._read(ownership)
+        self._reader, self._derived_through = self._read(ownership), 0
         if self._app.on_lost == "skip":
             self._reader.on_lost = self._note_lost
         self._shared.show(self, wanted)
@@ -663,7 +668,9 @@ class Worker:
             self.metrics.add("processor_misplaced", stream, by=count)
         reader.misplaced.clear()
         self._is_slow = len(batch.pieces) <= _FEW
-        if not (self._handlers.close_batch(batch) or reader.has_moved):
+        has_any = self._handlers.close_batch(batch)
+        has_progress = self._note_progress(ownership, reader, batch, wait=not has_any)
+        if not (has_any or has_progress or reader.has_moved):
             self._commits.wait()
             return False
         self._sent_at = clock.monotonic()
@@ -677,6 +684,30 @@ class Worker:
             raise
         if batch.tables is not None:
             self._conflicts.passed()
+        return True
+
+    def _note_progress(
+        self, ownership: TaskOwnership, reader: TaskReader | PlainReader, batch: WorkBatch,
+        *, wait: bool,
+    ) -> bool:  # fmt: skip
+        """If a table is derived, add the row that says up to which commit of its source all is derived.
+
+        ``wait``: until a commit is due. Returns False if there is nothing new to say.
+        """
+        derivation = self._app.derivation
+        if derivation is None or isinstance(reader, PlainReader):
+            return False
+        if wait:  # commits without events of these tasks are reported together
+            left = self._sent_at + self._app.commit_interval - self._clock.monotonic()
+            if left > IDLE_S:
+                return False
+            self.stop.wait(max(0.0, left))
+        through = reader.through(derivation.of.source, batch.left)
+        if through <= self._derived_through:
+            return False
+        self._derived_through = through
+        key, row = progress_row(ownership.tasks, ownership.task_count, through)
+        batch.add_output(derivation.table, (row, key, None, None))
         return True
 
     def _rest(self, reader: TaskReader | PlainReader) -> bool:
@@ -703,6 +734,9 @@ def join_group(app: Program, client: Client, table: Table, also: Callable[[], No
 def make_processor(client: Client, app: Program) -> ProcessorInfo:
     """Create the processor of a program, as `Client.create_processor`. If it exists, add its new stores."""
     inputs: Sequence[str | ProcessorInput] = app.check()
+    if isinstance(app, DerivedTable):
+        of = app.of
+        client.derive(of.source, of.name, app.function, version=of.version, asynchronous=True)
     client.check_outputs(app.name, [*app.outputs, *app.tables])
     if app.cluster is not None:
         ports, start = plain_ports(client, app.cluster), check_start(app.start)
@@ -715,6 +749,9 @@ def make_processor(client: Client, app: Program) -> ProcessorInfo:
             deadline = ports.clock.monotonic() + _ASK_S
             inputs = plain_inputs(source, topics, app.tasks, start_ms, deadline)
     stores = {name: store.kind for name, store in app.stores.items()} or (NO_STORE,)
-    return client.create_processor(
+    info = client.create_processor(
         app.name, inputs, app.tasks, app.start, stores=stores, topology=topology_of(app)
     )
+    if isinstance(app, DerivedTable):
+        check_new(client, app)
+    return info

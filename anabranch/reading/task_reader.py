@@ -553,6 +553,12 @@ class TaskReader(Iteration[Event]):
             return bool(self._touched)
         return any(next(each.moved(task), None) for each in self._inputs for task in each.starts)
 
+    def through(self, stream: str, left: Sequence[Piece] = ()) -> int:
+        """The hybrid time up to which all commits of an input are returned whole. ``left``: as of `consumed`."""
+        one = next(each for each in self._inputs if each.stream == stream)
+        places = (piece.before for piece in left if piece.stream == stream)
+        return (next(places, None) or one.place()).timestamp
+
     def _all_are_due(self) -> bool:
         is_quick = len(self._sequences) <= _FEW_TASKS and not self.is_behind
         return self._clock.monotonic() >= self._all_at + (

@@ -2,6 +2,10 @@
 
 A *base* is a table's rows at one moment, in a stream of their own. A replica of a table with a base loads the base
 first, then what the history has from there on.
+
+A derived table that a worker writes is followed by the time of its source. Its entries name the source's commits,
+and its progress rows say up to which of them all is derived
+(docs/inside/decisions/0063-asynchronous-derivations.md).
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
 
+from anabranch.core.derived_rows import derived_through, progress_of, with_progress
 from anabranch.errors import AnabranchError, NotReady, RetryError, SnapshotExpired, UnknownStream
 from anabranch.ports import LogError, TopicPartition
 from anabranch.protocol.hybrid_time import to_text
@@ -72,6 +77,7 @@ class _Table:
         self.feed = CommitFeed(source, stream, timeout, whole=True)
         self.feed.seek(mark.position if base is None else base.position)
         self.base_runs: Iterator[Run] | None = None  # the rest of the base
+        self.progress: dict[bytes, int] = {}  # progress rows of the commit that is read
 
     @property
     def at_end(self) -> bool:
@@ -89,11 +95,18 @@ class Follower:
         streams: Sequence[str],
         timeout: float,
         base_of: Callable[[str, float], BaseRow | None],
+        sources: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """``timeout``: seconds of a question. ``base_of``: asks for a table's present base, with a deadline."""
+        """``timeout``: seconds of a question. ``base_of``: asks for a table's present base, with a deadline.
+
+        ``sources``: the source of each derived table that a worker writes.
+        """
         self._store = store
         self._ports = ports
         self.streams = tuple(dict.fromkeys(streams))
+        self._sources = sources
+        # Tables of which the controller's reports are needed.
+        self.reported_of = tuple(dict.fromkeys([*self.streams, *sources.values()]))
         self._timeout = timeout
         self._base_of = base_of
         self._source: CommittedLog | None = None
@@ -101,10 +114,12 @@ class Follower:
         self._lock = threading.Lock()
         self._check_at = 0.0  # the next check for stuck tables, monotonic seconds
         self._seen: dict[str, int] = {}  # the last commit of each table at the check before
-        # Table -> its newest commit in a report -> the report's later time.
-        self._reported: dict[str, dict[int, int]] = {s: {} for s in self.streams}
-        # Table -> its newest commit in all reports.
+        # Table -> its newest commit in a report, and its source's (0 without one) -> the report's later time.
+        self._reported: dict[str, dict[tuple[int, int], int]] = {s: {} for s in self.streams}
+        # Table -> its newest commit in all reports, or its source's.
         self._newest: dict[str, int] = dict.fromkeys(self.streams, 0)
+        # Derived table -> commit of its source up to which all is derived, and stored here.
+        self._through: dict[str, int] = dict.fromkeys(sources, 0)
         # The folder may have rows of other topics: its marks count only when topic ids are compared.
         self.last: dict[str, int] = dict.fromkeys(self.streams, 0)
         self.complete: dict[str, int] = dict.fromkeys(self.streams, 0)
@@ -145,14 +160,17 @@ class Follower:
         """
         rose = False
         with self._lock:
-            for stream, newest in last.items():
-                if stream not in self._reported:
+            for stream in self.streams:
+                source = self._sources.get(stream, stream)
+                if stream not in last or source not in last:
                     continue
+                newest = last[source]
                 self._newest[stream] = max(newest, self._newest[stream])
                 # Otherwise the commit itself will show as much.
                 if timestamp > newest:
                     known = self._reported[stream]
-                    known[newest] = max(timestamp, known.get(newest, 0))
+                    both = last[stream], newest if source != stream else 0
+                    known[both] = max(timestamp, known.get(both, 0))
                     before = self.complete[stream]
                     self._raise(stream)
                     rose = rose or self.complete[stream] > before
@@ -173,9 +191,14 @@ class Follower:
 
     def _raise(self, stream: str) -> None:
         known, last = self._reported[stream], self.last[stream]
-        reached = [known.pop(newest) for newest in list(known) if newest <= last] if last else []
         # Records of a history are in the order of their timestamps.
-        self.complete[stream] = max(self.complete[stream], last, *reached)
+        through = self._through.get(stream, last)
+        reached = []
+        if through:
+            reached = [
+                known.pop(both) for both in list(known) if both[0] <= last and both[1] <= through
+            ]
+        self.complete[stream] = max(self.complete[stream], through, *reached)
 
     def save(self) -> None:
         """Store the complete times, which reports may have raised. The thread of `step` calls this."""
@@ -252,9 +275,7 @@ class Follower:
             if mark.base != ("" if base is None else _base_id(base)):
                 mark = self._begin_again(stream, own)  # the folder's rows come from another base
             with self._lock:
-                self.last[stream] = mark.last
-                self.complete[stream] = max(self.complete[stream], mark.complete)
-                self._raise(stream)
+                self._note(stream, mark)
             tables.append(_Table(source, stream, mark, self._timeout, base))
         self._tables = tables
         return tables
@@ -294,6 +315,8 @@ class Follower:
         with self._lock:
             self.last[stream] = self.complete[stream] = 0  # the controller's reports still count
             self._newest[stream] = 0
+            if stream in self._through:
+                self._through[stream] = 0
         return self._store.begin(stream, ids)
 
     def _read_history(self, table: _Table, deadline: float) -> None:
@@ -336,16 +359,17 @@ class Follower:
                 if run is None:
                     table.base = table.base_runs = None
                     at = base.timestamp
-                    rows.marks[table.stream] = mark._replace(
-                        position=base.position,
-                        last=base.last,
-                        complete=at,
-                        floor=at,
-                        base="",
-                        laid={},
+                    mark = mark._replace(
+                        position=base.position, last=base.last, floor=at, base="", laid={}
                     )
+                    complete = self._through_of(table.stream, mark, at)
+                    rows.marks[table.stream] = mark._replace(complete=complete)
                     return True
                 there = run.block.rows(run.low, run.low + run.stretch.length)
+                if table.stream in self._sources:
+                    for key, value in zip(there.keys, there.values, strict=False):
+                        if key is not None and (at := progress_of(key, value)):
+                            mark = mark._replace(progress=with_progress(mark.progress, key, at))
                 some = zip(there.keys, there.values, there.headers, strict=False)
                 rows.add_base(mark.number, some, indexes)
                 part = _part_id(run.partition, run.stretch.segment_id)
@@ -369,7 +393,10 @@ class Follower:
             elif not last:
                 last = record.timestamp
             table.feed.advance()
-            complete = max(self.complete[table.stream], last)
+            for key, through in table.progress.items():
+                mark = mark._replace(progress=with_progress(mark.progress, key, through))
+            table.progress = {}
+            complete = max(self.complete[table.stream], self._through_of(table.stream, mark, last))
             mark = mark._replace(position=offset + 1, last=last, complete=complete)
             rows.marks[table.stream] = mark
         return True
@@ -388,16 +415,36 @@ class Follower:
             if run is None:
                 return True
             there = run.block.rows(run.low, run.low + run.stretch.length)
-            rows.add(number, record.txn_id, record.timestamp, there.keys, there.values, indexes)
+            of = number, record.txn_id, record.timestamp
+            if table.stream in self._sources:
+                some = zip(there.keys, there.values, there.headers, strict=False)
+                table.progress |= rows.add_derived(*of, some, indexes)
+            else:
+                rows.add(*of, there.keys, there.values, indexes)
         return False
 
     def _write(self, rows: Rows) -> None:
         self._store.write(rows)
         with self._lock:
             for stream, mark in rows.marks.items():
-                self.last[stream] = mark.last
-                self.complete[stream] = max(self.complete[stream], mark.complete)
-                self._raise(stream)
+                self._note(stream, mark)
+
+    def _note(self, stream: str, mark: Mark) -> None:
+        """Note what is stored of a table. The caller has the lock."""
+        self.last[stream] = mark.last
+        self.complete[stream] = max(self.complete[stream], mark.complete)
+        if stream in self._through:
+            self._through[stream] = self._through_of(stream, mark, 0)
+        self._raise(stream)
+
+    def _through_of(self, stream: str, mark: Mark, own: int) -> int:
+        """The time up to which a table is complete by its own log: of a derived one, by its progress rows.
+
+        ``own``: the answer for other tables.
+        """
+        if stream not in self._sources:
+            return own
+        return 0 if mark.base else derived_through(mark.progress)
 
 
 def base_runs(

@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from heapq import heapify, heappop, heappush
@@ -23,7 +23,7 @@ from typing import NamedTuple, Self
 from weakref import WeakSet
 
 from anabranch.backoff import Backoff
-from anabranch.core.stream_settings import DEFAULT_VERSIONS_MS, LEAST_HISTORY_MS
+from anabranch.core.stream_settings import DEFAULT_VERSIONS_MS, LEAST_HISTORY_MS, Derived
 from anabranch.errors import AnabranchError, IllegalState, NotReady, RetryError
 from anabranch.ports import Clock, TableError
 from anabranch.protocol import defaults
@@ -122,7 +122,8 @@ class ReplicaSettings:
 
     ``folder``: None for a temporary one. ``history_ms``: how long versions are kept. ``timeout``: seconds.
     ``threaded``: whether a thread advances the replica; otherwise `step` and waiting calls do. ``hold``: the time
-    for `ReadReplica.hold`, or None. ``index``: name -> function, or (table, function).
+    for `ReadReplica.hold`, or None. ``index``: name -> function, or (table, function). ``derived``: the derivations
+    of derived tables.
     """
 
     tables: Sequence[str]
@@ -133,6 +134,7 @@ class ReplicaSettings:
     threaded: bool = True
     hold: int | None = None
     index: Mapping[str, Index] | None = None
+    derived: Mapping[str, Derived] = field(default_factory=dict)
 
 
 class ReadReplica:
@@ -156,8 +158,11 @@ class ReadReplica:
         except BaseException:
             self._remove_temporary()
             raise
+        self._derived = settings.derived
+        sources = {t: of.of.source for t, of in self._derived.items() if of.asynchronous}
+        self.without_locks = frozenset(sources)  # tables that transactions can't lock
         self._follower = Follower(
-            self._store, ports, settings.tables, settings.timeout, controller.base
+            self._store, ports, settings.tables, settings.timeout, controller.base, sources
         )
         self.tables = self._follower.streams
         self._moved = here().condition()
@@ -281,7 +286,9 @@ class ReadReplica:
         if not self._follower.will_reach(timestamp):
             with in_turn(self._turn, _TURN_S):  # usually another thread's answer is enough
                 if not self._follower.will_reach(timestamp):
-                    self.observe(*self._controller.safe(self.tables, timestamp, deadline))
+                    self.observe(
+                        *self._controller.safe(self._follower.reported_of, timestamp, deadline)
+                    )
         if self._thread is None:
             self._failure = None  # without a thread, nothing else tries again
         while not self._is_complete(timestamp):
@@ -324,7 +331,9 @@ class ReadReplica:
         floor = self._follower.floor
         # An idle table has to be complete up to another table's base.
         if not self._follower.will_reach(floor):
-            self.observe(*self._controller.safe(self.tables, floor, self.deadline(None)))
+            self.observe(
+                *self._controller.safe(self._follower.reported_of, floor, self.deadline(None))
+            )
         if not self._store.loading:
             self._sweep()
         elif self._follower.at_end:
@@ -417,7 +426,7 @@ class ReadReplica:
         least = max(1, wanted or 0)
         if fresh and wanted is None:
             seen = self._controller.last_timestamp
-            least, last = self._controller.safe(self.tables, seen, deadline)
+            least, last = self._controller.safe(self._follower.reported_of, seen, deadline)
             self.observe(least, last)
         return self._open_snapshot(least, wanted, deadline)
 
@@ -428,7 +437,7 @@ class ReadReplica:
                 if self._closed:
                     raise IllegalState("the replica is closed: open another one")
                 time = max(least, self.timestamp) if wanted is None else wanted
-                snapshot = take_snapshot(self._store, self.tables, time, self._ended)
+                snapshot = take_snapshot(self._store, self.tables, time, self._ended, self._derived)
                 if self._is_complete(time):  # otherwise a table was dropped meanwhile
                     self._open.add(snapshot)
                     return snapshot

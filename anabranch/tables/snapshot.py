@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice, starmap
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar, overload
 
-from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired
+from anabranch.core.derived_rows import READY, STATE_KEY, of_value
+from anabranch.core.stream_settings import Derived, derived_table
+from anabranch.errors import DerivationMissing, IllegalState, InvalidArgument, SnapshotExpired
 from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.legal_names import check_type
 from anabranch.protocol.limits import ROW_KEY, check_row_key
@@ -31,14 +33,19 @@ class TableSnapshot:
         timestamp: int,
         numbers: Mapping[str, int],
         closed: Callable[[TableSnapshot], None],
+        derived: Mapping[str, Derived] = MappingProxyType({}),
     ) -> None:
-        """``numbers``: the numbers of the tables in the store. ``closed``: called when the snapshot is closed."""
+        """``numbers``: the numbers of the tables in the store. ``closed``: called when the snapshot is closed.
+
+        ``derived``: the derivations of derived tables among them.
+        """
         self.timestamp = timestamp
         self.is_open = True
         self.check_fork = store.check_fork
         self._store = store
         self._numbers = numbers
         self._closed = closed
+        self.derived = derived
 
     def in_place_of(self, other: TableSnapshot) -> Self:
         """Let this snapshot replace a closed snapshot. Tables that were loaded again since then can't be read."""
@@ -159,9 +166,10 @@ class TableSnapshot:
     def lookup(
         self, index: str, value: bytes, *, limit: int | None = None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and rows that an index has under a value, in byte order of the keys; at most ``limit``.
+        """Keys and rows that an index or derivation has under a value, in byte order of keys; at most ``limit``.
 
-        Raises: as `get`; InvalidArgument (the replica has no such index).
+        Of a derivation, the replica needs the source and the derived table. Raises: as `get`; InvalidArgument (the
+        replica has no such index), DerivationMissing (no version of it is ready at this time).
         """
         check_limit(limit)
         if not isinstance(value, bytes):
@@ -172,8 +180,12 @@ class TableSnapshot:
                 if its.name == index:
                     found = self._found(table, number, prefix, its, value)
                     return islice(self._while_open(found), limit)
+        derived = in_use(self, index)
+        if derived is not None:
+            return islice(self._while_open(_rows_under(self, derived, value)), limit)
         raise InvalidArgument(
-            f"this replica has no index {index!r}: give it to `replica` as index={{name: function}}"
+            f"this replica has no index {index!r}: give it to `replica` as index={{name: function}}, or open "
+            "it with the derived table, too"
         )
 
     def _found(
@@ -249,7 +261,11 @@ class TableSnapshot:
 
 
 def take_snapshot(
-    store: Store, tables: Iterable[str], time: int, closed: Callable[[TableSnapshot], None]
+    store: Store,
+    tables: Iterable[str],
+    time: int,
+    closed: Callable[[TableSnapshot], None],
+    derived: Mapping[str, Derived] = MappingProxyType({}),
 ) -> TableSnapshot:
     """A snapshot of tables at a time. Raises `SnapshotExpired` if its versions are swept."""
     marks = {table: store.marks[table] for table in tables}
@@ -259,7 +275,52 @@ def take_snapshot(
                 f"{table} keeps its versions from {to_text(mark.floor)} on, not {to_text(time)}: take a later "
                 "snapshot, or set `table.history.ms` higher"
             )
-    return TableSnapshot(store, time, {table: m.number for table, m in marks.items()}, closed)
+    numbers = {table: mark.number for table, mark in marks.items()}
+    return TableSnapshot(store, time, numbers, closed, derived)
+
+
+def _version(derived: Derived) -> int:
+    return derived.of.version
+
+
+def in_use(view: TableSnapshot, name: str) -> Derived | None:
+    """The version of a derivation that look-ups use as of the snapshot; None if the replica has no such table.
+
+    Raises: as `TableSnapshot.get`; DerivationMissing, InvalidArgument (several sources have such a derivation).
+    """
+    derived = [each for each in view.derived.values() if each.of.name == name]
+    if not derived:
+        return None
+    if len({each.of.source for each in derived}) > 1:
+        raise InvalidArgument(f"several tables have a derivation {name!r}: open a replica of one")
+    states = {each: view.get(derived_table(each.of), STATE_KEY) for each in derived}
+    ready = [each for each in derived if states[each] == READY]
+    # Before the first switch no asynchronous version has a state: the lowest is the one in use.
+    first = [each for each in derived if each.asynchronous and states[each] is None]
+    if not ready and not first:
+        raise DerivationMissing(
+            f"no version of derivation {name!r} is ready in this replica at {to_text(view.timestamp)}: open it "
+            "with the newest one"
+        )
+    return max(ready, key=_version) if ready else min(first, key=_version)
+
+
+def _rows_under(
+    view: TableSnapshot, derived: Derived, value: bytes
+) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and rows that a derivation has under a value."""
+    source, table, prefix = derived.of.source, derived_table(derived.of), of_value(value)
+    if derived.kind == "totals":
+        raise InvalidArgument(f"derivation {derived.of.name!r} has totals: get the rows of {table}")
+    if derived.kind == "unique":
+        key = view.get(table, prefix)
+        keys: Iterable[bytes] = () if key is None else (key,)
+    else:
+        keys = (entry[len(prefix) :] for entry, _ in view.scan(table, prefix=prefix))
+    for key in keys:
+        row = view.get(source, key)
+        if row is not None:
+            yield key, row
 
 
 def check_limit(limit: int | None) -> None:

@@ -38,6 +38,7 @@ from rocksdict import (
     WriteOptions,
 )
 
+from anabranch.core.derived_rows import is_entry, progress_of
 from anabranch.errors import IllegalState, NotForkSafe, UnsupportedVersion
 from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE, VERSION_HEADER, unpack_version
 from anabranch.tables.indexes import Entry, Indexed, Indexes, entries_of
@@ -96,7 +97,8 @@ class Mark(NamedTuple):
     Hybrid times: ``last``, of the newest stored COMMIT, or of the first EPOCH; ``complete``: all commits up to it
     are stored; ``floor``: no snapshot before it can be read, because versions are swept. ``ids``: topic ids.
     ``indexes``: the numbers of the table's indexes, by name. ``base``: the base that is being loaded; ``laid``: for
-    each part of the base, the number of stored rows, and the offset of the next row.
+    each part of the base, the number of stored rows, and the offset of the next row. ``progress``: the progress
+    rows of a derived table that a worker writes (`anabranch.core.derived_rows`).
     """
 
     number: int
@@ -108,14 +110,20 @@ class Mark(NamedTuple):
     indexes: Mapping[str, int] = MappingProxyType({})
     base: str = ""
     laid: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    progress: Mapping[bytes, int] = MappingProxyType({})
 
     def to_bytes(self) -> bytes:
-        loading = [self.base, dict(self.laid)] if self.base else []
-        return json.dumps([*self[:6], dict(self.indexes), *loading]).encode()
+        loading: list[object] = [self.base, dict(self.laid)] if self.base or self.progress else []
+        derived = [{key.hex(): at for key, at in self.progress.items()}] if self.progress else []
+        return json.dumps([*self[:6], dict(self.indexes), *loading, *derived]).encode()
 
     @classmethod
     def parse(cls, data: bytes) -> Mark:
-        return cls(*json.loads(data))
+        found = cls(*json.loads(data))
+        if not found.progress:
+            return found
+        of_json: Mapping[Any, int] = found.progress
+        return found._replace(progress={bytes.fromhex(key): at for key, at in of_json.items()})
 
 
 def mark_key(stream: str) -> bytes:
@@ -193,6 +201,35 @@ class Rows:
                     key = key.replace(b"\0", b"\0\xff")
                 put(before + key + after, deleted if value is None else there + value)
         self.rows = self.batch.len()
+
+    def add_derived(
+        self,
+        number: int,
+        txn_id: bytes,
+        timestamp: int,
+        events: Iterable[BaseEvent],
+        indexes: Indexes = (),
+    ) -> dict[bytes, int]:
+        """Add versions of a commit of a worker that derives a table; returns its progress rows.
+
+        An entry is a version as of the source's commit, which the event names. Raises: MalformedRecord.
+        """
+        put, before, found = self.batch.put, table_prefix(number), dict[bytes, int]()
+        for key, value, headers in events:
+            if key is None:
+                continue
+            own, at = txn_id, timestamp
+            if is_entry(key):
+                at, own = unpack_version(dict(headers).get(VERSION_HEADER))
+            elif through := progress_of(key, value):
+                found[key] = through
+            if indexes and value is not None:
+                self._index(key, value, indexes)
+            put(
+                place(before, key) + suffix(at), own + (DELETED if value is None else THERE + value)
+            )
+        self.rows = self.batch.len()
+        return found
 
     def add_base(self, number: int, events: Iterable[BaseEvent], indexes: Indexes = ()) -> None:
         """Add rows of a base, each with its own commit. Raises `MalformedRecord` for an event without a commit."""

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from tests.mutants import (
+    asynchronous,
     batches,
     clients,
     decisions,
@@ -94,6 +95,7 @@ MOVING = STEALING | {"chunk_bytes": 250}
 OVERLAP_TESTS = "tests/controller/test_overlap.py"
 DERIVED = "tests/tables/test_derivations.py"
 TOTALS = "tests/tables/test_totals.py"
+ASYNCHRONOUS = "tests/processing/test_derived.py"
 IN_MEMORY = "tests/tables/test_transactions.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
 COUNTED = TABLED | {"tables": 0, "counters": 3}
@@ -492,6 +494,19 @@ CATALOGUE: tuple[Mutant, ...] = (
         ("a build adds rows that writers added", derived.added_twice, False, 0),
         ("a build begins with totals", derived.begins_with_rows, False, 0),
         ("the total of an empty group stays", derived.empty_groups_stay, False, 0))),
+    Mutant("one worker's progress counts for all", asynchronous.any_task_counts, simulated=False,
+           by_clients=True, suite=ASYNCHRONOUS),
+    Mutant("input that is left counts as derived", asynchronous.left_counts, simulated=False,
+           by_clients=True, suite=ASYNCHRONOUS),
+    Mutant("entries have their workers' times", asynchronous.own_times, simulated=False,
+           by_clients=True, suite=ASYNCHRONOUS),
+    Mutant("a derived table's source is not asked for", asynchronous.source_is_not_asked, simulated=False,
+           by_clients=True, suite=ASYNCHRONOUS),
+    Mutant("a table is derived twice", asynchronous.derived_twice, simulated=False, suite=ASYNCHRONOUS),
+    Mutant("a table with rows is derived anew", asynchronous.over_old_rows, simulated=False,
+           by_clients=True, suite=ASYNCHRONOUS),
+    Mutant("a worker does not know the row before", asynchronous.row_before_is_unknown, simulated=False,
+           by_clients=True, suite=ASYNCHRONOUS),
     Mutant("changes that are given up are not resolved", tables.given_up_unresolved, simulated=False,
            by_clients=True, suite="tests/tables/test_row_changes.py"),
     Mutant("a commit that was advised is given up", tables.advised_and_given_up, simulated=False,

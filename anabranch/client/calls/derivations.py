@@ -13,6 +13,8 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from anabranch.client.reservation import keepalive_ms_of
+from anabranch.client.transaction import Transaction
 from anabranch.core.derived_rows import (
     BUILDING,
     PROGRESS_KEY,
@@ -24,6 +26,7 @@ from anabranch.core.derived_rows import (
     Total,
     Totals,
     entry_end,
+    is_entry,
     total_of,
     value_of,
 )
@@ -36,6 +39,7 @@ from anabranch.core.stream_settings import (
     Derived,
     Kind,
     check_derivation,
+    derived_from,
     derived_table,
     differences,
     versions_of,
@@ -51,6 +55,7 @@ from anabranch.errors import (
     count_of,
 )
 from anabranch.extras import need
+from anabranch.protocol import defaults
 from anabranch.protocol.legal_names import check_type, split_stream
 from anabranch.protocol.schemas import records as r
 
@@ -78,6 +83,7 @@ class Deriving:
         """``threads``: as of `Client`."""
         self._shared, self._session = shared, shared.session
         self._reading, self._threads = reading, threads
+        self._later: dict[r.Derivation, AnyFunction] = {}  # asynchronous ones
 
     def _replica(self, *tables: str, timeout: float | None) -> Replica:
         return self._reading.replica(tables, None, timeout, threads=self._threads, index=None)
@@ -95,9 +101,11 @@ class Deriving:
         check_type("a version", version, int)
         split_stream(source)
         of = r.Derivation(source, check_derivation(name), version)
-        made = _function(of, function, kind)
+        made = function_of(of, function, kind)
         found = self._source(source, timeout)
-        is_built = self._create(made, found, timeout)
+        if kind == "asynchronous":
+            return self._derive_later(made, found, timeout)
+        is_built = self._create(made, kind, found, timeout)
         self._shared.derivations.add(made)
         in_force = versions_of(found.settings, name)
         # Of two versions in force, the lower one is that of look-ups.
@@ -105,9 +113,22 @@ class Deriving:
             self._build(made, timeout)
         return made.table
 
-    def _create(self, made: AnyFunction, source: r.StreamInfo, timeout: float | None) -> bool:
+    def _derive_later(self, made: AnyFunction, source: r.StreamInfo, timeout: float | None) -> str:
+        """Create the derived table, whose rows a worker will write."""
+        if versions := versions_of(source.settings, made.of.name):
+            raise IllegalState(
+                f"version {versions[-1]} of derivation {made.of.name!r} of {made.of.source} is in force, and its "
+                "writers write its rows: take another name"
+            )
+        self._create(made, "asynchronous", source, timeout)
+        self._later[made.of] = made
+        return made.table
+
+    def _create(
+        self, made: AnyFunction, kind: Kind, source: r.StreamInfo, timeout: float | None
+    ) -> bool:
         """Create the derived table unless it exists; returns whether it is built. Raises: StreamExists."""
-        wanted = {TABLE: "true", DERIVED: Derived(made.of, made.kind).text}
+        wanted = {TABLE: "true", DERIVED: Derived(made.of, kind).text}
         deadline = self._shared.deadline(timeout)
         try:
             found = self._session.describe(made.table, deadline)
@@ -128,12 +149,43 @@ class Deriving:
 
     def rebuild(self, source: str, name: str, timeout: float | None) -> str:
         functions = self._shared.derivations.named(source, check_derivation(name))
+        if not functions and (tables := self._tables_of_workers(source, name, timeout)):
+            return self._switch_later(tables, timeout)
         if not functions:
             raise DerivationMissing(
                 f"this client has no function of derivation {name!r} of {source}: `client.derive` first"
             )
         self._build(functions[-1], timeout)
         return functions[-1].table
+
+    def _tables_of_workers(self, source: str, name: str, timeout: float | None) -> list[Derived]:
+        """The asynchronous versions of a derivation that have a table, rising."""
+        scope, _ = split_stream(source)
+        streams = self._session.streams(scope, self._shared.deadline(timeout)).check()
+        derived = (derived_from(each.settings) for each in streams)
+        found = [
+            each
+            for each in derived
+            if each is not None
+            and each.asynchronous
+            and (each.of.source, each.of.name) == (source, name)
+        ]
+        return sorted(found, key=lambda each: each.of.version)
+
+    def _switch_later(self, tables: Sequence[Derived], timeout: float | None) -> str:
+        """Let look-ups use the highest version from one commit timestamp on, once its workers are up to date."""
+        *former, newest = (each.of for each in tables)
+        table, scope = derived_table(newest), split_stream(newest.source)[0]
+        with self._replica(table, timeout=timeout) as replica, replica.snapshot(timeout=timeout):
+            pass  # it has all that was committed before this call
+        keepalive_ms = keepalive_ms_of(defaults.KEEPALIVE_S)
+        with Transaction(self._shared, scope, None, keepalive_ms) as txn:
+            txn.ran = (newest, *former)
+            txn.write(table, READY, key=STATE_KEY)
+            for each in former:
+                txn.write(derived_table(each), RETIRED, key=STATE_KEY)
+            txn.commit(timeout=timeout)
+        return table
 
     def _build(self, made: AnyFunction, timeout: float | None) -> None:
         """Bring a version into force, build its table, switch, and take the former version out of force."""
@@ -207,28 +259,27 @@ class Deriving:
     ) -> list[str]:
         check_derivation(name)
         known = self._shared.derivations
-        with self._replica(source, timeout=timeout) as replica, replica.snapshot() as view:
-            derived = [known.learned(table).derived for table in replica.tables]
-            ready = [
-                each
-                for each in derived
-                if each is not None
-                and (each.of.source, each.of.name) == (source, name)
-                and view.get(derived_table(each.of), STATE_KEY) == READY
-            ]
-            if not ready:
+        later = [derived_table(each.of) for each in self._tables_of_workers(source, name, timeout)]
+        need("rocksdict", extra="tables")
+        from anabranch.tables.snapshot import in_use
+
+        tables = dict.fromkeys([source, *later])
+        with self._replica(*tables, timeout=timeout) as replica, replica.snapshot() as view:
+            derived = in_use(view, name)
+            if derived is None:
                 raise DerivationMissing(f"{source} has no derivation {name!r} that is built")
-            if function is None:
-                made = known.function(ready[0].of)
+            if function is not None:
+                made = function_of(derived.of, function, derived.kind)
             else:
-                made = _function(ready[0].of, function, ready[0].kind)
+                made = self._later.get(derived.of) or known.function(derived.of)
             found = (
                 totals_compared(view, made) if isinstance(made, Totals) else compared(view, made)
             )
             return list(islice(found, _MOST_SHOWN))
 
 
-def _function(of: r.Derivation, function: DerivingFunction, kind: Kind) -> AnyFunction:
+def function_of(of: r.Derivation, function: DerivingFunction, kind: Kind) -> AnyFunction:
+    """A version of a derivation, with a user's function. Raises: InvalidArgument, NotInstalled."""
     need("rocksdict", extra="tables")
     from anabranch.tables.indexes import Indexed
 
@@ -252,7 +303,7 @@ def compared(view: TableSnapshot, made: Function) -> Iterator[str]:
                 what = "is missing" if found is None else f"names row {found!r:.100}"
                 yield f"{table} {entry!r:.100} of row {key!r:.100} {what}"
     for entry, held in view.scan(table):
-        if entry == STATE_KEY:
+        if not is_entry(entry):
             continue
         key = held if made.unique else entry[entry_end(entry) :]
         if made.entries(key, view.get(source, key)).get(entry) != held:

@@ -14,6 +14,7 @@ from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.streams import end_stream, with_aborted
 from anabranch.core.decisions.times import admit_change, check_informed, is_repeated, note_change
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.derivations import is_asynchronous
 from anabranch.core.round import ReplyTo
 from anabranch.errors import (
     IllegalState,
@@ -416,6 +417,10 @@ def reset_processor(turn: Turn, command: r.ResetProcessor, to: ReplyTo | None) -
         check_informed(turn, thing, to)
         if row.phase:
             raise _not_to_run(row)
+        if is_asynchronous(turn.state, row.processor):
+            raise IllegalState(
+                f"{row.processor} derives a table, which has rows already: derive a higher version instead"
+            )
         tasks = _may_end(turn, row, command.resets)
         if not command.inputs and not command.keep_state:
             raise InvalidArgument(

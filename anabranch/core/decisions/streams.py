@@ -38,6 +38,7 @@ from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.derivations import (
     LEVEL,
     check_in_force,
+    is_asynchronous,
     pass_plain_writes,
     resolved,
     source_of,
@@ -404,6 +405,11 @@ def _check_unread(turn: Turn, stream: str, despite: Collection[str]) -> None:
     if source := source_of(turn.state, stream):
         raise errors.IllegalState(
             f"{stream} has the rows of a derivation of {source}: let `client.drop_derivation` end that first"
+        )
+    if stream in turn.state.processors and is_asynchronous(turn.state, stream):
+        raise errors.IllegalState(
+            f"processor {stream} derives the rows of {stream}, and a new table would lack older rows: delete the "
+            f"processor first (`anabranch processor delete {stream}`)"
         )
     if derived := in_force(turn.state.streams[stream].settings):
         raise errors.IllegalState(
