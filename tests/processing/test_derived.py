@@ -14,7 +14,7 @@ import anabranch
 from anabranch.batches.records import Record
 from anabranch.client.client import Client
 from anabranch.core.derived_rows import (
-    PROGRESS,
+    PROGRESS_KEY,
     READY,
     STATE_KEY,
     derived_through,
@@ -169,7 +169,7 @@ def test_no_other_row_is_progress() -> None:
     for value in (b"", b"\0", b"\1", b"\0\1", b"\xff"):
         assert is_entry(of_value(value) + b"k")
         assert progress_of(of_value(value) + b"k", b"12345678") == 0
-    assert progress_of(STATE_KEY, READY) == progress_of(PROGRESS + b"\0\4\1", None) == 0
+    assert progress_of(STATE_KEY, READY) == progress_of(PROGRESS_KEY + b"\0\4\1", None) == 0
 
 
 # -- folds --------------------------------------------------------------------------------------------------

@@ -583,7 +583,8 @@ def test_a_higher_version(shop: Shop) -> None:
 
 REFUSED: dict[str, tuple[Callable[[Shop, TableTransaction], object], type[Exception], str]] = {
     "unique totals": (
-        lambda s, _: s.client.derive(ORDERS, "x", numbers, unique=True, totals=True), InvalidArgument, "can't be unique and totals",
+        lambda s, _: s.client.derive(ORDERS, "x", numbers, unique=True, totals=True), InvalidArgument,
+        "can't be unique and totals",
     ),
     "another kind": (lambda s, _: s.client.derive(ORDERS, "by-branch", city), StreamExists, "totals"),
     "a look-up": (lambda _, txn: txn.lookup("by-branch", b"oslo"), InvalidArgument, "`total`"),
