@@ -32,7 +32,7 @@ from anabranch.ledger import Ledger
 from anabranch.ledger.book import COMMIT, Book, Row
 from anabranch.ports import LogUncertain, TopicPartition
 from anabranch.processing.batch import BatchConflict, BatchTables
-from anabranch.processing.commits import Commits
+from anabranch.processing.commits import Commits, commit_until_known
 from anabranch.processing.handlers import PART_S, Handlers
 from anabranch.processing.tables import TaskTables
 from anabranch.processing.worker import AllTasks, Worker
@@ -246,16 +246,14 @@ class Bank:
     @contextmanager
     def lost_answers(self) -> Iterator[None]:
         """A worker's commit is not answered, now and then."""
-        until_known = Commits._until_known
-
-        def lost(own: Commits, *given: Any) -> int:
-            timestamp = until_known(own, *given)
+        def lost(*given: Any) -> int:
+            timestamp = commit_until_known(*given)
             if self.chance.random() < LOST:
                 self.struck["answers lost"] += 1
                 raise OutcomeUnknown("the answer is lost")
             return timestamp
 
-        with patch.object(Commits, "_until_known", lost):
+        with patch("anabranch.processing.commits.commit_until_known", lost):
             yield
 
     def at_the_desk(self) -> None:
