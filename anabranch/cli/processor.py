@@ -246,7 +246,7 @@ def savepoint(
 ) -> None:
     """Keep positions and state that a processor has now, under a name, until `processor delete`.
 
-    No worker can run a savepoint: `processor copy` makes processors from it. The original goes on; its workers
+    No worker can run a savepoint: `processor copy` makes processors from it. The original continues; its workers
     pause for a second or so. After a failure repeat the command.
     """
     _copy(options, processor, new, folder, savepoint=True)

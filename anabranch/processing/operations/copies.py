@@ -64,8 +64,8 @@ def copy_processor(
     """Copy a processor: ``name``, in the same scope, starts with the positions and state that ``origin`` has now.
 
     ``origin`` continues; it pauses for a second or so. ``savepoint``: the copy is kept, and never run. An origin
-    that is a savepoint itself does not change. ``folder``: holds the state meanwhile; None: a temporary one. If the call
-    fails or is killed, call it again.
+    that is a savepoint itself does not change. ``folder``: holds the state meanwhile; None: a temporary one. If the
+    call fails or is killed, call it again.
 
     Raises: UnknownProcessor, IllegalState (``name`` exists, and is no copy of ``origin`` that was begun;
     ``origin`` is such a copy, or was reset meanwhile; an input was created again), SnapshotExpired (retention has
