@@ -236,7 +236,7 @@ CopyFolder = Annotated[
 def copy(options: ClusterOptions, processor: Name, new: New, folder: CopyFolder = None) -> None:
     """Copy a processor, or a savepoint: a processor under a new name, with the same positions and state.
 
-    The original goes on; its workers pause for a second or so. Run the copy with a program of that name, whose
+    The original continues; its workers pause for a second or so. Run the copy with a program of that name, whose
     inputs and stores are the same, and whose outputs are its own. After a failure repeat the command.
     """
     _copy(options, processor, new, folder, savepoint=False)
@@ -248,7 +248,7 @@ def savepoint(
 ) -> None:
     """Keep positions and state that a processor has now, under a name, until `processor delete`.
 
-    No worker can run a savepoint: `processor copy` makes processors from it. The original goes on; its workers
+    No worker can run a savepoint: `processor copy` makes processors from it. The original continues; its workers
     pause for a second or so. After a failure repeat the command.
     """
     _copy(options, processor, new, folder, savepoint=True)
@@ -257,7 +257,7 @@ def savepoint(
 def _copy(
     options: ClusterOptions, processor: str, new: str, folder: Path | None, *, savepoint: bool
 ) -> None:
-    from anabranch.processing.copies import copy_processor
+    from anabranch.processing.operations.copies import copy_processor
 
     with options.client() as client:
         info = copy_processor(client, processor, new, savepoint=savepoint, folder=folder)

@@ -1280,7 +1280,7 @@ class Client:
         resets: int,
         timeout: float | None = None,
     ) -> r.ProcessorInfo:
-        """Begin or end a copy of a processor, for programs that copy: `anabranch.processing.copies` is one.
+        """Begin or end a copy of a processor, for programs that copy: `processing.operations.copies` is one.
 
         ``phase``: 'copying' begins, with the tasks, inputs and stores of ``origin``; from then on tasks can be
         taken only with ``copying``. '' or 'savepoint' ends it. ``origin_resets``, ``resets``:

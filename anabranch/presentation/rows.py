@@ -244,7 +244,7 @@ def processor_row(info: ProcessorInfo, lags: Sequence[InputLag]) -> dict[str, An
 
 
 def _trouble(info: ProcessorInfo, idle: int) -> str:
-    """What is wrong with a processor. ``idle``: how many tasks have no worker."""
+    """The trouble of a processor, or an empty text. ``idle``: how many tasks have no worker."""
     if info.phase == COPYING:
         return f"an incomplete copy of {info.origin}"
     if not idle or info.phase:  # a savepoint is never run

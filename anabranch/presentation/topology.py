@@ -1,7 +1,7 @@
 """Draws a processor's topology: as lines of text, and as an SVG.
 
-The topology is what a worker declared: text of other people. It is checked here, and shown without what acts on a
-screen.
+A worker declared the topology: it is text of other people. This module checks it, and shows no character that
+acts on a screen.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Topology:
 
 
 def read_topology(text: str) -> Topology | None:
-    """The topology that a processor's row holds; None if there is none."""
+    """The topology that a processor's row holds; None without a topology."""
     try:
         found = json.loads(text) if text else None
     except (ValueError, RecursionError):
@@ -58,18 +58,22 @@ def read_topology(text: str) -> Topology | None:
         return None
     calls = found.get("calls")
     return Topology(
-        tuple(
+        calls=tuple(
             Call(
-                _text(one.get("name")),
-                *(_texts(one.get(part)) for part in ("of", "uses", "writes")),
+                name=_text(one.get("name")),
+                of=_texts(one.get("of")),
+                uses=_texts(one.get("uses")),
+                writes=_texts(one.get("writes")),
             )
             for one in (calls if isinstance(calls, list) else ())[:_MOST]
             if isinstance(one, dict)
         ),
-        _pairs(found.get("stores")),
-        _pairs(found.get("late")),
-        *(_texts(found.get(part)) for part in ("outputs", "tables", "replicas")),
-        _text(found.get("dead_letter")),
+        stores=_pairs(found.get("stores")),
+        late=_pairs(found.get("late")),
+        outputs=_texts(found.get("outputs")),
+        tables=_texts(found.get("tables")),
+        replicas=_texts(found.get("replicas")),
+        dead_letter=_text(found.get("dead_letter")),
     )
 
 
@@ -104,7 +108,7 @@ def topology_row(found: Topology) -> dict[str, Any]:
 
 
 def behind_text(row: Mapping[str, Any]) -> str:
-    """How far an input is behind (a row of `processor_row`)."""
+    """The lag of an input (a row of `processor_row`)."""
     if row["trouble"]:
         return str(row["trouble"])
     seconds = row["seconds_behind"]

@@ -198,7 +198,7 @@ class Commits:
                                 txn.write_batch(stream, columns_of(run))
                     if batch.tables is not None:
                         write_rows(txn, batch.tables)
-                    timestamp = commit_until_known(txn, consumed, self._clock, self.ending.is_set)
+                    timestamp = self._until_known(txn, consumed)
                 break
             except (LocksBroken, SnapshotExpired) as error:
                 raise BatchConflict.of(error) from error
@@ -267,6 +267,9 @@ class Commits:
             runs = runs_of(batch, stream, written)
             count = sum(len(run) if isinstance(run, list) else run.num_rows for run in runs)
             add("processor_events_out", stream, by=count)
+
+    def _until_known(self, txn: Transaction | TableTransaction, consumed: Consumed) -> int:
+        return commit_until_known(txn, consumed, self._clock, self.ending.is_set)
 
     def _ends(self, ownership: TaskOwnership) -> dict[int, int]:
         """End offsets of the state's partitions before a commit; empty less than `_ENDS_S` after the last look-up.

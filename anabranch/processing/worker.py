@@ -38,12 +38,12 @@ from anabranch.processing.commits import FIRST_PAUSE_S, LONGEST_PAUSE_S, Commits
 from anabranch.processing.derived import DerivedTable, check_new
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.metrics import TABLE
+from anabranch.processing.operations.topology import topology_of
 from anabranch.processing.plain import PlainReader, plain_inputs, plain_ports
 from anabranch.processing.program import Program
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
 from anabranch.processing.tables import Conflicts, TaskTables, WorkerTables
-from anabranch.processing.topology import topology_of
 from anabranch.protocol.defaults import SESSION_S
 from anabranch.protocol.hybrid_time import to_ms
 from anabranch.protocol.legal_names import PLAIN, state_stream

@@ -13,7 +13,7 @@ import pytest
 from anabranch.cli.errors import ExitCode
 from anabranch.cli.processor import ranges
 from anabranch.errors import UnknownProcessor
-from anabranch.processing import copies
+from anabranch.processing.operations import copies
 from anabranch.protocol.schemas.records import ProcessorInfo
 from tests.cli.conftest import Run
 from tests.cli.fakes import TXN_ID, FakeClient, processor

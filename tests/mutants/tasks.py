@@ -11,9 +11,9 @@ from unittest.mock import patch
 
 from anabranch.core.decisions import decide, one_shot, ownership, positions
 from anabranch.core.decisions.turn import Turn
-from anabranch.processing import copies
 from anabranch.processing.batch import WorkBatch
 from anabranch.processing.handlers import Handlers
+from anabranch.processing.operations import copies
 from anabranch.processing.threads import Part
 from anabranch.processing.worker import Worker
 from anabranch.protocol.ids import hash_of
@@ -268,7 +268,7 @@ def numbers_of_former_inputs() -> Iterator[None]:
 
 @contextmanager
 def owners_of_former_inputs() -> Iterator[None]:
-    """Who has tasks of a processor keeps them while its inputs change."""
+    """Workers keep their tasks while the inputs of their processor change."""
     alter, put = ownership.alter_processor, Turn.put
 
     def owned(turn: Turn, key: bytes, row: Any) -> None:

@@ -107,6 +107,10 @@ class Trial:
             self.write(3, "in")
             self.strike()
 
+    def end(self) -> None:
+        for worker in self.workers:
+            kill(worker)
+
     def strike(self) -> None:
         """Kill a worker and start it again."""
         worker = self.chance.choice(self.workers)
@@ -161,7 +165,7 @@ def trial(broker: Broker, tmp_path: Path) -> Any:
         ) as operator:
             operator.feature_level(raise_to=3)
         made = Trial(client, broker, prefix, tmp_path)
-        stack.callback(lambda: [kill(worker) for worker in made.workers])
+        stack.callback(made.end)
         yield made
 
 

@@ -19,9 +19,9 @@ from anabranch.errors import (
     UnknownProcessor,
 )
 from anabranch.ports import TopicPartition
-from anabranch.processing import copies
 from anabranch.processing.app import Processor
-from anabranch.processing.copies import copy_processor
+from anabranch.processing.operations import copies
+from anabranch.processing.operations.copies import copy_processor
 from anabranch.topics.names import stream_topic
 from tests.processing.test_worker import Place
 
@@ -126,12 +126,10 @@ def test_a_savepoint_is_copied_and_never_run(place: Copied) -> None:
         place.worker(place.app(KEPT), "no")
     with pytest.raises(IllegalState, match="is a savepoint"):
         place.client.take_tasks(KEPT)
-    for call in (
-        lambda: place.client.reset_processor(KEPT, "begin"),
-        lambda: place.client.alter_processor(KEPT, drop=["nyc/in"]),
-    ):
-        with pytest.raises(IllegalState, match="is a savepoint"):
-            call()
+    with pytest.raises(IllegalState, match="is a savepoint"):
+        place.client.reset_processor(KEPT, "begin")
+    with pytest.raises(IllegalState, match="is a savepoint"):
+        place.client.alter_processor(KEPT, drop=["nyc/in"])
     for name in (NEW, "nyc/r"):
         copy_processor(place.client, KEPT, name)
     place.check(3, NEW, "nyc/r")

@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.presentation.topology import Topology, picture, read_topology, tree
 from anabranch.processing.app import Processor
-from anabranch.processing.topology import topology_of
+from anabranch.processing.operations.topology import topology_of
 from anabranch.processing.worker import make_processor
 from anabranch.protocol.limits import TOPOLOGY
 from anabranch.testing.memory.cluster import MemoryCluster

@@ -243,9 +243,8 @@ def test_a_processor_s_page_draws_its_topology() -> None:
 
 def svg_text(begin: str, svg: str) -> str:
     """The title that begins like this."""
-    return next(
-        title for title in re.findall("<title>([^<]*)</title>", svg) if title.startswith(begin)
-    )
+    titles: list[str] = re.findall("<title>([^<]*)</title>", svg)
+    return next(title for title in titles if title.startswith(begin))
 
 
 def test_a_processor_s_page_without_a_declaration() -> None:

@@ -63,9 +63,9 @@ def copy_processor(
 ) -> ProcessorInfo:
     """Copy a processor: ``name``, in the same scope, starts with the positions and state that ``origin`` has now.
 
-    ``origin`` goes on; it pauses for a second or so. ``savepoint``: the copy is kept, and never run. An origin that
-    is a savepoint itself does not change. ``folder``: holds the state meanwhile; None: a temporary one. If the call
-    fails or is killed, call it again.
+    ``origin`` continues; it pauses for a second or so. ``savepoint``: the copy is kept, and never run. An origin
+    that is a savepoint itself does not change. ``folder``: holds the state meanwhile; None: a temporary one. If the
+    call fails or is killed, call it again.
 
     Raises: UnknownProcessor, IllegalState (``name`` exists, and is no copy of ``origin`` that was begun;
     ``origin`` is such a copy, or was reset meanwhile; an input was created again), SnapshotExpired (retention has
@@ -86,7 +86,7 @@ def copy_processor(
         source = stack.enter_context(closing(client.reader_ports().committed_log(_ASK_S)))
         state = StateReader(source, table, origin, info.incarnation)
         if info.phase == SAVEPOINT:
-            tasks = {task.task: task for task in info.tasks}
+            tasks: Mapping[int, TaskInfo] = {task.task: task for task in info.tasks}
             if info.stores:
                 state.restore(tasks, _SILENT_S, lambda: None)
         else:
@@ -102,7 +102,7 @@ def copy_processor(
 
 
 def _resets_of_copy(client: Client, origin: str, name: str) -> int:
-    """How often the copy was reset; 0 if there is none. Raises: IllegalState (it is not one that was begun)."""
+    """How often the copy was reset; 0 if it does not exist. Raises: IllegalState (it exists, and was not begun)."""
     try:
         known = client.processor(name)
     except UnknownProcessor:
@@ -173,7 +173,7 @@ def _is_held(client: Client, info: ProcessorInfo, ownership: TaskOwnership) -> b
 
 @dataclass(slots=True)
 class _Part:
-    """What one commit gives a task: rows, and with the last rows its positions."""
+    """Rows that one commit gives a task, and with the last rows its positions."""
 
     rows: dict[bytes, bytes | None] = field(default_factory=dict)
     positions: tuple[TaskPosition, ...] = ()

@@ -1,16 +1,14 @@
 """The topology of a processor's program as text: handlers, stores and outputs, and what uses what.
 
-Handlers and what they are called for are known from the program. What a handler uses is read from its code,
-without running any: names of stores, outputs and tables of the program, also in functions of the same package
-that it names. A store that a handler finds in another way, such as in a dict, is shown without a line to the
-handler.
+The program knows its handlers, and for what each is called. Names in a handler's code, which is not run, show its
+stores, outputs and tables, also those of functions of the same module. A store that a handler finds in another way,
+such as in a dict, is shown without a line to the handler.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -21,22 +19,13 @@ from anabranch.processing.stores import Keyed
 from anabranch.processing.tables import SharedReplica, SharedTable
 from anabranch.protocol.limits import TOPOLOGY
 
-log = logging.getLogger("anabranch.processor")
-
-_MOST_SEEN = 2_000  # objects that are looked at for one handler
+_MOST_SEEN = 2_000  # objects that are searched for one handler
+_OTHERS = FunctionType | type | Keyed | Output | Program  # attributes of these are not looked up
 _CALLS = ("_call", "_closed")  # attributes of stores that are a program's functions
 
 
 def topology_of(app: Program) -> str:
-    """The topology as JSON. Parts are left out if it would be too long; empty if it can't be found out."""
-    try:
-        return _text_of(app)
-    except Exception:  # names in a program's code may stand for objects of any behaviour
-        log.exception("%s: its topology is not known", app.name)
-        return ""
-
-
-def _text_of(app: Program) -> str:
+    """The topology as JSON. Parts are left out if it would be too long."""
     found = {
         "calls": list(_calls(app)),
         "stores": {name: store.kind for name, store in app.stores.items()},
@@ -122,7 +111,7 @@ def _late(store: Keyed) -> Output | None:
 
 
 def _named_by(call: Any) -> Iterator[Keyed | Output | SharedTable | SharedReplica]:
-    """Parts of a program that a function names, and those that functions name which it names."""
+    """Parts of a program that a function names, itself or in other functions of its module."""
     homes = {_home(call)}
     waiting, seen = [call], set[int]()
     while waiting and len(seen) < _MOST_SEEN:
@@ -163,7 +152,7 @@ def _home(call: Any) -> str:
 
 
 def _values_in(function: FunctionType) -> list[Any]:
-    """What the names in a function's code stand for now."""
+    """The present values of names in a function's code."""
     names = dict.fromkeys(
         _names_in(function.__code__)
     )  # in order: each worker declares the same text
@@ -183,9 +172,7 @@ def _values_in(function: FunctionType) -> list[Any]:
 
 def _attributes(owner: Any, function: FunctionType) -> list[Any]:
     """Attributes of a module or object that a function's code names."""
-    if not issubclass(type(owner), ModuleType) and issubclass(
-        type(owner), FunctionType | type | Keyed | Output | Program
-    ):
+    if not issubclass(type(owner), ModuleType) and issubclass(type(owner), _OTHERS):
         return []
     try:
         held = object.__getattribute__(owner, "__dict__")  # a proxy has its own, too
