@@ -216,13 +216,13 @@ _DERIVATION = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _VERSION = (1, 999_999)
 
 
-# What a derived table has: entries of values, entries of values that occur once, or totals by group.
+# A derived table has entries of values, entries of values that occur once, or totals by group.
 Kind = Literal["index", "unique", "totals"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Derived(NamedTuple):
-    """The derivation of a derived table, and what the table has."""
+    """The derivation of a derived table, and its kind."""
 
     of: r.Derivation
     kind: Kind
