@@ -43,6 +43,7 @@ IMPORTERS = {
 # at any line of the caller's thread (Celery's time limit of a task, say): it has to come out unchanged.
 WIDE = {
     "anabranch/aio/loop.py": (1, "raised in the greenlet that waits"),
+    "anabranch/client/calls/derivations.py": (1, "the error of a user's function is raised with the row's key"),
     "anabranch/cli/main.py": (1, "the end of the process: each error has its exit code"),
     "anabranch/cli/options.py": (
         3, "a shell's completion shows no errors; a codec may raise any, and so may the user's module",

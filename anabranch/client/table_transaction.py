@@ -268,7 +268,6 @@ class TableTransaction(TableAccess):
     @alone
     def write_batch(self, stream: str, batch: pa.RecordBatch | pa.Table) -> int:
         """Write the rows of a pyarrow record batch or table, as `Transaction.write_batch`. Raises: as `write`."""
-        self._shared.derivations.check_not_derived(stream)
         pieces = self._shared.columns(stream, batch)
         count = sum(piece.rows for piece in pieces)
         size = sum(int(piece.sizes().sum()) for piece in pieces)

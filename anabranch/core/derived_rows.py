@@ -21,7 +21,7 @@ PROGRESS_KEY = b"\0\1"
 READY = b"ready"
 RETIRED = b"retired"
 BUILDING = b"building "  # with random bytes
-# Of key and row; returns values, or pairs of group and number: one, several, or None.
+# A function of key and row, which returns values, or pairs of group and number: one, several, or None.
 DerivingFunction = Callable[
     [bytes, bytes],
     "bytes | Iterable[bytes] | tuple[bytes, int] | Iterable[tuple[bytes, int]] | None",
@@ -52,7 +52,7 @@ class Function(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """What the derived table has."""
+        """The kind of the derived table."""
         return "unique" if self.unique else "index"
 
     def entries(self, key: bytes, row: bytes | None) -> dict[bytes, bytes]:
@@ -87,7 +87,7 @@ class Totals(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """What the derived table has."""
+        """The kind of the derived table."""
         return "totals"
 
     def numbers(self, key: bytes, row: bytes | None) -> dict[bytes, int]:
@@ -120,7 +120,7 @@ class Totals(NamedTuple):
         return found
 
     def changes(self, key: bytes, before: bytes | None, after: bytes | None) -> dict[bytes, Total]:
-        """What a change of a row adds to totals, by their keys. Raises: as `numbers`."""
+        """The changes of totals, by their keys, that a change of a row makes. Raises: as `numbers`."""
         former, now = self.numbers(key, before), self.numbers(key, after)
         found = {}
         for entry in sorted(former.keys() | now.keys()):

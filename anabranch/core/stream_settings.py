@@ -223,7 +223,7 @@ _KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Derived(NamedTuple):
-    """The derivation of a derived table, and what the table has."""
+    """The derivation of a derived table, and its kind."""
 
     of: r.Derivation
     kind: Kind

@@ -181,3 +181,20 @@ def test_a_row_is_one_line_whatever_is_in_it(
     monkeypatch.setattr(fake, "changes", lambda *_, **__: nullcontext(found), raising=False)
     line = run("table", "changes", "a/b").stdout
     assert line == "2023-11-14T22:13:20.123456Z+5\t\\n\t-\t(deleted)\n"
+
+
+@pytest.mark.parametrize("differences", [[], ["a/b-by-city-v1 differs"]])
+def test_a_check_names_the_kind_of_the_derivation(
+    run: Run, fake: FakeClient, table: Rows, monkeypatch: pytest.MonkeyPatch, differences: list[str]
+) -> None:
+    table.settings |= {"derive.by-city": "1", "derived": "a/b by-city 1 totals"}
+    monkeypatch.setattr(fake, "check_derivation", lambda *_: differences, raising=False)
+    shown = run("table", "check", "a/b", "by-city", "json:dumps")
+    if differences:
+        assert shown.stdout == "a/b-by-city-v1 differs\n"
+        assert "by-city (totals) of a/b has 1 difference" in shown.stderr
+    else:
+        assert shown.stdout == "by-city (totals) of a/b is right\n"
+    document = json.loads(run("table", "check", "a/b", "by-city", "json:dumps", "--json").stdout)
+    assert document["kind"] == "totals"
+    assert document["differences"] == differences

@@ -7,6 +7,7 @@ from contextlib import nullcontext, suppress
 from contextvars import Context
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -611,6 +612,15 @@ def test_a_replica_that_was_opened_before(shop: Shop) -> None:
     shop.client.derive(ORDERS, "by-branch", numbers, totals=True)
     with pytest.raises(DerivationMissing, match="open it again"):
         shop.put(rows, a="oslo 1")
+    batch = pa.table({"key": [b"oslo\0\0"], "value": [b"9 9"]})
+    with rows.begin() as txn:
+        for write in (
+            lambda: txn.write(BY_BRANCH, b"9 9", key=b"oslo\0\0"),
+            lambda: txn.write_many(BY_BRANCH, [(b"9 9", b"oslo\0\0")]),
+            lambda: txn.write_batch(BY_BRANCH, batch),
+        ):
+            with pytest.raises(InvalidArgument, match="derived from shop/orders"):
+                write()
 
 
 # -- all together -------------------------------------------------------------------------------------------

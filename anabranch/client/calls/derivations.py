@@ -108,7 +108,7 @@ class Deriving:
         is_built = self._create(made, kind, found, timeout)
         self._shared.derivations.add(made)
         in_force = versions_of(found.settings, name)
-        # Of two versions in force, the lower one is that of look-ups.
+        # Look-ups use the lower one of two versions in force.
         if not in_force or (not is_built and in_force[0] == version):
             self._build(made, timeout)
         return made.table
