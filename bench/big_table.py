@@ -4,7 +4,7 @@ Each worker, a process with four of 16 tasks, keeps a replica of the whole table
 value of 100, half of it noise. The workers start at the same time: with empty folders, from the topic; with
 these folders again; after a compaction with empty folders, from the base. Then they handle events that read random
 rows with locks. Memory is resident memory, with RocksDB's block cache; that of workers without a table is given,
-too. Disk is the worker's folder. Both are given for each worker. Ten million rows take about ten minutes.
+too. Disk is the worker's folder. Both are given for each worker.
 """
 
 from __future__ import annotations
