@@ -931,7 +931,7 @@ def test_a_late_copy_of_a_refused_command_counts_once(
     def shot(command: r.OneShot, deadline: float, sent: Any = None) -> Any:
         calls.append(command)
         if len(calls) == 1:  # the advice to take a turn
-            return r.Revalidate(session.highest_timestamp, (), (1,))
+            return r.Revalidate(session.highest_timestamp, (), (1, 0))
         if len(calls) == 2:
             real(calls[0], deadline)
             raise DerivationMissing("another version is in force")
