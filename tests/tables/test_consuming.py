@@ -237,7 +237,7 @@ def test_an_advised_commit_that_ends_in_between_is_in_doubt(
         if len(calls) == 1 or again:
             return shot(command, *more)
         # Another turn is in the way of the second copy.
-        return r.Revalidate(0, (), (point,))
+        return r.Revalidate(0, (), (point, 0))
 
     monkeypatch.setattr(own, "locked_shot", asked)
     with world.reader() as reader:
