@@ -430,9 +430,12 @@ class Faults:
         self.version += 1
 
     def is_rebuilt(self, client: Client, name: str) -> bool:
-        before = sum(self.troubles.values())
-        self.attempt(partial(client.rebuild, self.names.accounts, name))
-        return sum(self.troubles.values()) == before
+        try:
+            client.rebuild(self.names.accounts, name)
+        except AnabranchError as error:
+            self.troubles[type(error).__name__] += 1
+            return False
+        return True
 
     def kill_database(self) -> None:
         """As a power cut."""
