@@ -276,7 +276,7 @@ class Stream(faust.Stream[Any]):
     def take(self, max_: int, within: Any) -> AsyncGenerator[Sequence[Any], None]:
         """Lists of at most ``max_`` values. A list ends when it is full, or ``within`` seconds after its first one.
 
-        It also ends when its commit has to: the commit is full, or tasks move. Raises: InvalidArgument.
+        It also ends with its commit, if that is full, tasks move, or another agent's list has ended. Raises: InvalidArgument.
         """
         return self._lists("take", max_, within, lambda work, value: value)
 
@@ -459,7 +459,7 @@ def make_loader(app: Any, topic: Any) -> Callable[[Event], Any]:
 
 
 class Reader(NamedTuple):
-    """Who reads some inputs: one or more actors of an agent, or what writes an agent's events to another stream."""
+    """Inboxes that share the events of some inputs. Actors of an agent read them, or a task that writes elsewhere."""
 
     inputs: Sequence[str]
     inboxes: list[Inbox]

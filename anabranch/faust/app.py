@@ -77,7 +77,7 @@ class Sent:
 class Event(faust.Event):
     """An event as agents get it."""
 
-    def ack(self) -> bool:
+    def ack(self, *_: object) -> bool:
         """Raises: InvalidArgument."""
         refuse("event.ack", REFUSED["event"]["ack"])
 
