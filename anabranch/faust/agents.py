@@ -119,8 +119,8 @@ class Inbox:
         self.hand: Hand | None = None
         self.ended: BaseException | None = None  # why its actor ended
         self.asked = asyncio.Event()  # set once its actor has asked for an event, or has ended
-        # Of a list: its events so far, and the most that it may have; the seconds that it may last, and when it
-        # began; whether it has to end.
+        # A list's events so far, and the most that it may have; the seconds that it may last, and when it began;
+        # whether it has to end.
         self.held: list[Work] = []
         self.most = 1
         self.within_s = self.since_s = 0.0
@@ -276,7 +276,9 @@ class Stream(faust.Stream[Any]):
     def take(self, max_: int, within: Any) -> AsyncGenerator[Sequence[Any], None]:
         """Lists of at most ``max_`` values. A list ends when it is full, or ``within`` seconds after its first one.
 
-        It also ends when its commit has to: the commit is full, or tasks move. Raises: InvalidArgument.
+        A list also ends with its commit, if that is full, tasks move, or another agent's list has ended.
+
+        Raises: InvalidArgument.
         """
         return self._lists("take", max_, within, lambda work, value: value)
 
@@ -459,7 +461,7 @@ def make_loader(app: Any, topic: Any) -> Callable[[Event], Any]:
 
 
 class Reader(NamedTuple):
-    """Who reads some inputs: one or more actors of an agent, or what writes an agent's events to another stream."""
+    """Inboxes that share the events of some inputs. Actors read them, or a task that writes them elsewhere."""
 
     inputs: Sequence[str]
     inboxes: list[Inbox]
@@ -501,7 +503,7 @@ class Agent(faust.Agent):
 
     @property
     def inboxes(self) -> list[Inbox]:
-        """Of all readers."""
+        """The inboxes of all readers."""
         return [inbox for reader in self.readers for inbox in reader.inboxes]
 
     async def on_start(self) -> None:

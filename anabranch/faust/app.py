@@ -77,7 +77,7 @@ class Sent:
 class Event(faust.Event):
     """An event as agents get it."""
 
-    def ack(self) -> bool:
+    def ack(self, *_: object) -> bool:
         """Raises: InvalidArgument."""
         refuse("event.ack", REFUSED["event"]["ack"])
 
@@ -358,7 +358,7 @@ class App(faust.App):
 
     @property
     def livecheck(self) -> Any:
-        """What `faust livecheck` asks for. Raises: InvalidArgument."""
+        """`faust livecheck` asks for it. Raises: InvalidArgument."""
         refuse("faust livecheck", REFUSED["command"]["livecheck"])
 
     def close_client(self) -> None:
@@ -495,7 +495,7 @@ def _check_settings(given: Mapping[str, Any]) -> None:
 
 
 def _kind(found: object) -> str | None:
-    """What kind of Faust's objects this is, in `REFUSED`."""
+    """The kind of an object of Faust, in `REFUSED`."""
     kinds: tuple[tuple[str, Any], ...] = (
         ("app", App), ("agent", Agent), ("topic", Topic), ("table", Table | Windowed),
     )  # fmt: skip

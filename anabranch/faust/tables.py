@@ -63,7 +63,7 @@ class Table(Store):
     of this worker, in the order of tasks and encoded keys.
     """
 
-    # What Faust's wrapper of windows calls.
+    # Faust's wrapper of windows calls these.
     _relative_event = Collection._relative_event  # noqa: SLF001
     _relative_field = Collection._relative_field  # noqa: SLF001
     _relative_timestamp = Collection._relative_timestamp  # noqa: SLF001

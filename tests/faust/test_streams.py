@@ -50,7 +50,7 @@ def test_lists_end_when_they_are_full_or_in_time(place: Place, make: Make) -> No
 
     @app.agent(app.topic(f"{place.scope}/a", f"{place.scope}/b"))
     async def take_events(stream: Any) -> None:
-        async for some in stream.take_events(7, within=0.5):
+        async for some in stream.take_events(1, within=9):
             for event in some:
                 totals[event.key] += 1
                 events.append((event.key, event.value["n"], event.message.topic))
