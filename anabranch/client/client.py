@@ -659,9 +659,9 @@ class Client:
 
         From the beginning of the call on, writers need its function and the former one; at the end, look-ups switch
         to it at one commit timestamp. The call also completes a build that was left, and returns the name of
-        the derived table. Of an asynchronous derivation, it waits until the highest version that has a table is up
-        to date, and switches look-ups to it. Raises: as `derive`; DerivationMissing (this client has no function of
-        it).
+        the derived table. If the derivation is asynchronous, it waits until the highest version that has a table is
+        up to date, and switches look-ups to it. Raises: as `derive`; DerivationMissing (this client has no function
+        of it).
         """
         self._shared.deadline_outside("rebuild", timeout)
         return self._deriving.rebuild(source, name, timeout)

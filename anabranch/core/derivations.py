@@ -22,7 +22,7 @@ from anabranch.core.stream_settings import (
     derived_from,
     derived_table,
     in_force,
-    is_behind,
+    is_by_worker,
     versions_of,
     whole_version,
 )
@@ -50,7 +50,7 @@ def check(state: State, stream: str, ran: Collection[r.Derivation]) -> None:
 def is_asynchronous(state: State, table: str) -> bool:
     """Whether the workers of a processor write the rows of a derived table."""
     row = state.streams.get(table)
-    return row is not None and is_behind(row.settings)
+    return row is not None and is_by_worker(row.settings)
 
 
 def check_changes(state: State, changes: Iterable[r.RowChange]) -> None:

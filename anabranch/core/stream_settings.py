@@ -275,7 +275,7 @@ def derived_from(settings: Mapping[str, str]) -> Derived | None:
     return Derived(of, cast("Kind", words[3]) if len(words) > 3 else "index")
 
 
-def is_behind(settings: Mapping[str, str]) -> bool:
+def is_by_worker(settings: Mapping[str, str]) -> bool:
     """Whether a stream is a derived table that a worker writes."""
     derived = derived_from(settings)
     return derived is not None and derived.asynchronous

@@ -21,6 +21,7 @@ from anabranch.values import Codec, Stream, event_decoder
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from anabranch.client.client import Client
     from anabranch.core.derived_rows import Function
 
 Handler = Callable[..., Any]
@@ -166,6 +167,12 @@ class Program:
         self.tables: dict[str, SharedTable] = {}
         self.replicas: list[SharedReplica] = []
         self.cluster: Cluster | None = None  # of plain topics
+
+    def prepare(self, client: Client) -> None:
+        """Make what the processor needs, before it is created. Raises: as `Client.derive`."""
+
+    def check_created(self, client: Client) -> None:
+        """Check that the processor, which was created or is there, may begin. Raises: FixCallError."""
 
     def moves_time(self, stream: str) -> bool:
         """Whether events of an input move the event time: not if the program writes them again, under another key.

@@ -35,7 +35,6 @@ from anabranch.errors import (
 from anabranch.ports import Clock, GroupMember, TopicPartition
 from anabranch.processing.batch import SLICE_BYTES, BatchConflict, Limits, WorkBatch
 from anabranch.processing.commits import FIRST_PAUSE_S, LONGEST_PAUSE_S, Commits
-from anabranch.processing.derived import DerivedTable, check_new
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.metrics import TABLE
 from anabranch.processing.operations.topology import topology_of
@@ -734,9 +733,7 @@ def join_group(app: Program, client: Client, table: Table, also: Callable[[], No
 def make_processor(client: Client, app: Program) -> ProcessorInfo:
     """Create the processor of a program, as `Client.create_processor`. If it exists, add its new stores."""
     inputs: Sequence[str | ProcessorInput] = app.check()
-    if isinstance(app, DerivedTable):
-        of = app.of
-        client.derive(of.source, of.name, app.function, version=of.version, asynchronous=True)
+    app.prepare(client)
     client.check_outputs(app.name, [*app.outputs, *app.tables])
     if app.cluster is not None:
         ports, start = plain_ports(client, app.cluster), check_start(app.start)
@@ -752,6 +749,5 @@ def make_processor(client: Client, app: Program) -> ProcessorInfo:
     info = client.create_processor(
         app.name, inputs, app.tasks, app.start, stores=stores, topology=topology_of(app)
     )
-    if isinstance(app, DerivedTable):
-        check_new(client, app)
+    app.check_created(client)
     return info

@@ -415,12 +415,12 @@ class Follower:
             if run is None:
                 return True
             there = run.block.rows(run.low, run.low + run.stretch.length)
-            of = number, record.txn_id, record.timestamp
+            txn_id, at = record.txn_id, record.timestamp
             if table.stream in self._sources:
                 some = zip(there.keys, there.values, there.headers, strict=False)
-                table.progress |= rows.add_derived(*of, some, indexes)
+                table.progress |= rows.add_derived(number, txn_id, at, some, indexes)
             else:
-                rows.add(*of, there.keys, there.values, indexes)
+                rows.add(number, txn_id, at, there.keys, there.values, indexes)
         return False
 
     def _write(self, rows: Rows) -> None:

@@ -168,7 +168,7 @@ class TableSnapshot:
     ) -> Iterator[tuple[bytes, bytes]]:
         """Keys and rows that an index or derivation has under a value, in byte order of keys; at most ``limit``.
 
-        Of a derivation, the replica needs the source and the derived table. Raises: as `get`; InvalidArgument (the
+        For a derivation, the replica needs the source and the derived table. Raises: as `get`; InvalidArgument (the
         replica has no such index), DerivationMissing (no version of it is ready at this time).
         """
         check_limit(limit)

@@ -29,7 +29,7 @@ NOT_HERE = {
     "TransactionReader": {"after_fork"},
     "SnapshotReader": {"after_fork"},
     "Changes": {"after_fork"},
-    "TaskReader": {"after_fork", "cut", "end", "has_fetched", "is_behind", "on_lost"},
+    "TaskReader": {"after_fork", "cut", "end", "has_fetched", "is_behind", "on_lost", "through"},
 }  # fmt: skip
 
 

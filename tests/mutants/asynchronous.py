@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from anabranch.core.decisions import ownership
-from anabranch.processing import derived
-from anabranch.processing import worker as workers
+from anabranch.processing import app
+from anabranch.processing.app import DerivedTable
 from anabranch.reading.task_reader import TaskReader
 from anabranch.tables import follow
 from anabranch.tables import store as stores
@@ -56,12 +56,12 @@ def derived_twice(*_: object) -> bool:
     return False
 
 
-@instead_of(workers, "check_new")
+@instead_of(DerivedTable, "check_created")
 def over_old_rows(*_: object) -> None:
     """A new processor derives into a table that has rows."""
 
 
-@instead_of(derived, "_unpacked")
+@instead_of(app, "_unpacked")
 def row_before_is_unknown(_: bytes) -> frozenset[bytes]:
     """Entries of the row before stay."""
     return frozenset()

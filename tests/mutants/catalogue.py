@@ -503,7 +503,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a derived table's source is not asked for", asynchronous.source_is_not_asked, simulated=False,
            by_clients=True, suite=ASYNCHRONOUS),
     Mutant("a table is derived twice", asynchronous.derived_twice, simulated=False, suite=ASYNCHRONOUS),
-    Mutant("a table with rows is derived anew", asynchronous.over_old_rows, simulated=False,
+    Mutant("a table with rows gets a new processor", asynchronous.over_old_rows, simulated=False,
            by_clients=True, suite=ASYNCHRONOUS),
     Mutant("a worker does not know the row before", asynchronous.row_before_is_unknown, simulated=False,
            by_clients=True, suite=ASYNCHRONOUS),

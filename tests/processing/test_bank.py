@@ -246,6 +246,7 @@ class Bank:
     @contextmanager
     def lost_answers(self) -> Iterator[None]:
         """A worker's commit is not answered, now and then."""
+
         def lost(*given: Any) -> int:
             timestamp = commit_until_known(*given)
             if self.chance.random() < LOST:

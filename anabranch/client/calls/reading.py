@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from anabranch.client.reservation import keepalive_ms_of
 from anabranch.client.shared import Shared
 from anabranch.client.transaction import Transaction
-from anabranch.core.stream_settings import derived_from, is_behind, is_table, versions_ms
+from anabranch.core.stream_settings import derived_from, is_by_worker, is_table, versions_ms
 from anabranch.core.stream_states import ACTIVE, CREATING, GIVEN_UP
 from anabranch.errors import (
     AnabranchError,
@@ -346,7 +346,7 @@ class Reading:
             rows, end = None, None
             deadline = shared.deadline(None)  # ``timeout`` limits the time without a change
             if before:
-                if is_behind(self._check_tables([name], deadline)[0]):
+                if is_by_worker(self._check_tables([name], deadline)[0]):
                     raise InvalidArgument(
                         f"{name} is derived by a worker: its rows have the times of their source's commits, and "
                         "its changes come later; ask for changes without the rows before"
