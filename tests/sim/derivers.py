@@ -326,10 +326,16 @@ class DeriverMachine(TableMachine):
     def _deploy(self, client: Client) -> None:
         """Take the functions of all versions in force; a new one if there is none."""
         settings = client.describe(GOODS, timeout=5.0).settings
+        twice: UniqueViolation | None = None  # who corrects the rows needs all functions
         for name in FIELDS:
             for version in versions_of(settings, name) or (self._next(name),):
-                self._derive(client, name, version)
+                try:
+                    self._derive(client, name, version)
+                except UniqueViolation as error:
+                    twice = error
         self._reopens = True
+        if twice is not None:
+            raise twice
 
     def _next(self, name: str) -> int:
         self._derived.versions[name] += 1
@@ -414,7 +420,7 @@ class DeriverMachine(TableMachine):
                 raise
             self.world.note(self.name, f"{type(error).__name__}: {error}"[:300])
             if isinstance(error, UniqueViolation):
-                self._correct(client)
+                self._attempt(lambda: self._correct(client))
             elif isinstance(error, IllegalState) and (name != BY_KIND or not self._derived.lasts):
                 self._attempt(lambda: client.drop_derivation(GOODS, name))
             raise NotReady(f"{name} is not built yet") from error
