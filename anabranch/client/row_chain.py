@@ -229,11 +229,13 @@ class Chain:
             self.turn = None
             return turn
 
-    def pass_on(self, member: Member, turn: RowTurn) -> None:
-        """Keep a turn for the next call. Does nothing if another call computes by now."""
+    def pass_on(self, member: Member, turn: RowTurn) -> bool:
+        """Keep a turn for the next call. Returns False, and keeps none, if another call computes by now."""
         with self._lock:
-            if self._holder is member:
+            is_inside = self._holder is member
+            if is_inside:
                 self.turn = turn
+            return is_inside
 
     def end_turn(self, txn_id: bytes) -> None:
         """Drop the chain's turn if it is that of this transaction."""
@@ -335,6 +337,7 @@ class Member:
         self._sent: SentRows | None = None  # … has sent these rows
         self._turn: RowTurn | None = None  # of its commit
         self._heir: bytes | None = None  # the transaction to which that turn passes
+        self._passed: bytes | None = None  # the heir that the chain has
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -436,10 +439,16 @@ class Member:
             self._pass_on()
             self._leave()
 
-    def _pass_on(self) -> None:
+    def _pass_on(self) -> RowTurn | None:
+        """Let the next call of the chain have the turn's heir. Returns the heir's turn if that is not possible."""
         turn, heir = self._turn, self._heir
-        if turn is not None and heir is not None:
-            self._chain.pass_on(self, turn._replace(txn_id=heir, left=turn.left - 1))
+        if turn is None or heir is None or self._passed == heir:
+            return None
+        following = turn._replace(txn_id=heir, left=turn.left - 1)
+        if not self._chain.pass_on(self, following):
+            return following
+        self._passed = heir
+        return None
 
     def answered(self, committed_at: int) -> None:
         """Note the outcome of the present try's commit; 0: it has failed, or is not known."""
@@ -454,11 +463,14 @@ class Member:
     def committed(self, result: Result) -> None:
         """Note that the call has committed, which has ended its turn, or passed it on.
 
-        A commit that leaves neither events nor a row of its own does not end it.
+        A commit that leaves neither events nor a row of its own does not end it, but may pass it on.
         """
         its_own = self._turn is not None and self._turn.txn_id == result.txn_id
-        if its_own and (result.counts.committed or not is_marked(result.txn_id)):
-            self._pass_on()
+        ends = result.counts.committed or not is_marked(result.txn_id) or self._heir is not None
+        if its_own and ends:
+            unused = self._pass_on()
+            if unused is not None:
+                self._give_up(unused)
             self._turn = self._heir = None
 
     # -- turns ----------------------------------------------------------------------------------------
@@ -564,8 +576,8 @@ class Member:
         """Leave the chain, and let other clients have the row."""
         self.answered(0)
         turn, self._turn = self._turn, None
-        if turn is not None and self._heir is None:
-            self._give_up(turn)
+        if turn is not None:
+            self._give_up(turn)  # its commit has failed, so it has passed to no heir
         self._heir = None
         self._leave()
 

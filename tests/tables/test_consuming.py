@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -27,6 +27,7 @@ from anabranch.protocol.ids import is_marked
 from anabranch.protocol.schemas import records as r
 from anabranch.reading.task_reader import TaskReader
 from tests.client.world import World
+from tests.tables.test_row_chain import OtherThread
 from tests.tables.worlds import let_read, operator, reader_ports
 
 IN, ROWS, NAME = "bank/commands", "bank/rows", "bank/p"
@@ -301,3 +302,20 @@ def test_positions_in_a_ledger_are_put_back_after_a_conflict(world: Teller, tmp_
     assert (tries, world.total(), world.rest()) == (2, 105, 0)
     with closing(sqlite3.connect(database)) as now:
         assert now.execute("select n from cash").fetchall() == [(5,)]
+
+
+def test_a_turn_that_passed_from_a_commit_without_rows_is_given_up(world: Teller) -> None:
+    """Another call waited when the commit was sent, and does not come."""
+    chain = world.rows._chain
+    chain.note((ROWS, b"total"), taken=True)
+
+    def looks(txn: TableTransaction) -> None:
+        txn.get(ROWS, b"total")
+        chain._waiting.append(cast("Any", OtherThread(chain)))
+
+    with world.reader() as reader:
+        next(reader)
+        world.rows.transact(looks, consume=reader)
+    assert world.total() == 0
+    assert world.controller is not None
+    assert not world.controller._memory.row_turns.queues.as_dict()

@@ -19,7 +19,7 @@ from anabranch.client.row_chain import Member
 from anabranch.client.table_locks import Locks
 from anabranch.client.table_transaction import TableTransaction
 from anabranch.core.locks.table_writes import fingerprint
-from anabranch.errors import AnabranchError, LocksBroken, NotReady
+from anabranch.errors import AnabranchError, LocksBroken, NotANumber, NotReady
 from anabranch.protocol import limits
 from anabranch.protocol.defaults import CHAIN_TURN, NO_TURNS_S
 from anabranch.protocol.ids import NO_TXN
@@ -423,6 +423,47 @@ def test_a_chain_passes_no_turn_on_that_is_about_to_end(chain: Chain) -> None:
     chain.let_another_wait()
     chain.clock.sleep(limits.TURN_MS.value / 2000)
     assert member.heir(txn_id, chain.rows.deadline(60)) is None
+
+
+def test_a_commit_that_fails_in_a_turn_gives_the_turn_up(chain: Chain) -> None:
+    """Its command names another transaction, to which the turn has not passed."""
+    chain.put(chain.blind, B, n="no number")
+    chain.rows._chain.note((A, ROW), taken=True)
+
+    def wrong(txn: TableTransaction) -> None:
+        chain.add(txn)
+        txn.add(B, b"n", 1)
+        chain.let_another_wait()
+
+    with pytest.raises(NotANumber):
+        chain.rows.transact(wrong)
+    assert chain.commands[0].turn_to is not None
+    assert chain.value() == b"1"
+    assert not chain.held()
+
+
+def test_a_call_that_is_overtaken_while_it_commits_gives_up_what_it_can_not_pass_on(
+    chain: Chain,
+) -> None:
+    its = chain.rows._chain
+    its.note((A, ROW), taken=True)
+    session = chain.rows._shared.session
+    shot = session.locked_shot
+
+    def overtaken(command: r.OneShot, *more: Any) -> Any:
+        answer = shot(command, *more)
+        its._grant(chain.members(1)[0])
+        return answer
+
+    def add(txn: TableTransaction) -> None:
+        chain.add(txn)
+        chain.let_another_wait()
+
+    session.locked_shot = overtaken  # type: ignore[assignment,method-assign]
+    chain.rows.transact(add, isolation="snapshot")
+    assert chain.commands[0].turn_to is not None
+    assert chain.value() == b"2"
+    assert not chain.held()
 
 
 def test_a_chain_goes_on_while_its_commits_also_change_rows(chain: Chain) -> None:
