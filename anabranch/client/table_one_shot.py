@@ -192,7 +192,9 @@ class TableOneShot:
 
         If the answer advises so, a turn is taken here, and the time is the turn's.
         """
-        if answer.writers and self._member is not None and self._command is not None:
+        # A leader of an earlier build names no table. Then the command is sent again at once, and is carried out.
+        knows_row = len(answer.writers) == 2
+        if knows_row and self._member is not None and self._command is not None:
             point, number = answer.writers
             table = self._command.locks[number].table
             turn = self._member.take_for(txn_id, table, locks.key_of(table, point), deadline)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -189,6 +190,26 @@ def test_a_turn_is_taken_in_the_table_where_others_take_turns(hot: Hot) -> None:
 
     hot.rows.transact(add)
     assert [(command.table, command.point) for command in hot.asked] == [(A, fingerprint(ROW))]
+
+
+def test_advice_without_a_table_is_not_taken(hot: Hot) -> None:
+    """Leaders of earlier builds name only the fingerprint of the row."""
+    hot.occupy()
+    session = hot.rows._shared.session
+    shot = session.locked_shot
+
+    def by_earlier_build(command: r.OneShot, *more: Any) -> r.Outcome | r.Revalidate:
+        answer = shot(command, *more)
+        if isinstance(answer, r.Revalidate):
+            return replace(answer, writers=answer.writers[:1])
+        return answer
+
+    session.locked_shot = by_earlier_build  # type: ignore[assignment,method-assign]
+    sent = hot.sent
+    hot.rows.transact(hot.add)
+    assert hot.sent == sent + 2
+    assert not hot.asked
+    assert hot.rows.snapshot().get(A, ROW) == b"2"
 
 
 def test_a_row_at_which_others_took_turns_is_not_read_without_one(hot: Hot) -> None:
