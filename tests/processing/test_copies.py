@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -263,6 +263,38 @@ def test_a_reset_or_altered_original_is_copied_again(place: Copied) -> None:
         copy_processor(place.client, OLD, NEW)
     copy_processor(place.client, OLD, NEW)
     place.check(3, NEW)
+
+
+def test_a_store_that_the_original_gets_meanwhile(place: Copied) -> None:
+    """The copy's row lacks it, so the next store of the copy's program would get its number, and its rows."""
+    held = copies._at_one_instant
+
+    def found_in(processor: str, store: str) -> list[Any]:
+        """What a worker of a program with one store more finds there."""
+        app, found = place.app(processor), list[Any]()
+        more = app.store(store, value=json)
+
+        @app.on(app.inputs["nyc/in"])
+        def note(event: Any) -> None:
+            found.append(more.get(event.key))
+            more[event.key] = f"of {store}"
+
+        with closing(place.worker(app, f"{processor[4:]}-{store}")) as worker:
+            for _ in range(8):
+                worker.step()
+        return found
+
+    def upgraded(*arguments: Any) -> Any:
+        place.more()
+        assert found_in(OLD, "added") == [None] * len(KEYS)
+        return held(*arguments)
+
+    with patch.object(copies, "_at_one_instant", upgraded), suppress(IllegalState):
+        copy_processor(place.client, OLD, NEW)
+    if place.client.processor(NEW).phase:
+        copy_processor(place.client, OLD, NEW)
+    place.more()
+    assert found_in(NEW, "other") == [None] * len(KEYS)
 
 
 def test_what_a_copy_refuses(place: Copied) -> None:

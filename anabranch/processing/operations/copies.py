@@ -160,9 +160,12 @@ def _at_one_instant(
 
 
 def _is_held(client: Client, info: ProcessorInfo, ownership: TaskOwnership) -> bool:
-    """Whether no commit has moved a task since it was taken. Raises: IllegalState (the origin was reset)."""
+    """Whether no commit has moved a task since it was taken.
+
+    Raises: IllegalState (the origin was reset or altered, or has more stores: the copy does not know their numbers).
+    """
     now = client.processor(info.processor)
-    if now.resets != info.resets:
+    if (now.resets, now.stores) != (info.resets, info.stores):
         raise IllegalState(f"{info.processor} was reset or altered meanwhile: copy it again")
     return all(
         (task.term, task.sequence) == (held.term, held.sequence)
