@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,12 @@ from anabranch.errors import (
     IllegalState,
     InvalidArgument,
     NotReady,
+    OwnershipLost,
     SnapshotExpired,
 )
 from anabranch.ports import TopicPartition
 from anabranch.processing.failures import HandlerFailed
+from anabranch.processing.operations.copies import copy_processor
 from anabranch.processing.worker import AllTasks, Worker
 from anabranch.protocol.ids import VERSION_HEADER, unpack_version
 from anabranch.protocol.legal_names import ADMIN_LANE
@@ -433,6 +435,53 @@ def test_nothing_is_derived_twice(shop: Shop) -> None:
     with closing(shop.worker()) as worker:
         steps(worker)
         check_all_times(shop, shop.replica())
+
+
+def test_a_derived_table_keeps_its_input(shop: Shop) -> None:
+    """Otherwise a worker that sees its input dropped and added again lacks changes, or derives them twice."""
+    client = shop.connect(lane=ADMIN_LANE)
+    let_read(client, reader_ports(shop), 30.0)
+    client.create_stream("shop/other")
+    with closing(shop.worker()) as worker:
+        shop.put(k0="oslo")
+        steps(worker)
+        with suppress(IllegalState):
+            client.alter_processor(BY_CITY, add=["shop/other"], start="end", drop=[ORDERS])
+        shop.put(k0="rome")
+        with suppress(IllegalState, InvalidArgument):
+            client.alter_processor(BY_CITY, add=[ORDERS], start="end", drop=["shop/other"])
+        shop.put(k1="bonn")
+        try:
+            steps(worker)
+        except OwnershipLost:
+            worker._drop()
+            steps(worker)
+        check_all_times(shop, shop.replica())
+        with pytest.raises(IllegalState, match="derives a table"):
+            client.alter_processor(BY_CITY, add=["shop/other"], start="end")
+
+
+def test_a_derived_table_keeps_its_positions(shop: Shop) -> None:
+    """A copy of an old savepoint would derive changes again that the table has."""
+    client, kept = shop.connect(lane=ADMIN_LANE), "shop/kept"
+    let_read(client, reader_ports(shop), 30.0)
+    with closing(shop.worker()) as worker:
+        for row in ("oslo", "rome"):
+            shop.put(k0=row)
+            steps(worker)
+            if row == "oslo":
+                copy_processor(client, BY_CITY, kept, savepoint=True)
+                worker._drop()
+        shop.put(k0="oslo")
+        steps(worker)
+    client.delete_processor(BY_CITY)
+    with suppress(IllegalState):
+        copy_processor(client, kept, BY_CITY)
+        with closing(shop.worker()) as worker:
+            steps(worker)
+    check_all_times(shop, shop.replica())
+    with pytest.raises(IllegalState, match="derives a table"):
+        copy_processor(client, kept, BY_CITY)
 
 
 def test_a_source_that_was_compacted_before_is_refused(shop: Shop) -> None:

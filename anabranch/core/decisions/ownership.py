@@ -330,6 +330,7 @@ def _begun_copy(
         raise InvalidArgument(
             f"{name} would be named as the state of a processor: choose another name"
         )
+    _check_derives_nothing(turn, name)
     if origin.phase == COPYING:
         raise _not_to_run(origin)
     if command.origin_resets != origin.resets:
@@ -366,6 +367,7 @@ def alter_processor(turn: Turn, command: r.AlterProcessor, to: ReplyTo | None) -
         check_informed(turn, thing, to)
         if row.phase:
             raise _not_to_run(row)
+        _check_derives_nothing(turn, row.processor)
         tasks = _may_end(turn, row, command.resets)
         kept = _kept(row, command)
         inputs = (*(row.inputs[number] for number in kept), *command.add)
@@ -417,10 +419,7 @@ def reset_processor(turn: Turn, command: r.ResetProcessor, to: ReplyTo | None) -
         check_informed(turn, thing, to)
         if row.phase:
             raise _not_to_run(row)
-        if is_asynchronous(turn.state, row.processor):
-            raise IllegalState(
-                f"{row.processor} derives a table, which has rows already: derive a higher version instead"
-            )
+        _check_derives_nothing(turn, row.processor)
         tasks = _may_end(turn, row, command.resets)
         if not command.inputs and not command.keep_state:
             raise InvalidArgument(
@@ -476,6 +475,14 @@ def delete_processor(turn: Turn, command: r.DeleteProcessor, to: ReplyTo | None)
 
 def _scope_of(processor: str) -> bytes:
     return k.scope_key(split_stream(processor)[0])
+
+
+def _check_derives_nothing(turn: Turn, processor: str) -> None:
+    """Raise `IllegalState` if a processor derives a table: its positions only rise with the table's rows."""
+    if is_asynchronous(turn.state, processor):
+        raise IllegalState(
+            f"{processor} derives a table, which has rows already: derive a higher version instead"
+        )
 
 
 def _ended(row: r.ProcessorRow, *, keep_state: bool) -> r.ProcessorRow:
