@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
@@ -307,16 +308,30 @@ def _kinds_of_names(
         except ValueError:  # not set yet
             continue
     kinds = {name: kind for name, found in outer.items() if (kind := kind_of(found)) is not None}
-    for name in code.co_varnames + code.co_cellvars:
+    bound = _bound_names(tree)
+    for name in (*code.co_varnames, *code.co_cellvars, *bound):
         kinds.pop(name, None)
-    if stream and code.co_argcount:
-        kinds[code.co_varnames[0]] = "stream"
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.AsyncFor) or not isinstance(node.target, ast.Name):
-                continue
-            if ast.unparse(node.iter).endswith(".events()"):
-                kinds[node.target.id] = "event"
+    if stream and code.co_argcount and bound[given := code.co_varnames[0]] == 1:
+        kinds[given] = "stream"
+        events = Counter(
+            node.target.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.AsyncFor) and isinstance(node.target, ast.Name)
+            if ast.unparse(node.iter).startswith(f"{given}.")
+            if ast.unparse(node.iter).endswith(".events()")
+        )
+        kinds |= {name: "event" for name, count in events.items() if bound[name] == count}
     return kinds
+
+
+def _bound_names(tree: ast.AST) -> Counter[str]:
+    """How often a name is bound, also in functions, lambdas and comprehensions inside, where it is another one."""
+    return Counter(
+        node.arg if isinstance(node, ast.arg) else node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.arg)
+        or (isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load))
+    )
 
 
 def _names(tree: ast.AST) -> set[str]:

@@ -15,7 +15,7 @@ import pytest
 from faust.sensors import Monitor
 
 from anabranch.errors import InvalidArgument
-from anabranch.faust.words import REFUSED
+from anabranch.faust.words import REFUSED, check_function
 from tests.faust.played import AgentDriver, app_of
 from tests.faust.words import INNER, PAGE, WORDS, WORKS, page, works
 
@@ -224,6 +224,29 @@ def test_what_would_do_nothing_is_refused_at_the_start(
     with pytest.raises(InvalidArgument) as refused:
         _start(app)
     assert what in str(refused.value)
+
+
+def test_a_name_that_is_another_object_inside_of_a_function_is_not_refused() -> None:
+    """Arguments of functions inside, variables of comprehensions, and events of something else than the stream."""
+    topic = object()
+
+    async def good(stream: Any, others: Any) -> None:
+        def first(topic: Any) -> Any:
+            return topic.get(partition=1)
+
+        async for event in others.events():
+            event.ack()
+        async for _ in stream:
+            first(topic) or [topic.get for topic in others]
+
+    check_function(good, lambda found: "topic" if found is topic else None, stream=True)
+
+    async def bad(stream: Any) -> None:
+        async for event in stream.filter(bool).events():
+            event.ack()
+
+    with pytest.raises(InvalidArgument, match="event.ack"):
+        check_function(bad, lambda _: None, stream=True)
 
 
 def test_each_refused_setting_is_refused() -> None:
