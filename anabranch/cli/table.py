@@ -409,8 +409,10 @@ def check(
     with options.client() as client:
         found = client.check_derivation(table, derivation, made)
         versions = derivations_of(table, client.describe(table).settings)
-        of = next(each for each in versions if each.name == derivation)
-        kind = _derivation(of, client.describe(derived_table(of)).settings)["kind"]
+        of = next((each for each in versions if each.name == derivation), None)
+        kind = "asynchronous"  # then it is not in the settings of its source
+        if of is not None:
+            kind = _derivation(of, client.describe(derived_table(of)).settings)["kind"]
     document = {"table": table, "derivation": derivation, "kind": kind, "differences": found}
     what = f"{derivation} ({kind}) of {table}"
     print_result(document, "\n".join(found) or f"{what} is right", as_json=options.json)

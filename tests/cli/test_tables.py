@@ -183,6 +183,15 @@ def test_a_row_is_one_line_whatever_is_in_it(
     assert line == "2023-11-14T22:13:20.123456Z+5\t\\n\t-\t(deleted)\n"
 
 
+def test_a_check_of_an_asynchronous_derivation(
+    run: Run, fake: FakeClient, table: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del table  # its settings name no derivation
+    monkeypatch.setattr(fake, "check_derivation", lambda *_: [], raising=False)
+    shown = run("table", "check", "a/b", "by-city", "json:dumps")
+    assert shown.stdout == "by-city (asynchronous) of a/b is right\n"
+
+
 @pytest.mark.parametrize("differences", [[], ["a/b-by-city-v1 differs"]])
 def test_a_check_names_the_kind_of_the_derivation(
     run: Run, fake: FakeClient, table: Rows, monkeypatch: pytest.MonkeyPatch, differences: list[str]
