@@ -616,7 +616,7 @@ class TableAccess:
             raise InvalidArgument(f"a derivation is asked for bytes, not {value!r:.100}")
         ready = self._ready(derivation, source)
         prefix = of_value(value)
-        if ready.kind in ("index", "asynchronous"):
+        if ready.kind == "index":
             found = self._rows_of(
                 ready.of.source, self._entries_of(ready.table, prefix), len(prefix), limit
             )
@@ -696,13 +696,17 @@ class TableAccess:
 
     def _find_ready(self, name: str, source: str | None) -> _Ready:
         known, deadline = self._shared.derivations, self._shared.deadline(None)
-        found = [
+        named = [
             derived
             for table in self._replica.tables
             if (derived := known.needs(table, deadline).derived) is not None
             and derived.of.name == name
             and source in (None, derived.of.source)
         ]
+        # Those of workers lack the transaction's own writes, whatever the isolation.
+        found = [each for each in named if not each.asynchronous]
+        if named and not found:
+            self._check_has_locks(derived_table(named[0].of))
         ready = [
             _Ready(each.of, each.kind, table)
             for each in found

@@ -401,6 +401,34 @@ def test_its_rows_have_no_locks(shop: Shop) -> None:
             assert txn.get(BY_CITY, b"oslo\0\0k0", lock=False) == b""
 
 
+def test_a_lookup_in_a_transaction_is_refused_with_either_isolation(shop: Shop) -> None:
+    with closing(shop.worker()) as worker:
+        shop.put(k0="oslo")
+        steps(worker)
+        shop.client.rebuild(ORDERS, "by-city")
+        steps(worker)
+        with (
+            shop.client.replica(ORDERS, BY_CITY, threads=False) as replica,
+            replica.begin(isolation="snapshot") as txn,
+        ):
+            txn.put(ORDERS, b"k0", b"rome")
+            with pytest.raises(InvalidArgument, match="derived by a worker"):
+                txn.lookup("by-city", b"oslo")
+
+
+def test_a_later_version_by_writers_is_looked_up_in_transactions(shop: Shop) -> None:
+    with closing(shop.worker()) as worker:
+        shop.put(k0="oslo")
+        steps(worker)
+        shop.client.derive(ORDERS, "by-city", cities, version=2)
+        steps(worker)
+        tables = (ORDERS, BY_CITY, BY_CITY_2)
+        with shop.client.replica(*tables, threads=False) as replica, replica.begin() as txn:
+            txn.put(ORDERS, b"k0", b"rome")
+            assert list(txn.lookup("by-city", b"oslo")) == []
+            assert list(txn.lookup("by-city", b"rome")) == [(b"k0", b"rome")]
+
+
 def test_only_its_worker_writes_it(shop: Shop) -> None:
     with closing(shop.worker()) as worker:
         shop.put(k0="oslo")
