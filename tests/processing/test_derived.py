@@ -31,6 +31,7 @@ from anabranch.errors import (
     NotReady,
     OwnershipLost,
     SnapshotExpired,
+    UnsupportedSetting,
 )
 from anabranch.ports import TopicPartition
 from anabranch.processing.failures import HandlerFailed
@@ -382,6 +383,12 @@ def test_what_a_worker_cannot_promise_is_refused(shop: Shop) -> None:
     shop.client.derive(ORDERS, "by-city", cities)
     with pytest.raises(IllegalState, match="in force"):
         shop.worker(version=2)
+
+
+def test_a_derived_table_is_no_source(shop: Shop) -> None:
+    shop.client.derive(ORDERS, "by-city", cities, asynchronous=True)
+    with pytest.raises(UnsupportedSetting, match="no source"):
+        shop.client.derive(BY_CITY, "again", cities, asynchronous=True)
 
 
 def test_its_rows_have_no_locks(shop: Shop) -> None:

@@ -52,6 +52,7 @@ from anabranch.errors import (
     NotAuthorized,
     StreamExists,
     UnknownStream,
+    UnsupportedSetting,
     count_of,
 )
 from anabranch.extras import need
@@ -144,6 +145,8 @@ class Deriving:
         found = self._session.describe(source, self._shared.deadline(timeout))
         if TABLE not in found.settings:
             raise InvalidArgument(f"{source} is no table: a derivation has a table as its source")
+        if DERIVED in found.settings:
+            raise UnsupportedSetting(f"{source} is a derived table, which is no source of others")
         self._shared.derivations.learn(source, found.settings)
         return found
 
