@@ -365,6 +365,27 @@ def test_a_higher_version_is_switched_at_one_timestamp(shop: Shop) -> None:
         assert shop.client.check_derivation(ORDERS, "by-city", cities) == []
 
 
+def test_a_check_does_not_wait_for_a_former_worker(shop: Shop) -> None:
+    with closing(shop.worker()) as old, closing(shop.worker(version=2)) as new:
+        shop.put(k0="oslo")
+        steps(old)
+        steps(new)
+        shop.client.rebuild(ORDERS, "by-city")
+        shop.put(k0="rome")
+        steps(new)
+        assert shop.client.check_derivation(ORDERS, "by-city", cities, timeout=SOON_S) == []
+
+
+def test_a_check_ends_at_its_timeout(shop: Shop) -> None:
+    with closing(shop.worker()) as worker:
+        steps(worker)
+        shop.put(k0="oslo")
+        begun = shop.clock.monotonic()
+        with pytest.raises(NotReady, match=BY_CITY):
+            shop.client.check_derivation(ORDERS, "by-city", cities, timeout=SOON_S)
+        assert shop.clock.monotonic() < begun + 10 * SOON_S
+
+
 # -- refusals -----------------------------------------------------------------------------------------------
 
 

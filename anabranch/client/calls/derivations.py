@@ -175,6 +175,14 @@ class Deriving:
         ]
         return sorted(found, key=lambda each: each.of.version)
 
+    def _may_be_in_use(self, tables: Sequence[Derived], timeout: float | None) -> Sequence[Derived]:
+        """These tables without former ones, whose workers may have stopped."""
+        deadline = self._shared.deadline(timeout)
+        for at, each in reversed(list(enumerate(tables))):
+            if BUILT in self._session.describe(derived_table(each.of), deadline).settings:
+                return tables[at:]
+        return tables
+
     def _switch_later(self, tables: Sequence[Derived], timeout: float | None) -> str:
         """Let look-ups use the highest version from one commit timestamp on, once its workers are up to date."""
         *former, newest = (each.of for each in tables)
@@ -188,6 +196,7 @@ class Deriving:
             for each in former:
                 txn.write(derived_table(each), RETIRED, key=STATE_KEY)
             txn.commit(timeout=timeout)
+        self._note_built(table, timeout)
         return table
 
     def _build(self, made: AnyFunction, timeout: float | None) -> None:
@@ -209,7 +218,7 @@ class Deriving:
         self._note_built(made.table, timeout)
 
     def _note_built(self, table: str, timeout: float | None) -> None:
-        """Save later calls of `derive` from reading the table."""
+        """Save later calls of `derive` from reading the table, and `check` from reading former ones."""
         command = r.AlterStream(table, {BUILT: "true"}, ())
         with suppress(NotAuthorized):  # then they read it
             self._session.ask_stream(table, command, self._shared.deadline(timeout))
@@ -262,12 +271,16 @@ class Deriving:
     ) -> list[str]:
         check_derivation(name)
         known = self._shared.derivations
-        later = [derived_table(each.of) for each in self._tables_of_workers(source, name, timeout)]
+        made_later = self._tables_of_workers(source, name, timeout)
+        later = [derived_table(each.of) for each in self._may_be_in_use(made_later, timeout)]
         need("rocksdict", extra="tables")
         from anabranch.tables.snapshot import in_use
 
         tables = dict.fromkeys([source, *later])
-        with self._replica(*tables, timeout=timeout) as replica, replica.snapshot() as view:
+        with (
+            self._replica(*tables, timeout=timeout) as replica,
+            replica.snapshot(timeout=timeout) as view,
+        ):
             derived = in_use(view, name)
             if derived is None:
                 raise DerivationMissing(f"{source} has no derivation {name!r} that is built")
