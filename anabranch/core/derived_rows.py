@@ -148,7 +148,7 @@ AnyFunction = Function | Totals
 def _pairs(made: Any) -> list[Any]:
     if made is None:
         return []
-    is_one = isinstance(made, tuple) and not (made and isinstance(made[0], tuple))
+    is_one = isinstance(made, tuple) and made != () and not isinstance(made[0], tuple)
     return [made] if is_one or not isinstance(made, Iterable) else list(made)
 
 

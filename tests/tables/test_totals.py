@@ -215,6 +215,11 @@ def test_results_may_be_one_pair_several_or_none(shop: Shop) -> None:
         ]  # fmt: skip
 
 
+def test_an_empty_tuple_is_no_pairs() -> None:
+    made = Totals(r.Derivation(ORDERS, "by-branch", 1), lambda *_: ())
+    assert made.numbers(b"k", b"row") == {}
+
+
 def test_a_row_that_is_no_total(shop: Shop) -> None:
     rows = with_totals(shop)
     with rows.begin() as txn:
