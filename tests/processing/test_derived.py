@@ -551,6 +551,15 @@ def test_a_source_that_was_compacted_before_is_refused(shop: Shop) -> None:
         shop.worker()
 
 
+def test_a_client_that_had_a_function_rebuilds_for_workers(shop: Shop) -> None:
+    shop.client.derive(ORDERS, "by-city", cities)
+    shop.client.drop_derivation(ORDERS, "by-city")
+    with closing(shop.worker(version=2)) as worker:
+        shop.put(k0="oslo")
+        steps(worker)
+        assert shop.client.rebuild(ORDERS, "by-city") == BY_CITY_2
+
+
 def test_a_function_that_fails_stops_the_worker(shop: Shop) -> None:
     def fails(key: bytes, _: bytes) -> bytes:
         raise ValueError(key)

@@ -152,7 +152,8 @@ class Deriving:
 
     def rebuild(self, source: str, name: str, timeout: float | None) -> str:
         functions = self._shared.derivations.named(source, check_derivation(name))
-        if not functions and (tables := self._tables_of_workers(source, name, timeout)):
+        tables = self._tables_of_workers(source, name, timeout)
+        if tables and (not functions or functions[-1].of < tables[-1].of):
             return self._switch_later(tables, timeout)
         if not functions:
             raise DerivationMissing(
