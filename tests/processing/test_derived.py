@@ -574,6 +574,12 @@ def test_a_function_that_fails_stops_the_worker(shop: Shop) -> None:
             shop.replica().snapshot(at=at, timeout=SOON_S)
 
 
+def test_drop_derivation_is_not_for_workers(shop: Shop) -> None:
+    shop.client.derive(ORDERS, "by-city", cities, asynchronous=True)
+    with pytest.raises(InvalidArgument, match="in force"):
+        shop.client.drop_derivation(ORDERS, "by-city")
+
+
 def test_changes_have_no_rows_before(shop: Shop) -> None:
     with closing(shop.worker()), pytest.raises(InvalidArgument, match="by a worker"):
         shop.client.changes(BY_CITY, before=True)

@@ -254,7 +254,7 @@ class Deriving:
     def drop(self, source: str, name: str, version: int | None, timeout: float | None) -> None:
         there = versions_of(self._source(source, timeout).settings, check_derivation(name))
         gone = there if version is None else (version,)
-        if not set(gone) <= set(there):
+        if not gone or not set(gone) <= set(there):
             raise InvalidArgument(
                 f"{source} has versions {list(there)} of derivation {name!r} in force"
             )
