@@ -27,6 +27,7 @@ from anabranch.errors import (
     AskOutcomeError,
     BeginAgainError,
     IllegalState,
+    InvalidArgument,
     NotReady,
     OwnershipLost,
     RetryError,
@@ -511,7 +512,10 @@ class Worker:
         ownership = self._client.take_tasks(self._app.name, wanted, holder=self._holder)
         try:
             self._check_inputs(ownership.inputs)
-        except IllegalState:
+            if ownership.incarnation != self._incarnation:
+                # The processor may have been deleted, and made again.
+                self._app.check_created(self._client)
+        except (IllegalState, InvalidArgument):
             self._client.release_tasks(ownership)
             raise
         if ownership.incarnation != self._incarnation:

@@ -540,6 +540,23 @@ def test_a_derived_table_keeps_its_positions(shop: Shop) -> None:
         copy_processor(client, kept, BY_CITY)
 
 
+def test_a_worker_of_a_deleted_processor_does_not_derive_again(shop: Shop) -> None:
+    with closing(shop.worker()) as worker:
+        shop.put(k0="oslo")
+        shop.put(k0="rome")
+        steps(worker)
+        before = len(shop.events(BY_CITY))
+        client = shop.connect(lane=ADMIN_LANE)
+        let_read(client, reader_ports(shop), 30.0)
+        client.delete_processor(BY_CITY)
+        with pytest.raises(IllegalState, match="earlier processor"):
+            shop.worker()  # which made the processor again
+        shop.clock.sleep(100)
+        with pytest.raises(IllegalState, match="earlier processor"):
+            worker.run()
+        assert len(shop.events(BY_CITY)) == before
+
+
 def test_a_source_that_was_compacted_before_is_refused(shop: Shop) -> None:
     shop.put(k0="oslo")
     shop.clock.sleep(4000)
