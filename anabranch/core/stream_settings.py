@@ -216,8 +216,8 @@ _DERIVATION = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _VERSION = (1, 999_999)
 
 
-# A derived table has entries of values, entries of values that occur once, totals by group, or entries that a worker
-# writes.
+# A derived table has entries of values, entries of values that occur once, totals by group, or entries that a
+# worker writes.
 Kind = Literal["index", "unique", "totals", "asynchronous"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 

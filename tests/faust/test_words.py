@@ -245,7 +245,7 @@ def test_a_name_that_is_another_object_inside_of_a_function_is_not_refused() -> 
         async for event in stream.filter(bool).events():
             event.ack()
 
-    with pytest.raises(InvalidArgument, match="event.ack"):
+    with pytest.raises(InvalidArgument, match=r"event\.ack"):
         check_function(bad, lambda _: None, stream=True)
 
 

@@ -162,7 +162,7 @@ def _at_one_instant(
 def _is_held(client: Client, info: ProcessorInfo, ownership: TaskOwnership) -> bool:
     """Whether no commit has moved a task since it was taken.
 
-    Raises: IllegalState (the origin was reset or altered, or has more stores: the copy does not know their numbers).
+    Raises: IllegalState (the origin was reset or altered, or has more stores, whose numbers the copy lacks).
     """
     now = client.processor(info.processor)
     if (now.resets, now.stores) != (info.resets, info.stores):
