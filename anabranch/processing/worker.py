@@ -459,10 +459,7 @@ class Worker:
             self._follow(())
         elif not self._process_batch(self._ownership, self._reader):
             self._follow(self._ownership.tasks)
-            # Without commits, no reply says that the tasks were taken.
-            if (now := self._clock.monotonic()) >= self._check_at:
-                self._check_at = now + SESSION_S
-                self._check_holder(self._ownership.tasks, min(MIRROR_S, now - self._taken_at))
+            self._check_unsent(self._ownership.tasks)
         elif self._clock.monotonic() >= self._follow_at:
             self._follow(self._ownership.tasks, _SLICE_S)
 
@@ -591,6 +588,12 @@ class Worker:
             if row.task in tasks and row.holder != self._holder:
                 raise OwnershipLost(f"task {row.task} of {self._app.name} is {row.holder}'s")
 
+    def _check_unsent(self, tasks: Collection[int]) -> None:
+        """As `_check_holder`, from time to time: without commits, no reply says that the tasks were taken."""
+        if (now := self._clock.monotonic()) >= self._check_at:
+            self._check_at = now + SESSION_S
+            self._check_holder(tasks, min(MIRROR_S, now - self._taken_at))
+
     def watch(self) -> None:
         """While handlers are at work for long, check that the tasks are still this worker's. For another thread."""
         now, ownership = self._clock.monotonic(), self._ownership
@@ -667,6 +670,8 @@ class Worker:
             # While the previous commit is under way, this one can't be sent, so more events are handled.
             if late and self._commits.wait(0.0 if some else _COMMIT_SLICE_S):
                 break
+            if clock.monotonic() >= max(self._sent_at, self._taken_at) + SESSION_S:
+                self._check_unsent(ownership.tasks)
         for stream, count in reader.misplaced.items():
             self.metrics.add("processor_misplaced", stream, by=count)
         reader.misplaced.clear()

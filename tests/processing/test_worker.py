@@ -1354,3 +1354,22 @@ def test_rows_of_a_store_are_read_while_their_event_is_handled(place: Place) -> 
     (letter,) = place.events("nyc/dead")
     assert letter.key == b"b"
     assert b"read them again" in (dict(letter.headers)["error"] or b"")
+
+
+def test_a_batch_that_waits_for_its_commit_ends_when_its_tasks_are_taken(place: Place) -> None:
+    """As by a copy of the processor, which has released them by then: nothing else would end the wait."""
+    app = Processor("nyc/p", tasks=1, commit_interval=300)
+
+    @app.on(app.input("nyc/in"))
+    def handle(event: Any) -> None:
+        if event.key == b"taken":
+            place.client.release_tasks(place.client.take_tasks("nyc/p"))
+
+    with closing(place.worker(app)) as worker:
+        place.write(b"a")
+        steps(worker)
+        place.write(b"taken")
+        before = worker._clock.monotonic()
+        with pytest.raises(OwnershipLost):
+            worker.step()
+        assert worker._clock.monotonic() - before < 60
