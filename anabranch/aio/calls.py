@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     )
     from anabranch.client.transaction import Transaction
     from anabranch.client.writer import Writer
-    from anabranch.core.derived_rows import DerivingFunction
+    from anabranch.core.derived_rows import DerivingFunction, Total
     from anabranch.core.transaction_states import HandleState
     from anabranch.presentation.system_tables import (
         CommitRow,
@@ -669,6 +669,12 @@ class AsyncTableTransaction(Handle):
         """As `TableTransaction.get`."""
         return await self._waits.call(self._blocking.get, table, key, lock=lock)
 
+    async def total(
+        self, derivation: str, group: bytes, *, source: str | Stream[Any, Any] | None = None
+    ) -> Total:
+        """As `TableTransaction.total`."""
+        return await self._waits.call(self._blocking.total, derivation, group, source=source)
+
     async def lock(
         self,
         table: Any,
@@ -979,6 +985,12 @@ class AsyncJoinedTransaction(Handle):
     async def get(self, table: Any, key: Any, *, lock: bool = True) -> Any:
         """As `JoinedTransaction.get`."""
         return await self._waits.call(self._blocking.get, table, key, lock=lock)
+
+    async def total(
+        self, derivation: str, group: bytes, *, source: str | Stream[Any, Any] | None = None
+    ) -> Total:
+        """As `JoinedTransaction.total`."""
+        return await self._waits.call(self._blocking.total, derivation, group, source=source)
 
     async def lock(
         self,

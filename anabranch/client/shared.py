@@ -334,8 +334,8 @@ class Shared:
 
     def columns(self, stream: str, batch: pa.RecordBatch | pa.Table) -> list[EventColumns]:
         """The rows of a batch for `write_batch`, as checked columns. Raises: as `Transaction.write_batch`."""
-        self.derivations.check_not_derived(stream)
         need("pyarrow", "numpy")
+        self.derivations.check_not_derived(stream)
         from anabranch.client.arrow import columns_of
 
         pieces = columns_of(batch)

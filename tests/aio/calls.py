@@ -139,7 +139,7 @@ KINDS = (
     Kind(
         "TableTransaction",
         ((table_transaction, "TableTransaction"), (table_access, "TableAccess")),
-        "get lock refresh put delete delete_range truncate insert replace add min max write write_many write_batch "
+        "get total lock refresh put delete delete_range truncate insert replace add min max write write_many write_batch "
         "token flush assign_id commit prepare abort",
         {},
         "timestamp is_over txn_id result prepared",
@@ -149,7 +149,7 @@ KINDS = (
     Kind(
         "JoinedTransaction",
         ((table_transaction, "JoinedTransaction"), (table_access, "TableAccess")),
-        "get lock refresh put delete delete_range truncate insert replace add min max write flush finish discard",
+        "get total lock refresh put delete delete_range truncate insert replace add min max write flush finish discard",
         {},
         "timestamp is_over txn_id",
         rows=("scan", "lookup"),
