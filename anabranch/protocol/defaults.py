@@ -51,7 +51,7 @@ TURN_WAIT_S = 10.0
 # A row at which locks broke counts as hot for this long: calls of `transact` enter the chain before they read it.
 HOT_ROW_S = 0.5
 # How many commits of a chain at a hot row one turn may have, while calls of other clients wait.
-CHAIN_TURN = 16
+CHAIN_TURN = 4
 # A controller that knows no turns is asked for one again after this time.
 NO_TURNS_S = 60.0
 

@@ -139,8 +139,8 @@ KINDS = (
     Kind(
         "TableTransaction",
         ((table_transaction, "TableTransaction"), (table_access, "TableAccess")),
-        "get total lock refresh put delete delete_range truncate insert replace add min max write write_many write_batch "
-        "token flush assign_id commit prepare abort",
+        "get total lock refresh put delete delete_range truncate insert replace add min max write write_many "
+        "write_batch token flush assign_id commit prepare abort",
         {},
         "timestamp is_over txn_id result prepared",
         asked="cluster",
@@ -149,7 +149,8 @@ KINDS = (
     Kind(
         "JoinedTransaction",
         ((table_transaction, "JoinedTransaction"), (table_access, "TableAccess")),
-        "get total lock refresh put delete delete_range truncate insert replace add min max write flush finish discard",
+        "get total lock refresh put delete delete_range truncate insert replace add min max write flush finish "
+        "discard",
         {},
         "timestamp is_over txn_id",
         rows=("scan", "lookup"),

@@ -396,12 +396,12 @@ def in_turn(chain: Chain, calls: int) -> list[bytes]:
 
 def test_a_turn_is_kept_while_commits_are_under_way(chain: Chain) -> None:
     """A program that changes a row in a loop calls again once its commit is answered."""
-    ids = in_turn(chain, 3)
+    ids = in_turn(chain, CHAIN_TURN - 3)
     heirs = [command.turn_to for command in chain.commands]
     assert heirs[:-1] == ids[1:]
     assert chain.waits == [True, False]
     assert chain.asked[1].txn_id == heirs[-1]
-    assert chain.value() == b"5"
+    assert chain.value() == b"%d" % (CHAIN_TURN - 1)
     assert not chain.held()
 
 
