@@ -473,17 +473,17 @@ CATALOGUE: tuple[Mutant, ...] = (
         ("a unique value is not locked", derived.unlocked_entries, True, False, 0),
         ("a unique value is not looked for", derived.values_occur_twice, True, False, 0),
         ("a look-up does not lock its version", derived.ready_without_a_lock, True, False, 0),
+        ("a source takes additions", derived.changes_are_taken, False, False, 0),
+        ("a build does not lock rows", derived.builds_without_locks, True, False, 0),
         ("another row's entry is deleted", derived.all_entries_go, True, False, 0))),
-    *(Mutant(name, plant, weather=weather, by_clients=by_clients, quick=quick, seed=seed)
-      for name, plant, weather, by_clients, quick, seed in (
-        ("writers of a source's rows run what they want", derived.any_writer_of_rows, DERIVING, False, False, 0),
-        ("a version that ended is written", derived.any_version, DERIVING, False, False, 0),
-        ("plain writes to a source are taken", derived.plain_writes_are_taken, DERIVING, False, False, 0),
-        ("a source takes additions", derived.changes_are_taken, DERIVING, False, False, 0),
-        ("a version is set instead of taken away", derived.a_version_is_set, SLEEPING, False, False, 0),
-        ("a build does not lock rows", derived.builds_without_locks, DERIVING, True, False, 0),
-        ("a switch retires no version", derived.nothing_is_retired, DERIVING, True, False, 0),
-        ("a version is ready before it is built", derived.ready_at_once, DERIVING, True, False, 0))),
+    Mutant("a version is set instead of taken away", derived.a_version_is_set, weather=SLEEPING, suite=DERIVED),
+    *(Mutant(name, plant, weather=DERIVING, by_clients=by_clients, quick=quick, seed=seed)
+      for name, plant, by_clients, quick, seed in (
+        ("writers of a source's rows run what they want", derived.any_writer_of_rows, False, False, 0),
+        ("a version that ended is written", derived.any_version, False, False, 0),
+        ("plain writes to a source are taken", derived.plain_writes_are_taken, False, False, 0),
+        ("a switch retires no version", derived.nothing_is_retired, True, False, 0),
+        ("a version is ready before it is built", derived.ready_at_once, True, False, 0))),
     *(Mutant(name, plant, weather=DERIVING, suite=TOTALS, by_clients=True, quick=quick, seed=seed)
       for name, plant, quick, seed in (
         ("a total is not locked", derived.unlocked_totals, False, 0),

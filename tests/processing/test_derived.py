@@ -316,6 +316,22 @@ def test_a_large_transaction_is_read_whole(shop: Shop) -> None:
         assert len([c for c in shop.commits(BY_CITY) if c.timestamp > at]) > 3
 
 
+def test_input_that_is_left_is_not_derived_yet(shop: Shop) -> None:
+    """A commit may be full before all the input that was read is handled."""
+    cities = " ".join(f"city{n}" for n in range(20))
+    with closing(shop.worker(cut_bytes=2_000)) as worker:
+        at = [shop.put(**{f"k{n}": cities}) for n in range(6)][-1]
+        replica, seen = shop.replica(), set[int]()
+        for _ in range(20):
+            worker.step()
+            try:
+                with replica.snapshot(at=at, timeout=SOON_S) as view:
+                    seen.add(len(entries(view)))
+            except NotReady:
+                seen.add(0)
+        assert seen == {0, 120}
+
+
 def test_a_table_that_was_compacted_is_read_from_its_base(shop: Shop) -> None:
     with closing(shop.worker()) as worker:
         shop.put(k0="oslo", k1="rome")

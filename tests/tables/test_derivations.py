@@ -305,6 +305,19 @@ def add_without_knowing(shop: Shop, _: Replica) -> None:
     rows.transact(lambda txn: (learned(ORDERS, {}), txn.add(ORDERS, b"k", 1)))
 
 
+def add_as_if_it_knew(shop: Shop, _: Replica) -> None:
+    """Its commit says that it ran the function, which no sender of an addition can."""
+    rows = shop.replica(shop.other())
+    learned, of = rows._shared.derivations.learn, r.Derivation(ORDERS, "by-city", 1)
+
+    def write(txn: TableTransaction) -> None:
+        learned(ORDERS, {})
+        txn.add(ORDERS, b"k", 1)
+        txn._ran.add(of)
+
+    rows.transact(write)
+
+
 def put_without_knowing(shop: Shop, _: Replica) -> None:
     rows = shop.replica(shop.other())
     learned = rows._shared.derivations.learn
@@ -319,7 +332,8 @@ def to_the_derived_table(shop: Shop, _: Replica) -> None:
 
 WRITERS = (
     by_one_command, by_journals, by_a_prepare, by_a_writer_that_joins, by_a_replica_that_joins,
-    without_the_function, with_another_version, add, add_without_knowing, put_without_knowing, to_the_derived_table,
+    without_the_function, with_another_version, add, add_without_knowing, add_as_if_it_knew, put_without_knowing,
+    to_the_derived_table,
 )  # fmt: skip
 
 
@@ -635,6 +649,27 @@ def test_a_higher_version_is_built_while_others_write(shop: Shop) -> None:
         txn.lookup("by-city", b"oslo")
 
 
+def test_a_build_locks_the_rows_that_it_reads(shop: Shop) -> None:
+    """Otherwise it would write the entries of a row that another client has replaced meanwhile."""
+    writer, builder = shop.other(("by-city", city)), shop.other(("by-city", city))
+    writes = shop.replica(writer)
+    shop.put(writes, a="oslo ann")
+    tries = []
+
+    def replaced_meanwhile(key: bytes, row: bytes) -> list[bytes]:
+        tries.append(row)
+        if len(tries) == 1:
+            with builder.outside():
+                shop.put(writes, a="rome bob")
+        return city_and_name(key, row)
+
+    writer.derive(ORDERS, "by-city", city_and_name, version=2)
+    builder.derive(ORDERS, "by-city", replaced_meanwhile, version=2)
+    builder.rebuild(ORDERS, "by-city")
+    assert tries == [b"oslo ann", b"rome bob"]
+    assert writer.check_derivation(ORDERS, "by-city") == []
+
+
 @pytest.mark.parametrize("keepalive", [None, 60.0], ids=["one command", "journals"])
 def test_the_switch_breaks_the_locks_of_look_ups(shop: Shop, keepalive: float | None) -> None:
     """Otherwise a commit that no longer writes the old version would not break them."""
@@ -805,6 +840,17 @@ def test_a_version_may_be_taken_away_twice(shop: Shop) -> None:
     for _ in range(2):
         shop.client._session.ask_stream(ORDERS, r.AlterStream(ORDERS, {SETTING: "-1"}, ()), 1e9)
     assert SETTING not in shop.client.describe(ORDERS).settings
+
+
+def test_a_version_is_taken_away_while_a_later_one_is_built(shop: Shop) -> None:
+    """By a builder that slept: its command leaves both versions that are in force by then."""
+    shop.client.derive(ORDERS, "by-city", city)
+    shop.client.derive(ORDERS, "by-city", city_and_name, version=2)
+    shop.client.rebuild(ORDERS, "by-city")
+    shop.client.derive(ORDERS, "by-city", city, version=3)
+    for change in ("+3", "-1"):
+        shop.client._session.ask_stream(ORDERS, r.AlterStream(ORDERS, {SETTING: change}, ()), 1e9)
+    assert shop.client.describe(ORDERS).settings[SETTING] == "2,3"
 
 
 def test_a_source_is_not_deleted(shop: Shop) -> None:
