@@ -680,7 +680,7 @@ class Steps:
 
 
 @given(STEPS, st.integers(0, 3), st.booleans())
-@settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.generate])
 def test_totals_are_a_fold_of_the_source_at_every_timestamp(
     steps: list[Any], derived_at: int, rebuilds: bool
 ) -> None:
