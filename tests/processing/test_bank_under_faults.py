@@ -356,7 +356,8 @@ class Faults:
             kinds += ["rebuild"] * (VERSIONS - 1)
         first = self.chance.sample(kinds, len(kinds))
         while first or time.monotonic() < until:
-            more = self.outcomes + self.chance.randint(1, 25)
+            # Commands are slow where derived tables change with the accounts.
+            more = self.outcomes + self.chance.randint(1, 5 if self.derives else 25)
             self.until(lambda more=more: self.outcomes >= more, "outcomes")  # type: ignore[misc]
             kind = first.pop() if first else self.chance.choice(kinds)
             getattr(self, kind)()
