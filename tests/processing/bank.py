@@ -49,7 +49,8 @@ NOTE = "note-"  # rows of others
 DERIVED: dict[str, tuple[str, list[tuple[int, ...]]]] = {
     "by-name": ("unique", [(2,), (1, 2), (2,)]),
     "by-branch": ("index", [(3,), (2, 3), (3,)]),
-    "sums": ("totals", [(3,), (2, 3), (3,)]),
+    # One version: while all accounts are written, a build of totals breaks its locks for minutes.
+    "sums": ("totals", [(3,)]),
 }
 VERSIONS = 3
 DERIVES = "ANABRANCH_BANK_DERIVES"  # set: programs have the functions
