@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.client.client import Client
 from anabranch.client.connect import reader_ports
-from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired, UnknownStream, count_of
+from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired
 from anabranch.ports import TopicPartition
 from anabranch.protocol.legal_names import PLAIN
 from anabranch.protocol.limits import LATEST, RESERVED
@@ -29,7 +29,7 @@ from anabranch.protocol.schemas.records import (
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.decoded import Portion, Run, Stretch
 from anabranch.reading.feed import Feed
-from anabranch.reading.group_lag import check_same_topic
+from anabranch.reading.group_lag import check_partitions, check_same_topic
 from anabranch.reading.slices import Piece, Slice, Slices
 from anabranch.types import TaskOwnership
 
@@ -64,18 +64,8 @@ def plain_inputs(
     ids = source.topic_ids(topics, deadline)
     counts = source.partition_counts(list(ids), deadline)
     for topic in topics:
-        _check_count(topic, counts, tasks)
+        check_partitions(topic, counts, tasks)
     return tuple(ProcessorInput(PLAIN + t, ids[t], 0, start_ms) for t in topics)
-
-
-def _check_count(topic: str, counts: Mapping[str, int], tasks: int) -> None:
-    if topic not in counts:
-        raise UnknownStream(f"there is no topic {topic}")
-    if counts[topic] > tasks:
-        raise IllegalState(
-            f"{topic} has {count_of(counts[topic], 'partition')}, more than the processor has tasks ({tasks:,}): "
-            "make another processor, with more"
-        )
 
 
 class PlainReader:
@@ -131,7 +121,7 @@ class PlainReader:
         counts = self._source.partition_counts(topics, deadline, math.inf)
         ids = self._source.topic_ids(topics, deadline)
         for topic, number in self._numbers.items():
-            _check_count(topic, counts, self._ownership.task_count)
+            check_partitions(topic, counts, self._ownership.task_count)
             begin = self._ownership.inputs[number]
             check_same_topic(topic, begin, ids)
             tasks = (task for task in self._ownership.tasks if task < counts[topic])

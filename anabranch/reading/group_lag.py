@@ -14,7 +14,13 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from anabranch.batches.records import decode_records
-from anabranch.errors import AnabranchError, IllegalState, InvalidArgument, UnknownStream
+from anabranch.errors import (
+    AnabranchError,
+    IllegalState,
+    InvalidArgument,
+    UnknownStream,
+    count_of,
+)
 from anabranch.ports import TopicPartition
 from anabranch.protocol.hybrid_time import MAX, to_ms
 from anabranch.protocol.legal_names import PLAIN, is_plain, split_stream
@@ -103,10 +109,9 @@ def input_lags(source: CommittedLog, info: ProcessorInfo, timeout: float) -> lis
 def _plain_lags(
     source: CommittedLog, topic: str, stands: Mapping[int, TaskPosition], deadline: float
 ) -> dict[int, tuple[TaskPosition, Lag]]:
-    count = source.partition_counts([topic], deadline).get(topic)
-    if count is None:
-        raise UnknownStream(f"there is no topic {topic} here: ask the cluster that it is of")
-    places = [TopicPartition(topic, partition) for partition in range(count)]
+    counts = source.partition_counts([topic], deadline)
+    check_partitions(topic, counts, len(stands))
+    places = [TopicPartition(topic, partition) for partition in range(counts[topic])]
     starts = source.start_offsets(places, deadline)
     ends = source.end_offsets(places, deadline, committed=True)
     found = {}
@@ -196,6 +201,17 @@ def check_same_topic(topic: str, wanted: ProcessorInput, ids: Mapping[str, str])
         raise IllegalState(
             f"{topic} is another topic than the one that the processor was made for: its stream was forgotten and "
             "created again. Make another processor"
+        )
+
+
+def check_partitions(topic: str, counts: Mapping[str, int], tasks: int) -> None:
+    """Raise `UnknownStream` without the plain topic, `IllegalState` if it has more partitions than there are tasks."""
+    if topic not in counts:
+        raise UnknownStream(f"there is no topic {topic} here: name the cluster that has it")
+    if counts[topic] > tasks:
+        raise IllegalState(
+            f"{topic} has {count_of(counts[topic], 'partition')}, more than the processor has tasks ({tasks:,}): "
+            "make another processor, with more"
         )
 
 

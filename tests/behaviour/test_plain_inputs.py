@@ -120,7 +120,10 @@ def test_records_of_a_plain_topic_are_taken_once_with_more_partitions_and_restar
         assert tells == {task: (behind, oldest and oldest + task) for task in range(3)}, lag
         topic.write(6, 3)
     topic.admin.create_partitions([NewPartitions(topic.name, 5)])[topic.name].result()
-    with pytest.raises(IllegalState, match="5 partitions, more than the processor has tasks"):
+    too_many = "5 partitions, more than the processor has tasks"
+    (lag,) = client.lag(client.processor(f"{scope}/copy"))
+    assert too_many in lag.trouble, lag
+    with pytest.raises(IllegalState, match=too_many):
         make_processor(client, program(scope, topic)[0])
 
 
