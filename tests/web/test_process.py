@@ -8,15 +8,25 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 import anabranch
 from tests.cluster import Cluster
-from tests.web.conftest import start_web
+from tests.web.conftest import WebProcess, start_web
 
 pytestmark = pytest.mark.broker
+
+
+@contextmanager
+def looking(web: WebProcess, path: str) -> Iterator[http.client.HTTPResponse]:
+    """A browser that follows the page."""
+    with closing(http.client.HTTPConnection(web.host, timeout=10)) as browser:
+        browser.request("GET", path, headers={"Accept": "text/event-stream"})
+        yield browser.getresponse()
 
 
 def test_a_port_in_use_is_named(cluster: Cluster) -> None:
@@ -47,10 +57,6 @@ def test_stuck_or_killed_it_changes_nothing_for_others(
     stream = f"{unique}/s"
     client.create_stream(stream)
     web = start_web(cluster.bootstrap, tmp_path)
-    looking = http.client.HTTPConnection(web.host, timeout=10)
-    looking.request("GET", f"/streams/{stream}", headers={"Accept": "text/event-stream"})
-    answer = looking.getresponse()
-    assert answer.readline().startswith(b"data: ")
 
     def commit() -> float:
         began = time.monotonic()
@@ -59,13 +65,14 @@ def test_stuck_or_killed_it_changes_nothing_for_others(
             txn.commit(timeout=20)
         return time.monotonic() - began
 
-    commit()
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        web.signal(number)
-        assert sorted(commit() for _ in range(20))[10] < 2
-        client.scale(stream, 1 + len(client.describe(stream).segments))
-    web.process.wait(10)
-    looking.close()
+    with looking(web, f"/streams/{stream}") as answer:
+        assert answer.readline().startswith(b"data: ")
+        commit()
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            web.signal(number)
+            assert sorted(commit() for _ in range(20))[10] < 2
+            client.scale(stream, 1 + len(client.describe(stream).segments))
+        web.process.wait(10)
     with client.read(stream, timeout=2) as events:
         assert sum(1 for _ in events) == 41
 
@@ -81,10 +88,8 @@ def test_pages_are_read_only_without_a_secret_and_the_process_ends_while_browser
     for form in (None, {"secret": "x"}):
         status, text = web.ask(f"{path}/delete", form)
         assert (status, "--allow-actions" in text) == (403, True)
-    looking = http.client.HTTPConnection(web.host, timeout=10)
-    looking.request("GET", path, headers={"Accept": "text/event-stream"})
-    assert looking.getresponse().status == 200
-    web.signal(signal.SIGTERM)
-    assert web.process.wait(10) == 143
+    with looking(web, path) as answer:
+        assert answer.status == 200
+        web.signal(signal.SIGTERM)
+        assert web.process.wait(10) == 143
     assert "Traceback" not in web.log.read_text()
-    looking.close()
