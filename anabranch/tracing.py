@@ -13,11 +13,21 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+)
 
 from anabranch.protocol.ids import CORRELATION_HEADER
 
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
     from opentelemetry.trace import Link, SpanContext, Tracer
     from opentelemetry.trace import Span as Span
 
@@ -47,6 +57,14 @@ class _Event(Protocol):
     def headers(self) -> Sequence[tuple[str, bytes | None]]: ...
 
 
+class _Here(NamedTuple):
+    """The context of a call. ``span``: the current one; None without one. ``sampled``: whether it makes spans."""
+
+    context: Context
+    span: Span | None
+    sampled: bool
+
+
 class Tracing:
     """Makes the spans of a program that has configured OpenTelemetry.
 
@@ -61,15 +79,22 @@ class Tracing:
         self._tracer = tracer
         self._attach, self._detach = context.attach, context.detach
         self._api, self._empty = trace, context.Context()
-        self._current, self._none = trace.get_current_span, trace.INVALID_SPAN
+        self._current, self._context = trace.get_current_span, context.get_current
+        # Of the last call: one commit asks for the same context four times.
+        self._here = _Here(self._empty, None, sampled=False)
         self._kinds = {kind.name: kind for kind in trace.SpanKind}
         self._last: tuple[SpanContext | None, bytes] = (None, b"")  # whose header was made last
         self._extract = TraceContextTextMapPropagator().extract
 
-    def here(self) -> Span | None:
-        """The current span; None without one."""
-        span = self._current()
-        return span if span is not self._none and span.get_span_context().is_valid else None
+    def look(self) -> _Here:
+        """The current context."""
+        context, here = self._context(), self._here
+        if here.context is not context:
+            span = self._current(context)
+            valid = span.get_span_context().is_valid
+            here = _Here(context, span if valid else None, valid and _is_sampled(span))
+            self._here = here  # by one assignment: other threads use it, too
+        return here
 
     def start(
         self,
@@ -111,9 +136,10 @@ class Tracing:
 
         Events are kept for long, so those of traces that are not collected don't get the header.
         """
-        span = span or self._current()
-        if span is self._none:
-            return None
+        if span is None:
+            _, span, sampled = self.look()
+            if span is None or not sampled:
+                return None
         found = span.get_span_context()
         if not (found.is_valid and found.trace_flags & _SAMPLED):
             return None
@@ -128,8 +154,10 @@ class Tracing:
         if header is None:
             return None
         if known := _KNOWN_FORM.fullmatch(header):
-            trace_id, span_id, flags = (int(part, 16) for part in known.groups())
-            found = self._api.SpanContext(trace_id, span_id, True, self._api.TraceFlags(flags))
+            trace_id, span_id, flags = known.groups()
+            found = self._api.SpanContext(
+                int(trace_id, 16), int(span_id, 16), True, self._api.TraceFlags(int(flags, 16))
+            )
             return self._api.NonRecordingSpan(found) if found.is_valid else None
         context = self._extract({TRACE_HEADER: header.decode("ascii", "replace")}, self._empty)
         span = self._current(context)
@@ -195,14 +223,15 @@ class Trace:
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
-        self._base = tracing.here()
+        self._base = tracing.look().span
 
     def start(self, name: str, kind: Kind, txn_id: bytes | None = None) -> Span | None:
         """Start a span, which the caller ends; None if its trace is not sampled."""
         tracing, base = self._tracing, self._base
-        now = tracing.here()
-        parent = base if now is None else now
-        if parent is not None and not _is_sampled(parent):
+        _, now, sampled = tracing.look()
+        if now is None:
+            sampled = base is None or _is_sampled(base)
+        if not sampled:
             return None
         links = None
         if now is not None and base is not None and base is not now:
@@ -316,7 +345,7 @@ def consuming(
     """
     spans = [span for each in sorted(traces) if (span := tracing.remote(each)) is not None]
     parent = None
-    if len(spans) == 1 and tracing.here() is None:
+    if len(spans) == 1 and tracing.look().span is None:
         parent = spans.pop()
     links = [tracing.link(each) for each in spans[:MOST_LINKS]]
     return tracing.start(name, "CONSUMER", parent, links, attributes)

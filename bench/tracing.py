@@ -2,15 +2,15 @@
 
 Sides, each with a client process of its own that keeps its connection: tracing is off in both processes; the
 controller alone has a tracer; the client has one, too, and each one-shot is in a request, of which none or 1 in
-10 is sampled; or each one-shot begins a trace of its own, of which 1 in 10 is sampled, or all. A request is a
-current span of another process: what the program takes to decide about it is not in these figures. Two controllers
+10 is sampled; or each one-shot begins a trace of its own, of which 1 in 10 is sampled, or all. Two controllers
 with topics of their own, on one broker: one traces. Both processes hand their spans to a `BatchSpanProcessor` whose
-exporter drops them: what an exporter takes is not in the figures, either.
+exporter drops them: what an exporter takes is not in the figures.
 
 Each side has a partner, a client for which tracing is off; their turns follow each other. So all clients are idle
-for the same time, and both controllers serve the same number of turns. Ratios are those of such pairs: the median
-of the rounds. Goal: ≤ 1.05 in a request. One-shots that begin traces have none: OpenTelemetry's SDK takes more than
-that to decide about a trace, and to make a span.
+for the same time, and both controllers serve the same number of turns. A request is a current span of another
+process; its web framework makes it so, whether anabranch traces or not, so the partner's one-shots are in requests,
+too. Ratios are those of such pairs: the median of the rounds. Goal: ≤ 1.05 in a request. One-shots that begin traces
+have none: OpenTelemetry's SDK takes more than that to decide about a trace, and to make a span.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ def run(*, quick: bool = False) -> dict[str, Any]:
             controllers[traces] = stack.enter_context(started)
         pairs: dict[str, list[Pair]] = {side: [] for side in SIDES if side != "off"}
         clients = {
-            (pair, side): stack.enter_context(
-                _client(broker.bootstrap, side, f"bench/{pair}-{side}")
-            )
+            (pair, side): stack.enter_context(_client(broker.bootstrap, pair, side))
             for pair in pairs
             for side in ("off", pair)
         }
@@ -124,8 +122,8 @@ def _measured(client: subprocess.Popen[str], controller: int, seconds: float) ->
 
 
 @contextmanager
-def _client(bootstrap: str, side: str, stream: str) -> Iterator[subprocess.Popen[str]]:
-    line = [sys.executable, "-m", "bench.tracing", "client", bootstrap, side, stream]
+def _client(bootstrap: str, pair: str, side: str) -> Iterator[subprocess.Popen[str]]:
+    line = [sys.executable, "-m", "bench.tracing", "client", bootstrap, pair, side]
     with subprocess.Popen(
         line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -174,15 +172,19 @@ def set_tracer(share: float) -> None:
     trace.set_tracer_provider(provider)
 
 
-def work(bootstrap: str, side: str, stream: str) -> None:
-    """A client. A line of standard input, with seconds, begins a load; two more ask for its count and end it."""
+def work(bootstrap: str, pair: str, side: str) -> None:
+    """A client. A line of standard input, with seconds, begins a load; two more ask for its count and end it.
+
+    ``side``: "off", or that of the pair.
+    """
     traces, _ = SIDES[side]
+    stream = f"bench/{pair}-{side}"
     if side not in ("off", "controller"):
         set_tracer(0.1 if side == "tenth" else 1.0)
     with anabranch.connect(bootstrap, prefix=_prefix(traces=traces), timeout=60) as client:
         client.create_stream(stream, 2)
         for line in sys.stdin:
-            _load(client, stream, float(line), SAMPLED.get(side))
+            _load(client, stream, float(line), SAMPLED.get(pair))
 
 
 def _load(client: anabranch.Client, stream: str, seconds: float, sampled: int | None) -> None:

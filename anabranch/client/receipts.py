@@ -377,14 +377,16 @@ def with_trace(events: Iterable[Event], trace: Trace | None) -> tuple[Event, ...
     if header is None:
         return tuple(events)
     added = (EventHeader(TRACE_HEADER, header),)
-    return tuple(
-        [
-            each
-            if is_state(each.stream) or (each.headers and not _takes_trace(each))
-            else Event(*each[:4], each.headers + added, each.timestamp)
-            for each in events
-        ]
-    )
+    out, former, takes = [], None, False
+    for each in events:
+        stream, segment, key, value, headers, timestamp = each
+        if stream is not former:
+            former, takes = stream, not is_state(stream)
+        if not takes or (headers and not _takes_trace(each)):
+            out.append(each)
+        else:  # without headers of its own it shares the tuple, which is encoded once
+            out.append(Event(stream, segment, key, value, headers + added, timestamp))
+    return tuple(out)
 
 
 def _takes_trace(event: Event) -> bool:

@@ -194,6 +194,8 @@ def _add_events(out: list[bytes], events: Iterable[r.Event]) -> None:
         return
     former = None
     head = b""
+    tail_of: tuple[r.EventHeader, ...] | None = None  # whose bytes ``tail`` is
+    tail = b""
     for stream, segment_id, key, value, headers, timestamp in events:
         if (stream, segment_id) != former:
             head = _name(stream) + _long(segment_id)
@@ -209,7 +211,9 @@ def _add_events(out: list[bytes], events: Iterable[r.Event]) -> None:
             else:
                 raise Unusual
         if headers or timestamp != -1:
-            add(_headers(headers))
+            if headers is not tail_of:  # events of a trace share their headers
+                tail_of, tail = headers, _headers(headers)
+            add(tail)
             add(_long(timestamp))
         else:
             add(_PLAIN_TAIL)
