@@ -42,12 +42,19 @@ def tree() -> Path:
         _install(source, new / WHEEL)
         for name in JUDGES:
             (source / name).rename(new / name)
-        # Its code is compiled here: the start of a process has a deadline.
-        compiles = "from anabranch.batches import columns_write, framing; columns_write.warm(); framing.warm()"
-        _run("-c", compiles, environment=_paths(new))
         if not made.exists():
             new.rename(made)
     return made
+
+
+@cache
+def _compile() -> None:
+    """Compile its code, once: the start of a process has a deadline."""
+    done = tree() / "compiled"
+    if not done.exists():
+        compiles = "from anabranch.batches import columns_write, framing; columns_write.warm(); framing.warm()"
+        _run("-c", compiles, environment=_paths(tree()))
+        done.touch()
 
 
 def _archive() -> bytes:
@@ -78,8 +85,13 @@ def _run(*words: str | Path, folder: Path = ROOT, environment: Mapping[str, str]
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def environment() -> dict[str, str]:
-    """Of a process that imports from it. Modules of tests that it lacks are those of this tree."""
+def environment(*, compiled: bool = True) -> dict[str, str]:
+    """Of a process that imports from it. Modules of tests that it lacks are those of this tree.
+
+    ``compiled``: whether the process runs compiled code.
+    """
+    if compiled:
+        _compile()
     return _paths(tree())
 
 

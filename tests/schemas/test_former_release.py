@@ -24,7 +24,7 @@ def reread(frames: list[bytes]) -> list[dict[str, Any]]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.schemas.rereading"],
         input="".join(f"{frame.hex()}\n" for frame in frames),
-        env=os.environ | older_build.environment(),
+        env=os.environ | older_build.environment(compiled=False),
         capture_output=True,
         text=True,
         check=True,
