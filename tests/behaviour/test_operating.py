@@ -40,8 +40,8 @@ from anabranch.librdkafka.groups import KafkaGroupMember
 from anabranch.librdkafka.journal_writer import KafkaJournals
 from anabranch.librdkafka.options import Options
 from anabranch.ports import TopicPartition
-from anabranch.topics.names import stream_topic
 from tests.cluster import ControllerProcess
+from tests.conftest import Broker
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
@@ -59,7 +59,8 @@ os.execv(sys.executable, [sys.executable, "-m", "anabranch.cli", *sys.argv[1:]])
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """A broker that asks for rights to topics and groups with rules."""
     properties = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": "true",
@@ -71,7 +72,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
 
 @pytest.fixture(scope="module")
 def controller(
-    broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ControllerProcess]:
     """Tests share it, and leave it the lead."""
     port = free_port()
@@ -131,14 +132,14 @@ def test_what_an_operator_sees(controller: ControllerProcess) -> None:
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]{12}Z", x["time"]) for x in said)
 
 
-def start(broker: EmbeddedBroker, data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def start(broker: Broker, data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "anabranch.cli", "controller", "-b", broker.bootstrap]
     command += ["--data-dir", str(data), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
 
 
 def test_what_is_wrong_is_said_when_it_starts(
-    broker: EmbeddedBroker, controller: ControllerProcess, tmp_path: Path
+    broker: Broker, controller: ControllerProcess, tmp_path: Path
 ) -> None:
     same = ("--cluster-prefix", controller.prefix)
     file = tmp_path / "file"
@@ -159,7 +160,7 @@ def test_what_is_wrong_is_said_when_it_starts(
 
 @pytest.mark.soak
 def test_a_standby_logs_who_leads(
-    broker: EmbeddedBroker, controller: ControllerProcess, tmp_path: Path
+    broker: Broker, controller: ControllerProcess, tmp_path: Path
 ) -> None:
     second = ControllerProcess(broker.bootstrap, tmp_path / "two", controller.prefix).start()
     try:
@@ -177,9 +178,7 @@ def test_a_standby_logs_who_leads(
 
 @pytest.mark.soak
 @pytest.mark.skipif(sys.platform != "linux", reason="the powers of root are Linux's")
-def test_it_merges_from_a_read_only_package_without_a_home(
-    broker: EmbeddedBroker, tmp_path: Path
-) -> None:
+def test_it_merges_from_a_read_only_package_without_a_home(broker: Broker, tmp_path: Path) -> None:
     place = tmp_path / "read-only"
     shutil.copytree(
         ROOT / "anabranch", place / "anabranch", ignore=shutil.ignore_patterns("__pycache__")
@@ -239,10 +238,11 @@ def allow(broker: EmbeddedBroker, topic: str, *operations: AclOperation) -> None
         done.result(20)
 
 
-def test_a_missing_right_is_named_at_once(broker: EmbeddedBroker) -> None:
-    allow(broker, "rights.hidden", AclOperation.ALTER_CONFIGS)
-    allow(broker, "rights.journal", AclOperation.DESCRIBE)
-    options, clock = Options(broker.bootstrap, {}), SystemClock()
+@pytest.mark.soak
+def test_a_missing_right_is_named_at_once(guarded: EmbeddedBroker) -> None:
+    allow(guarded, "rights.hidden", AclOperation.ALTER_CONFIGS)
+    allow(guarded, "rights.journal", AclOperation.DESCRIBE)
+    options, clock = Options(guarded.bootstrap, {}), SystemClock()
     admin = KafkaAdmin(options, clock)
     begun = time.monotonic()
     deadline = begun + 60
@@ -285,17 +285,15 @@ def without_describe(broker: EmbeddedBroker, group: str) -> Iterator[None]:
 
 @pytest.mark.soak
 def test_a_group_without_the_right_is_named_at_once(
-    controller: ControllerProcess,
-    broker: EmbeddedBroker,
-    unique: str,
-    monkeypatch: pytest.MonkeyPatch,
+    guarded: EmbeddedBroker, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member that knows its coordinator is refused the offsets, another one the search for it."""
-    stream, group = f"g{unique}/a", f"g{unique}"
-    with anabranch.connect(broker.bootstrap, prefix=controller.prefix) as client:
-        client.create_stream(stream)
+    group = f"g{unique}"
+    AdminClient({"bootstrap.servers": guarded.bootstrap}).create_topics([NewTopic(group, 1, 1)])[
+        group
+    ].result(20)
     monkeypatch.setattr(groups, "_ASK_S", 2.0)
-    place, options = TopicPartition(stream_topic(stream), 0), Options(broker.bootstrap, {})
+    place, options = TopicPartition(group, 0), Options(guarded.bootstrap, {})
 
     def ask(member: KafkaGroupMember) -> None:
         try:
@@ -315,7 +313,7 @@ def test_a_group_without_the_right_is_named_at_once(
 
     with closing(KafkaGroupMember(options, group)) as known:
         assert known.committed([place]) == {}
-        with without_describe(broker, group):
+        with without_describe(guarded, group):
             for member in (known, KafkaGroupMember(options, group)):
                 with closing(member):
                     wait_until(partial(is_named, member))

@@ -171,12 +171,12 @@ def ask(run: Run, bootstrap: str, prefix: str, *more: str) -> tuple[int, Rows]:
             ],
             id="lacks other calls",
         ),
-        (makes_topics_in_dry_runs, None, "dry runs", LOSS, ["a dry run makes the topic"]),
         (says_a_lower_end, 1, "ends of partitions", FAILS, ["is 1, after it has acknowledged"]),
-        (deletes_by_time_always, 1, "a stream's topics", FAILS, ["retention.ms=604800000"]),
         *[
             pytest.param(*case, marks=pytest.mark.long)
             for case in (
+                (makes_topics_in_dry_runs, None, "dry runs", LOSS, ["a dry run makes the topic"]),
+                (deletes_by_time_always, 1, "a stream's topics", FAILS, ["retention.ms=604800000"]),
                 (takes_gzip_alone, 0, "compression", LOSS, ["taken: none, gzip"]),
                 (takes_8_mib, 0, "size", LOSS, ["take messages of 8388608 bytes, not of 16777216: limits"]),
                 (
@@ -244,6 +244,7 @@ def limited() -> Iterator[EmbeddedBroker]:
         broker.kill()
 
 
+@pytest.mark.soak
 def test_time_outs_that_a_broker_does_not_take(
     run: Run, limited: EmbeddedBroker, unique: str
 ) -> None:
@@ -266,14 +267,11 @@ def test_time_outs_that_a_broker_does_not_take(
             60,
             "no AddPartitionsToTxn: needed for writing a commit",
         ),
-        (without("END_TXN", "DELETE_RECORDS"), 60, "no EndTxn: needed for writing a commit"),
-        (without("DESCRIBE_CONFIGS"), 60, "no DescribeConfigs: needed for making the topics"),
-        (nothing, 60, "--native-timeout is above the brokers' transaction.max.timeout.ms: lower"),
         (without("DELETE_RECORDS"), 9, ""),
     ],
 )
 def test_a_controller_ends_before_it_makes_anything(
-    limited: EmbeddedBroker,
+    broker: Broker,
     unique: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -283,12 +281,12 @@ def test_a_controller_ends_before_it_makes_anything(
 ) -> None:
     patch(monkeypatch)
     options = ControllerOptions(
-        limited.bootstrap, data_dir=tmp_path, prefix=unique, native_timeout_s=timeout_s
+        broker.bootstrap, data_dir=tmp_path, prefix=unique, native_timeout_s=timeout_s
     )
     controller = service.ControllerService(options)
     begun = time.monotonic()
     prepared = asyncio.run(controller._prepared())
-    left = AdminClient({"bootstrap.servers": limited.bootstrap}).list_topics(timeout=10).topics
+    left = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=10).topics
     made = [name for name in left if name.startswith(unique)]
     if told:
         assert time.monotonic() - begun < 60, "it waits"
@@ -301,7 +299,7 @@ def test_a_controller_ends_before_it_makes_anything(
         assert controller._lacks == ("DeleteRecords",)
 
 
-@pytest.mark.slow(5)
+@pytest.mark.soak
 def test_the_process_ends_with_an_exit_code(
     limited: EmbeddedBroker, unique: str, tmp_path: Path
 ) -> None:

@@ -111,12 +111,13 @@ def _memory(name: str, version: int) -> Maker:
     return Maker(name, lambda: cluster.log("process"), int(clock.now * 1000), cluster.delete_topic)
 
 
-MAKES = ["memory-v2", "memory-v0", pytest.param("kafka-v2", marks=pytest.mark.broker)]
-OLD_KAFKA = pytest.param("kafka-v0", marks=pytest.mark.broker)
-
-
 @pytest.fixture(
-    params=[*MAKES, pytest.param("kafka-v0", marks=[*OLD_KAFKA.marks, pytest.mark.soak])]
+    params=[
+        "memory-v2",
+        "memory-v0",
+        pytest.param("kafka-v2", marks=pytest.mark.broker),
+        pytest.param("kafka-v0", marks=[pytest.mark.broker, pytest.mark.soak]),
+    ]
 )
 def maker(request: pytest.FixtureRequest) -> Iterator[Maker]:
     """Every make of the log."""

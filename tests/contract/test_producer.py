@@ -31,7 +31,7 @@ from anabranch.ports import (
     all_steps,
 )
 from anabranch.testing.memory.partition import encode_sparse, with_base_offset
-from tests.contract.conftest import MAKES, OLD_KAFKA, Maker
+from tests.contract.conftest import Maker
 from tests.contract.helpers import (
     TIME_MS,
     append_and_commit,
@@ -42,8 +42,6 @@ from tests.contract.helpers import (
     values,
     wait_stable,
 )
-
-pytestmark = pytest.mark.parametrize("maker", [*MAKES, OLD_KAFKA], indirect=True)
 
 NOWHERE = TopicPartition("nowhere", 0)
 ANSWER_S = 10.0  # for the answer to one request

@@ -31,7 +31,7 @@ from tests.kfake.steps import BIG, ROOT, STEPS, Place, Refused
 pytestmark = [pytest.mark.broker, pytest.mark.slow(2)]
 
 QUICK = ("Redpanda from 25.3, 3 brokers",)
-QUICK_UNFIT = ("no transactions", "no room for a stream", "short ends")
+QUICK_UNFIT = ("short time-outs", "no room for a stream")
 # What a kind can't do at all -> what the refusal names.
 REFUSED = {("WarpStream", "altering"): "this cluster can't alter topics: they keep the settings"}
 KINDS_HERE = tuple(KINDS)
@@ -308,7 +308,12 @@ def test_an_unfit_cluster_is_named_before_a_topic_is_made(name: str, tmp_path: P
             "1",
             "; these new topics are deleted again: anabranch.commands",
         ),
-        (KINDS["nothing missing"], "3", "INVALID_REPLICATION_FACTOR (38)"),
+        pytest.param(
+            KINDS["nothing missing"],
+            "3",
+            "INVALID_REPLICATION_FACTOR (38)",
+            marks=pytest.mark.soak,
+        ),
     ],
     ids=["settings not shown", "too few brokers"],
 )

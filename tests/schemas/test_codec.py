@@ -127,10 +127,10 @@ def test_a_higher_level_is_refused_before_anything_is_parsed(body: bytes, level:
         decode(data)
 
 
-@pytest.mark.parametrize("number", sorted(set(range(256)) - set(TYPES)))
-def test_an_unknown_type_is_refused_by_number(number: int) -> None:
-    with pytest.raises(UnsupportedVersion, match=f"type {number} "):
-        decode(bytes((1, number)) + b"abc")
+def test_an_unknown_type_is_refused_by_number() -> None:
+    for number in set(range(256)) - set(TYPES):
+        with pytest.raises(UnsupportedVersion, match=f"type {number} "):
+            decode(bytes((1, number)) + b"abc")
 
 
 @patient()

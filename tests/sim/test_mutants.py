@@ -17,12 +17,8 @@ MOST_SEEDS = 150
 # Some that are found within two seconds, in the test command; scripts/soak looks for all quick ones.
 FIRST = (
     "answer after an uncertain commit",
-    "table before the commit",
     "answers of the next round leave early",
-    "timestamps by the wall clock alone",
-    "all lanes are answered in one topic",
     "a merge is done twice",
-    "topics of deleted streams stay",
     "ends are not sure",
 )
 

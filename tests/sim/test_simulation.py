@@ -34,7 +34,7 @@ from tests.sim.weather import CLEAR, HOUR
 from tests.sim.world import Violation
 
 SEEDS = (*range(446, 470), 498)
-FEW = (446, 456, 498)
+FEW = (446, 498)
 # What has to occur in all of these seeds, or a test of it is none.
 FAULTS = frozenset(
     (
@@ -85,6 +85,7 @@ PARTS = ("consumed", "name", "number", "changes", "open", "prepares", "ReservedB
 SAFE_SEEDS = (0, 1, 2, 3, 4, 5)
 MOST_SEEDS = 60
 OFTEN_S = 0.3
+SHORT_S = 10.0  # of a run that has all kinds of work, but not for long
 # Limits that bound a transaction, but not its rows.
 _OTHERS = {"FOLLOWED", "HELPERS", "NAME", "ROW_CHANGES", "TURN_MS", "UNCOMMITTED", "UNREAD"}
 _OF_ONE = re.compile(r"\ban? (open )?transaction\b")
@@ -121,14 +122,14 @@ def test_what_must_hold_holds_under_every_seed(seeds: tuple[int, ...]) -> None:
 )
 def test_a_seed_replays_exactly(seed: int) -> None:
     lines: list[str] = []
-    first = simulate(seed, trace=lines.append)
-    again = simulate(seed)
+    first = simulate(seed, trace=lines.append, work_s=SHORT_S)
+    again = simulate(seed, work_s=SHORT_S)
     assert len(lines) > 500
     assert (first.digest, first.steps) == (again.digest, again.steps)
 
 
 def test_a_history_in_files_is_judged_as_in_memory(tmp_path: Path) -> None:
-    report = simulate(2, history=tmp_path)
+    report = simulate(2, history=tmp_path, work_s=SHORT_S)
     assert report.judged == dict(judge(tmp_path).counts)
 
 
@@ -195,7 +196,7 @@ def test_nothing_waits_for_a_stream_in_trouble_that_it_never_touched() -> None:
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param(SAFE_SEEDS[:2], id="few"),
+        pytest.param(SAFE_SEEDS[:1], id="few"),
         pytest.param(SAFE_SEEDS, id="all", marks=pytest.mark.soak),
     ],
 )
