@@ -12,9 +12,10 @@ Tests marked ``soak`` or ``long`` are left out unless ``-m`` asks for them (pypr
 ``scripts/long``).
 ``--part 2/5`` runs the second of five parts of what was asked for, which take about as long as each other.
 
-Workers of pytest-xdist (``-n 4``) get whole files, the long ones first, and a broker each. All files of
-tests/spark go to one worker: they share a JVM that takes long to warm up. ``durations.json`` has the seconds of
-each file, by tier; ``scripts/test --store-durations`` writes those of the tests that it runs.
+Workers of pytest-xdist (``-n 4``) get whole files, the long ones first, and a broker each. All files of a folder of
+`TOGETHER` go to one worker: they share what takes long to start (a JVM, a server, a warm process).
+``durations.json`` has the seconds of each file, by tier; ``scripts/test --store-durations`` writes those of tests
+that it runs.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ hypothesis.settings.register_profile(FRESH, deadline=None)
 hypothesis.settings.load_profile("anabranch")
 
 MEASURED = "measured"
-TOGETHER = ("tests/spark/",)
+TOGETHER = ("tests/crash/", "tests/ledger/", "tests/spark/")
 # Each worker draws from its own ports: one that a killed broker is to have again is no other's meanwhile.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _PORTS = 12_000 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

@@ -71,7 +71,7 @@ def test_waits_go_on_side_by_side(run: Run) -> None:
     async def main(waits: LoopWaits) -> None:
         began = time.monotonic()
         await asyncio.gather(*(waits.call(lambda: here().sleep(0.2)) for _ in range(100)))
-        assert 0.2 <= time.monotonic() - began < 2
+        assert 0.2 <= time.monotonic() - began < 10, "one after the other they take 20 s"
 
     run(main)
 

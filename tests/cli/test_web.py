@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
 from pathlib import Path
 
 import pytest
@@ -30,12 +29,10 @@ def test_it_refuses_to_start(run: Run, tmp_path: Path, options: list[str]) -> No
     file = tmp_path / "users"
     file.write_text(password_line("anna", "x"))
     given = [each.format(file=file) for each in options]
-    began = time.monotonic()
     result = run("web", "--port", "0", *given)
     assert result.exit_code == 2, result.output
     assert "InvalidArgument: " in result.stderr
     assert "can't listen" not in result.stderr
-    assert time.monotonic() - began < 5
 
 
 def test_a_line_of_a_password_file(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from anabranch.kafka.probe import FAILS, WORKS, Probe
 from anabranch.kafka.settings import parse_settings
 from anabranch.protocol.limits import LEAST_RECORD
 
-AWAY_S = 0.3
+AWAY_S = 1.0
 
 
 class Broker:

@@ -185,14 +185,14 @@ HOSTILE_LENGTHS = [1 << 20, 1 << 31, 1 << 40, 1 << 60, (1 << 63) - 1, -1, -(1 <<
 def test_a_claimed_length_costs_nothing(where: str, before: bytes, length: int) -> None:
     data = before + zigzag(length) + zigzag(7)
     tracemalloc.start()
-    began = time.perf_counter()
+    began = time.process_time()
     try:
         assert outcome(data) is MalformedRecord
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak < 1 << 20
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_a_length_costs_no_memory_outside_python_either() -> None:
@@ -204,9 +204,9 @@ def test_a_length_costs_no_memory_outside_python_either() -> None:
 
 
 def test_an_endless_number_is_refused_in_bounded_time() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     assert outcome(bytes((1, 1)) + b"\xff" * 1_000_000) is MalformedRecord
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_the_smallest_events_are_read_as_many_as_a_list_may_have() -> None:

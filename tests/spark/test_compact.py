@@ -49,9 +49,8 @@ LATEST = [
 ]
 
 
-@pytest.mark.parametrize(
-    "moment", [*(pytest.param(moment, marks=pytest.mark.soak) for moment in (0, 1)), 2]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("moment", range(len(LATEST)))
 def test_compact_is_as_of_a_commit(
     spark: SparkSession, connection: Connection, history: History, moment: int, tmp_path: Path
 ) -> None:

@@ -65,9 +65,16 @@ def txn(client: anabranch.Client, scope: str) -> Iterator[bytes]:
             begun.abort()
 
 
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("scheme", "pages"),
+    [
+        pytest.param("light", PAGES[1:4], id="a list, a stream, another list"),
+        pytest.param("light", PAGES, id="light", marks=pytest.mark.soak),
+        pytest.param("dark", PAGES, id="dark", marks=pytest.mark.soak),
+    ],
+)
 def test_every_page_is_fit_for_all(
-    browser: Browser, web: WebProcess, scope: str, txn: bytes, scheme: str
+    browser: Browser, web: WebProcess, scope: str, txn: bytes, scheme: str, pages: tuple[str, ...]
 ) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
@@ -75,7 +82,7 @@ def test_every_page_is_fit_for_all(
     # Axe is a script in the page, which the page's policy would refuse.
     with browser.new_context(base_url=web.url, color_scheme=scheme, bypass_csp=True) as context:  # type: ignore[arg-type]
         looked_at = context.new_page()
-        for path in PAGES:
+        for path in pages:
             looked_at.goto(path.format(scope=scope, txn=txn.hex()))
             if kept:
                 looked_at.wait_for_timeout(1200)
