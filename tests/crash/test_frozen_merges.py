@@ -90,7 +90,7 @@ FEW = [moment for moment in (*SCALINGS, *ROLLING, *CARRIED) if moment.few]
 @pytest.mark.parametrize(
     "moments",
     [
-        pytest.param(FEW[::3], id="one of each"),
+        pytest.param(FEW[::3], id="one of each", marks=pytest.mark.long),
         pytest.param(FEW, id="two of each", marks=pytest.mark.soak),
         pytest.param(SCALINGS, id="scalings", marks=pytest.mark.soak),
         pytest.param(ROLLING, id="rolling", marks=pytest.mark.soak),

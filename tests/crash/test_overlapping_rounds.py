@@ -67,7 +67,7 @@ PHASES = "before", "sent", "after"
 CALLS = "append:*", "end:commit"
 KILLS = [CutAt("kill", call, phase) for call in CALLS for phase in PHASES]
 FREEZES = [CutAt("stop", call, phase) for call in CALLS for phase in PHASES]
-FEW = [KILLS[1], KILLS[4], FREEZES[1], FREEZES[4]]
+FEW = [KILLS[1], FREEZES[4]]
 SOME = [*KILLS, FREEZES[1], FREEZES[4]]
 
 

@@ -40,8 +40,8 @@ _BY_FILE = {
     },
     "contract/test_producer.py": {
         "test_appended_then_fenced_does_not_commit[kafka-v2]": _FENCED_END,
-        "test_a_refusal_ends_the_transaction_not_the_producer[broken body-kafka-v2]": _ANY_RECORD,
-        "test_a_refusal_ends_the_transaction_not_the_producer[far future-kafka-v2]": _ANY_RECORD,
+        "test_a_refusal_ends_the_transaction_not_the_producer[kafka-v2-broken body]": _ANY_RECORD,
+        "test_a_refusal_ends_the_transaction_not_the_producer[kafka-v2-far future]": _ANY_RECORD,
         "test_a_compacted_topic_asks_for_keys[kafka-v2]": _ANY_KEY,
     },
 }
