@@ -112,7 +112,7 @@ def _measured(client: subprocess.Popen[str], controller: int, seconds: float) ->
     before = cpu_s(client.pid), cpu_s(controller)
     client.stdin.write("\n")
     client.stdin.flush()
-    count = int(client.stdout.readline())
+    count = int(client.stdout.readline()) or 1  # a short one that warms up may end before the first
     after = cpu_s(client.pid), cpu_s(controller)
     client.stdin.write("\n")
     client.stdin.flush()
