@@ -29,7 +29,7 @@ def test_a_planted_bug_that_needs_no_fault_is_shown_without_any() -> None:
 
 def test_a_run_that_holds_is_not_cut_down() -> None:
     with pytest.raises(ValueError, match="seed 1 does not fail"):
-        shrink(Case(1))
+        shrink(Case(1, {"work_s": 1.0, "clients": 1, "jobs": 1, "readers": 0, "workers": 0}))
 
 
 @pytest.mark.soak

@@ -85,7 +85,7 @@ PARTS = ("consumed", "name", "number", "changes", "open", "prepares", "ReservedB
 SAFE_SEEDS = (0, 1, 2, 3, 4, 5)
 MOST_SEEDS = 60
 OFTEN_S = 0.3
-SHORT_S = 10.0  # of a run that has all kinds of work, but not for long
+SHORT_S = 5.0  # of a run that has all kinds of work, but not for long
 # Limits that bound a transaction, but not its rows.
 _OTHERS = {"FOLLOWED", "HELPERS", "NAME", "ROW_CHANGES", "TURN_MS", "UNCOMMITTED", "UNREAD"}
 _OF_ONE = re.compile(r"\ban? (open )?transaction\b")
@@ -135,13 +135,10 @@ def test_a_history_in_files_is_judged_as_in_memory(tmp_path: Path) -> None:
 
 def test_a_full_disk_ends_the_process_and_nothing_else() -> None:
     """The next one, once there is room, goes on where the log stands."""
-    struck = 0
-    for seed in (1, 8):
-        report = simulate(seed, full_disk=0.04, full_disk_s=2.0)
-        assert not report.violation, str(report)
-        struck += report.faults.get("full disk", 0)
-        assert report.commits > 0
-    assert struck > 1
+    report = simulate(8, full_disk=0.04, full_disk_s=2.0)
+    assert not report.violation, str(report)
+    assert report.commits > 0
+    assert report.faults["full disk"] > 1
 
 
 def test_a_refusal_that_names_a_missing_writer_is_held_against_what_is_committed() -> None:
