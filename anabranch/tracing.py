@@ -384,7 +384,7 @@ class Served:
         sender = None if found is None else self._tracing.remote(found[0])
         if found is None or sender is None:
             return
-        attributes: dict[str, Any] = {"anabranch.answer": type(result).__name__, **self._attributes}
+        attributes: dict[str, Any] = dict(self._attributes)
         if code := getattr(result, "code", ""):
             attributes["error.type"] = code
         if timestamp := getattr(result, "commit_timestamp", 0):

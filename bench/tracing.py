@@ -9,8 +9,8 @@ exporter drops them: what an exporter takes is not in the figures.
 Each side has a partner, a client for which tracing is off; their turns follow each other. So all clients are idle
 for the same time, and both controllers serve the same number of turns. A request is a current span of another
 process; its web framework makes it so, whether anabranch traces or not, so the partner's one-shots are in requests,
-too. Ratios are those of such pairs: the median of the rounds. Goal: ≤ 1.05 in a request. One-shots that begin traces
-have none: OpenTelemetry's SDK takes more than that to decide about a trace, and to make a span.
+too. Ratios are those of such pairs: the median of the rounds. Goal: ≤ 1.05 in a request. One-shots that begin
+traces have none: OpenTelemetry's SDK takes more than that to decide about a trace, and to make a span.
 """
 
 from __future__ import annotations

@@ -385,7 +385,8 @@ def with_trace(events: Iterable[Event], trace: Trace | None) -> tuple[Event, ...
         if not takes or (headers and not _takes_trace(each)):
             out.append(each)
         else:  # without headers of its own it shares the tuple, which is encoded once
-            out.append(Event(stream, segment, key, value, headers + added, timestamp))
+            fields = (stream, segment, key, value, headers + added, timestamp)
+            out.append(tuple.__new__(Event, fields))  # without its checks, in half the time
     return tuple(out)
 
 
