@@ -80,7 +80,7 @@ class Tracing:
         self._attach, self._detach = context.attach, context.detach
         self._api, self._empty = trace, context.Context()
         self._current, self._context = trace.get_current_span, context.get_current
-        # Of the last call: one commit asks for the same context four times.
+        # One commit asks for the same context four times.
         self._here = _Here(self._empty, None, sampled=False)
         self._kinds = {kind.name: kind for kind in trace.SpanKind}
         self._last: tuple[SpanContext | None, bytes] = (None, b"")  # whose header was made last
