@@ -331,4 +331,4 @@ def silent(prometheus: Prometheus) -> list[str]:
     What a leader counts is gone once it leads no more.
     """
     found = [query.replace("$__rate_interval", "30s") for query in queries()]
-    return [query for query in found if not prometheus.series(f"last_over_time(({query})[10m:5s])")]
+    return [query for query in found if not prometheus.series(f"last_over_time(({query})[10m:1s])")]
