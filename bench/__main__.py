@@ -120,6 +120,12 @@ def _on_cluster(bench: Any, **more: Any) -> Callable[[bool], tuple[dict[str, Any
     return run
 
 
+def _processors(quick: bool) -> tuple[dict[str, Any], Rows]:
+    with setting.place() as place:
+        result = processing.run_many(place, quick=quick)
+    return result, processing.table_of_many(result)
+
+
 def _on_own(bench: Any) -> Callable[[bool], tuple[dict[str, Any], Rows]]:
     """Run a bench's module that starts brokers itself."""
 
@@ -184,6 +190,10 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
     "processing": (
         "map and count by peers: rates, latency, restore, failover",
         _on_cluster(processing),
+    ),
+    "processors": (
+        "commits of 64 processors on one machine, against one",
+        _processors,
     ),
     "handlers": ("handlers that fail or wait, against others", _on_cluster(handlers)),
     "big_table": (
