@@ -80,7 +80,7 @@ class MemoryProducer(Producer):
             # As on a broker: some batches may have been stored already.
             self._refusal = LogRefused(f"an append was cut short: {error!r}", 0)
             raise
-        return self.append(listed)
+        return all_steps(self.appending(listed))
 
     def committing(self) -> Steps[None]:
         """`anabranch.ports.Producer.committing`; the effect comes before or after the step ends (`_is_slow`)."""
