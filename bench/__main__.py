@@ -1,5 +1,5 @@
 """``python -m bench [splice|oneshot|bulk …] [--quick] [--json FILE]``: without names, all but big_table,
-growth and builds.
+growth, builds and processors.
 
 ``epochs`` runs rolling, scaling, ordered and beside in turn; each has its own name, too.
 
@@ -227,7 +227,8 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
     "builds": ("CPU of a commit by this build and another one (--other)", _builds(None, 7)),
     "pipelines": ("audit, export, compact and load of millions of events", _on_cluster(pipelines)),
 }
-BY_DEFAULT = [name for name in BENCHES if name not in ("growth", "builds", "big_table")]
+NOT_BY_DEFAULT = "growth", "builds", "big_table", "processors"  # processing has the last one
+BY_DEFAULT = [name for name in BENCHES if name not in NOT_BY_DEFAULT]
 GROUPS = {"epochs": ("rolling", "scaling", "ordered", "beside")}
 
 
