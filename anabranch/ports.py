@@ -123,6 +123,7 @@ class Producer(Protocol):
         `LogUnavailable`: a partition can't be reached; a request on its way is harmless once the abort is done.
         After these, abort the native transaction; the producer can then be used again.
         """
+        return all_steps(self.appending(batches))
 
     def appending(
         self, batches: Sequence[tuple[TopicPartition, bytes | memoryview]]
@@ -142,6 +143,7 @@ class Producer(Protocol):
 
         If nothing was appended, no request is sent. `LogUncertain`: the commit may or may not have happened.
         """
+        all_steps(self.committing())
 
     def committing(self) -> Steps[None]:
         """Do the same as `commit` in steps, as `appending` does."""

@@ -1,5 +1,5 @@
 """``python -m bench [splice|oneshot|bulk …] [--quick] [--json FILE]``: without names, all but big_table,
-growth and builds.
+growth, builds and processors.
 
 ``epochs`` runs rolling, scaling, ordered and beside in turn; each has its own name, too.
 
@@ -120,6 +120,12 @@ def _on_cluster(bench: Any, **more: Any) -> Callable[[bool], tuple[dict[str, Any
     return run
 
 
+def _processors(quick: bool) -> tuple[dict[str, Any], Rows]:
+    with setting.place() as place:
+        result = processing.run_many(place, quick=quick)
+    return result, processing.table_of_many(result)
+
+
 def _on_own(bench: Any) -> Callable[[bool], tuple[dict[str, Any], Rows]]:
     """Run a bench's module that starts brokers itself."""
 
@@ -185,6 +191,10 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         "map and count by peers: rates, latency, restore, failover",
         _on_cluster(processing),
     ),
+    "processors": (
+        "commits of 64 processors on one machine, against one",
+        _processors,
+    ),
     "handlers": ("handlers that fail or wait, against others", _on_cluster(handlers)),
     "big_table": (
         "memory, disk and start of four workers over a big table (--rows)",
@@ -217,7 +227,8 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
     "builds": ("CPU of a commit by this build and another one (--other)", _builds(None, 7)),
     "pipelines": ("audit, export, compact and load of millions of events", _on_cluster(pipelines)),
 }
-BY_DEFAULT = [name for name in BENCHES if name not in ("growth", "builds", "big_table")]
+NOT_BY_DEFAULT = "growth", "builds", "big_table", "processors"  # processing has the last one
+BY_DEFAULT = [name for name in BENCHES if name not in NOT_BY_DEFAULT]
 GROUPS = {"epochs": ("rolling", "scaling", "ordered", "beside")}
 
 

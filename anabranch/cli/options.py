@@ -417,6 +417,16 @@ class TypedReading(Typed):
         str, option("--undecodable MODE", "raise, skip, or the stream of dead letters.")
     ] = "raise"
 
+    def handle(self, name: str) -> Stream[Any, Any]:
+        """See `Typed`. An error about `--key` names the option that chooses events by their key."""
+        try:
+            codec_spec(self.key_codec)
+        except InvalidArgument as error:
+            raise InvalidArgument(
+                f"--key: {error}; --with-key KEY reads the events with a key"
+            ) from error
+        return super().handle(name)
+
 
 def codec_spec(word: str | None) -> Any:
     """The codec of `--key` or `--value`. Its module may be in the current folder. Raises: InvalidArgument."""

@@ -44,6 +44,7 @@ from anabranch.ports import (
     LogRefused,
     LogUnavailable,
     LogUncertain,
+    Producer,
     Steps,
     TopicPartition,
     all_steps,
@@ -85,7 +86,7 @@ class _Sequences:
         self.stored.clear()
 
 
-class KafkaProducer:
+class KafkaProducer(Producer):
     """`anabranch.ports.Producer` on brokers. Only one thread at a time may use it."""
 
     def __init__(self, cluster: Cluster, transactional_id: str, timeout: float) -> None:
@@ -123,10 +124,6 @@ class KafkaProducer:
         return self._coordinator.is_v2
 
     # -- the port -----------------------------------------------------------------------------------
-
-    def append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
-        """`anabranch.ports.Producer.append`."""
-        return all_steps(self.appending(batches))
 
     def appending(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> Steps[list[int]]:
         """See `anabranch.ports.Producer`. A broker gets its partitions' first batches in one request, and so on.
@@ -183,9 +180,6 @@ class KafkaProducer:
             self._after_failure(error)
             raise
         return [offsets[place] for place in sorted(offsets)]
-
-    def commit(self) -> None:
-        all_steps(self.committing())
 
     def committing(self) -> Steps[None]:
         self._check_usable()

@@ -515,10 +515,11 @@ class KafkaBus:
 
 def missing_topics(lane: str, missing: str, others: Sequence[str] = ()) -> AnabranchError:
     """The error for missing topics of a lane. ``others``: prefixes under which they exist."""
-    known = f"; there are such of prefix {', '.join(others[:_OTHERS])}" if others else ""
+    known = f"; there are topics with prefix {', '.join(others[:_OTHERS])}" if others else ""
     if lane in (OPEN_LANE, ADMIN_LANE):
         return NotReady(
-            f"there is no topic {missing}: start `anabranch controller`, or mend the prefix (of topics){known}"
+            f"there is no topic {missing}: start `anabranch controller`, or give the prefix of its topics "
+            f"(--cluster-prefix, ANABRANCH_PREFIX){known}"
         )
     return UnknownLane(
         f"there is no topic {missing}: an operator makes lane {lane!r} with `anabranch lane add {lane}`{known}"

@@ -8,10 +8,12 @@ times; a one-shot delayed by the one before counts from its due time. Phases, on
 - *alone*, before and after the others; both are shown, ratios are to the two together
 - *open*: a big transaction is written during the phase, at some megabytes a second
 - *carried*: a transaction of 2 GB (``--quick``: 200 MB), written before, is committed; the answer ends the phase
+- *produced*: the limit. Another process appends as many bytes, in ready batches, at the same rate, in native
+  transactions to a plain topic. It reads, checks and copies nothing
 
 and the controller's most resident memory in each phase. Everything shares the machine's cores: broker,
-controller, both processes and, in *open*, a writer. Small commits feel the work that the broker and the controller
-do for the big one; the ``cpu`` figures say how busy the controller was.
+controller, both processes and, in *open* and *produced*, a writer. Small commits feel the work that the broker and
+the controller do for the big one; the ``cpu`` figures say how busy the controller and the broker were.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ from pathlib import Path
 from typing import Any
 
 import anabranch
+from anabranch.batches.records import Record, encode_batch
+from anabranch.kafka.log import KafkaLog
+from anabranch.ports import TopicPartition
 from bench.setting import Place, cpu_s, noise_values, percentile
 
 EVENTS = 10
@@ -35,6 +40,7 @@ BIG_VALUE_BYTES = 1_000
 BIG_BYTES, QUICK_BYTES = 2_000_000_000, 200_000_000
 OPEN_BYTES_PER_S = 4_000_000
 BIG_WRITERS = 2
+CHUNK_BYTES = 16 << 20  # of a native transaction, as a controller's `--chunk-bytes`
 SECONDS, QUICK_SECONDS = 15.0, 4.0
 WARM_UP_S = 5.0
 EVERY_S = {"one-shot": 1 / 20, "journal": 1 / 10}
@@ -70,6 +76,9 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
 
         phases["carried"] = _phase(place, stream, commit_big)
         time.sleep(2.0)
+        with _producing(place, size, size / took[0]) as produce:
+            phases["produced"] = _phase(place, stream, produce)
+        time.sleep(2.0)
         phases["alone after"] = _phase(place, stream, pause)
     alone = {
         name: phases["alone before"]["ms"][name] + phases["alone after"]["ms"][name]
@@ -85,6 +94,7 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
             phase: {
                 "controller_rss_mb": found["rss_mb"],
                 "controller_cpu": found["cpu"],
+                "broker_cpu": found["broker_cpu"],
                 **{
                     name: {
                         **_spread(some),
@@ -139,9 +149,9 @@ def _phase(place: Place, stream: str, during: Callable[[], None]) -> dict[str, A
         ready.acquire(timeout=60)
     time.sleep(WARM_S)
     with _Sampler(place.controller) as sampler:
-        start = time.monotonic()
+        start, broker = time.monotonic(), cpu_s(place.broker)
         during()
-        end = time.monotonic()
+        end, broker = time.monotonic(), cpu_s(place.broker) - broker
     stop.set()
     calls = committed.get(timeout=120)
     arrivals = seen.get(timeout=120)
@@ -152,7 +162,13 @@ def _phase(place: Place, stream: str, during: Callable[[], None]) -> dict[str, A
         if start <= due < end:
             ms.setdefault(kind, []).append((answered - due) * 1000)
             ms.setdefault(f"{kind}, read", []).append((arrivals[number] - asked) * 1000)
-    return {"ms": ms, "rss_mb": sampler.most_mb, "cpu": sampler.cpu / (end - start)}
+    seconds = end - start
+    return {
+        "ms": ms,
+        "rss_mb": sampler.most_mb,
+        "cpu": sampler.cpu / seconds,
+        "broker_cpu": broker / seconds,
+    }
 
 
 Calls = dict[
@@ -320,12 +336,67 @@ def _write_share(bootstrap: str, token: bytes, stream: str, count: int, out: Any
         out.put(writer.finish(timeout=120).to_bytes())
 
 
+# -- the limit -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _producing(place: Place, size: int, bytes_per_s: float) -> Iterator[Callable[[], None]]:
+    """A call that lets another process, which is ready, append so many bytes, and waits for its end."""
+    ctx = mp.get_context("spawn")
+    go, ready = ctx.Event(), ctx.Semaphore(0)
+    process = ctx.Process(
+        target=_produce,
+        args=(place.bootstrap, place.new_topic(2), size, bytes_per_s, ready, go),
+        daemon=True,
+    )
+    process.start()
+    ready.acquire(timeout=60)
+
+    def produce() -> None:
+        go.set()
+        process.join(300)
+
+    yield produce
+
+
+def _produce(
+    bootstrap: str, topic: str, size: int, bytes_per_s: float, ready: Any, go: Signal
+) -> None:
+    value = os.urandom(BIG_VALUE_BYTES)
+    batch = encode_batch([Record(0, 0, b"key", value)] * 900)
+    each = CHUNK_BYTES // len(batch)
+    log = KafkaLog(bootstrap)
+    producer = log.producer("bench-beside", timeout=60)
+    ready.release()
+    go.wait(60)
+    start, done = time.monotonic(), 0
+    while done < size:
+        place = TopicPartition(topic, done // CHUNK_BYTES % 2)
+        producer.append_stream([(place, batch)] * each)
+        producer.commit()
+        done += each * len(batch)
+        time.sleep(max(0.0, start + done / bytes_per_s - time.monotonic()))
+    producer.close()
+    log.close()
+
+
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows."""
-    head = ["phase", "what", "p50 ms", "p99 ms", "max ms", "p99 of alone", "controller MB, cores"]
+    head = [
+        "phase",
+        "what",
+        "p50 ms",
+        "p99 ms",
+        "max ms",
+        "p99 of alone",
+        "controller MB, cores; broker",
+    ]
     rows = []
     for phase, found in result["phases"].items():
-        machine = f"{found['controller_rss_mb']:.0f}, {found['controller_cpu']:.2f}"
+        machine = (
+            f"{found['controller_rss_mb']:.0f}, {found['controller_cpu']:.2f}; "
+            f"{found['broker_cpu']:.2f}"
+        )
         for name in ("one-shot", "journal", "one-shot, read", "journal, read"):
             ms = found[name]
             rows.append(

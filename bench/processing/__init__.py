@@ -25,6 +25,7 @@ sessions have six seconds.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -91,6 +92,33 @@ def _able(settings: Sequence[_Setting], work: str) -> Sequence[_Setting]:
     return [one for one in settings if not words or one[0] is not FAUST_STREAMING]
 
 
+def run_many(place: Place, *, quick: bool = False) -> dict[str, Any]:
+    """*many* alone, in turn: commits of one processor and of 64."""
+    turns, seconds = (1, 5.0) if quick else (5, 20.0)
+    each = [[measures.many(OURS, place, n, seconds) for n in (1, 64)] for _ in range(turns)]
+    middle = [
+        {name: statistics.median(one[name] for one in found) for name in found[0]}
+        for found in zip(*each, strict=True)
+    ]
+    return {"turns": each, "many": middle}
+
+
+def table_of_many(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows for people."""
+    return ["what", "peer", "figure", "beside"], list(_rows_of_many(result["many"]))
+
+
+def _rows_of_many(many: list[dict[str, float]]) -> Iterator[list[str]]:
+    for one in many:
+        what = f"processors: {one['processors']}, a commit each 100 ms"
+        times = f"p50 / p99 {one['p50_ms']} / {one['p99_ms']} ms"
+        cpu = "CPU of a commit: workers, controller, broker"
+        used = ", ".join(
+            f"{one[part]:.0f}" for part in ("workers_us", "controller_us", "broker_us")
+        )
+        yield [what, OURS.name, f"{one['per_s']} commits/s", f"{times}; {cpu} {used} µs"]
+
+
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Head and rows for people."""
     rows = [
@@ -112,10 +140,7 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         how = "with" if one["standby"] else "without"
         what = f"killed, {one['rows']:,} rows, {how} standby"
         rows.append([what, one["peer"], f"{one['s']} s", ""])
-    for one in result["many"]:
-        what = f"processors: {one['processors']}, a commit each 100 ms"
-        times = f"p50 / p99 {one['p50_ms']} / {one['p99_ms']} ms"
-        rows.append([what, OURS.name, f"{one['per_s']} commits/s", times])
+    rows += _rows_of_many(result["many"])
     scaling = result["scaling"]
     pause = f"{scaling['scaling_ms']} ms"
     rows.append(["longest pause, scaling", OURS.name, pause, f"at rest {scaling['rest_ms']} ms"])
@@ -146,4 +171,4 @@ def ratios(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"killed, {how} standby", f"{ours['s'] / theirs['s']:.2f} ×"
 
 
-__all__ = ["measures", "peers", "run", "table"]
+__all__ = ["measures", "peers", "run", "run_many", "table", "table_of_many"]

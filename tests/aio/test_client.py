@@ -70,7 +70,9 @@ def test_written_committed_and_read(run: Callable[[Scenario], None]) -> None:
         async with client.begin(scope) as txn:
             await txn.write(stream, b"left", key=b"k")
         found = [event.value async for event in client.read(stream, timeout=1)]
-        assert found == [b"one command", *[b"joined"] * 3000, b"by a writer"]
+        # Writers of one transaction have no order among them.
+        assert found[0] == b"one command"
+        assert Counter(found[1:]) == {b"joined": 3000, b"by a writer": 1}
         assert sorted(map(str, await values(client, stream))) == sorted(map(str, found))
 
     run(scenario)
@@ -427,7 +429,7 @@ def test_a_cancelled_commit_leaves_no_doubt(run: Callable[[Scenario], None]) -> 
         assert COMMITS * 0.1 < len(there) < COMMITS * 0.98  # moments on both sides
 
     run(scenario)
-    assert took[0] < 20
+    assert took[0] < 60
 
 
 @pytest.mark.long

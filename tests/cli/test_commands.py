@@ -824,9 +824,10 @@ def test_read_of_one_decoded_key(
     fake.events = [event(0)._replace(offset=n, key=key) for n, key in enumerate(keys)]
     result = run("read", "nyc/flights", *chosen.split(), "--json")
     assert [json.loads(line)["offset"] for line in result.stdout.splitlines()] == offsets
-    refused = run("read", "nyc/flights", "--key", "json", "--with-key", "{")
-    assert refused.exit_code == ExitCode.USAGE
-    assert "codec json" in refused.stderr
+    for given, said in (("--key json --with-key {", "codec json"), ("--key N1", "--with-key KEY")):
+        refused = run("read", "nyc/flights", *given.split())
+        assert refused.exit_code == ExitCode.USAGE
+        assert said in refused.stderr
 
 
 @pytest.fixture

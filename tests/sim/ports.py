@@ -14,6 +14,7 @@ from dataclasses import replace
 from anabranch.batches.format import Buffer
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.client.ports import ClientPorts
+from anabranch.core.rows import TERM_KEY
 from anabranch.errors import WriteFailed
 from anabranch.ports import (
     Failed,
@@ -29,16 +30,19 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.protocol.legal_names import OPEN_LANE
+from anabranch.protocol.schemas.codec import decode_as
+from anabranch.protocol.schemas.records import TermRow
 from anabranch.testing.memory.broker import Transactions
 from anabranch.testing.memory.client import MemoryBus, MemoryJournal, MemoryJournals
 from anabranch.testing.memory.log import MemoryBrokers, MemoryLog, MemoryProducer
 from anabranch.testing.memory.partition import Partition
 from anabranch.testing.memory.table import MemoryStore, MemoryTable
 from anabranch.testing.memory.trouble import Kind, Trouble, error_of
-from anabranch.topics.names import commands_topic, replies_topic, status_topic
+from anabranch.topics.names import commands_topic, of_transactions, replies_topic, status_topic
 from tests.sim.faults import Faults, LateEnd
 from tests.sim.groups import Groups
 from tests.sim.ledger import Ledger, Native
+from tests.sim.picture import visible
 from tests.sim.retention import KeptPartition
 from tests.sim.topics import Hands
 from tests.sim.world import Process, SimClock, World
@@ -110,12 +114,25 @@ class SimCluster(MemoryBrokers):
         )
 
     def held_by_the_dead(self) -> bool:
-        """Whether a killed leader left an id busy whose markers can't land: only they can fence that leader."""
-        return any(
-            self.owners[name].dead and not self._takes_markers(marker[1])
+        """Whether an id stays busy, as its markers can't land, and its owner or the last leader was killed.
+
+        Nobody may pass over the id then: `anabranch.controller.leadership`.
+        """
+        busy = [
+            name
             for name, state in self._transactions.items()
-            for marker in state.landing
-        )
+            if not all(self._takes_markers(marker[1]) for marker in state.landing)
+        ]
+        return any(self.owners[name].dead or self._leader_was_killed(name) for name in busy)
+
+    def _leader_was_killed(self, transactional_id: str) -> bool:
+        """Whether the last leader of this id's control partition is gone without having resigned."""
+        prefix = self.ledger.prefix
+        number, _, _ = transactional_id.removeprefix(of_transactions(prefix)).partition(".")
+        status = visible(self, TopicPartition(status_topic(prefix), int(number)))
+        rows = [seen.record.value for seen in status if seen.record.key == TERM_KEY]
+        last = decode_as(TermRow, rows[-1] or b"") if rows else None
+        return last is not None and not last.resigned and not self.world.lives(last.leader)
 
     def pause(self, seconds: float) -> None:
         """A waiting fetch looks again when something has changed."""

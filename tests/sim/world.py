@@ -129,6 +129,10 @@ class World:
 
     # -- for those who build a run --------------------------------------------------------------------
 
+    def lives(self, name: str) -> bool:
+        """Whether a process of this name has a task."""
+        return any(task.process.name == name for task in self._tasks)
+
     def spawn(self, process: Process, name: str, body: Callable[[], None]) -> Task:
         """Start a task; an exception that it lets through is a violation."""
         label = f"{process.name}/{name}"

@@ -12,6 +12,7 @@ from anabranch.ports import (
     LogFenced,
     LogRefused,
     LogUncertain,
+    Producer,
     Steps,
     TopicPartition,
     all_steps,
@@ -33,7 +34,7 @@ class Handle(Protocol):
         """Pass through the cluster's hook."""
 
 
-class MemoryProducer:
+class MemoryProducer(Producer):
     """`anabranch.ports.Producer` in memory."""
 
     def __init__(self, log: Handle, transactional_id: str, producer_id: int, epoch: int) -> None:
@@ -46,9 +47,6 @@ class MemoryProducer:
         self._begun = False
         self._ended: LogError | None = None
         self._refusal: LogRefused | None = None
-
-    def append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
-        return all_steps(self.appending(batches))
 
     def appending(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> Steps[list[int]]:
         """`anabranch.ports.Producer.appending`; the effect comes before or after the step ends (`_is_slow`)."""
@@ -82,10 +80,7 @@ class MemoryProducer:
             # As on a broker: some batches may have been stored already.
             self._refusal = LogRefused(f"an append was cut short: {error!r}", 0)
             raise
-        return self.append(listed)
-
-    def commit(self) -> None:
-        all_steps(self.committing())
+        return all_steps(self.appending(listed))
 
     def committing(self) -> Steps[None]:
         """`anabranch.ports.Producer.committing`; the effect comes before or after the step ends (`_is_slow`)."""
