@@ -2070,6 +2070,12 @@ class AsyncClient(Handle):
             self._blocking.feature_level, raise_to=raise_to, timeout=timeout
         )
 
+    async def grow_cluster(self, control_partitions: int, *, timeout: float | None = None) -> int:
+        """As `Client.grow_cluster`."""
+        return await self._waits.call(
+            self._blocking.grow_cluster, control_partitions, timeout=timeout
+        )
+
     async def acls(self, *, timeout: float | None = None) -> list[Acl]:
         """As `Client.acls`."""
         return await self._waits.call(self._blocking.acls, timeout=timeout)

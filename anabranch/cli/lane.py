@@ -126,12 +126,14 @@ def audit_log(
     show("entries", rows, columns, as_json=options.json, title="Audit log")
 
 
-cluster_app = App(no_args_is_help=True, help="See and raise the feature level of a cluster.")
+cluster_app = App(
+    no_args_is_help=True, help="See how a cluster is, let it grow, and raise its feature level."
+)
 
 
 @cluster_app.callback()
 def cluster() -> None:
-    """See and raise the feature level of a cluster."""
+    """See how a cluster is, let it grow, and raise its feature level."""
 
 
 @cluster_app.command("feature")

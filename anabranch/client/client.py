@@ -1561,6 +1561,21 @@ class Client:
         deadline = self._shared.deadline_outside("feature_level", timeout)
         return self._admin.feature_level(raise_to, deadline)
 
+    def grow_cluster(self, control_partitions: int, *, timeout: float | None = None) -> int:
+        """Give the cluster more control partitions, while it runs; returns their new number.
+
+        Controllers lead the new ones within seconds, without a restart. New scopes get those with the fewest
+        scopes. Existing scopes stay where they are. New control partitions get the feature level, lanes and grants
+        of the others before a scope gets one. After an interruption call it again: it goes on. Needs feature level
+        4, the rights operate and admin on ``*``, and the brokers' right Alter on the topics of control partitions
+        and lanes.
+
+        Raises: InvalidArgument (not more than there are), FeatureNotEnabled, NotAuthorized (also if a right of the
+        brokers is missing), NotReady, DeadlineExceeded (repeating is safe).
+        """
+        deadline = self._shared.deadline_outside("grow_cluster", timeout)
+        return self._admin.grow(control_partitions, deadline)
+
     def audit_log(self, limit: int = 100, *, timeout: float | None = None) -> list[AuditEntry]:
         """Operators' commands, the newest first: an entry for each control partition that carried a command out.
 

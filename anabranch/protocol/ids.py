@@ -20,6 +20,7 @@ FENCING_TOKEN_SIZE = 16  # random bytes that prove task ownership
 MARK_MS = 1 << 47
 CORRELATION_ID_SIZE = 16
 DIRECTORY = 0  # the control partition that knows where each scope is served
+AS_NOW = -1  # in `SetFeatureLevel`: as many control partitions as are in use
 MAX_CONTROL_PARTITION = (1 << 16) - 1
 _MAX_MS = MARK_MS - 1
 

@@ -173,7 +173,7 @@ KINDS = (
         "alter_processor mark_copy "
         "import_group delete_processor take_tasks release_tasks processors processor "
         "derive rebuild drop_derivation check_derivation stored lag lanes add_lane block_lane unblock_lane "
-        "grants grant revoke audit_log commands leaders feature_level acls system transact close",
+        "grants grant revoke audit_log commands leaders feature_level grow_cluster acls system transact close",
         {
             "begin": "Transaction",
             "join": "Writer",

@@ -326,13 +326,15 @@ class FeatureLevel:
 
     level: int
     known: int
+    control_partitions: int = 0
 
 @dataclass(frozen=True, slots=True)
 class FeatureRow:
-    """Status row: the feature level, if it was raised. Up to this level controllers may write records."""
+    """Status row: the feature level, up to which controllers write, and how many control partitions are in use."""
 
     level: int
     raised_ms: int
+    control_partitions: int = 0
 
 @dataclass(frozen=True, slots=True)
 class FindScope:
@@ -1104,9 +1106,10 @@ class SeriesRow:
 
 @dataclass(frozen=True, slots=True)
 class SetFeatureLevel:
-    """Command: raise the feature level of the control partition. Repeating it is harmless."""
+    """Command: raise the feature level, or the number of control partitions in use. Repeating it is harmless."""
 
     level: int | None
+    control_partitions: int = 0
 
 @dataclass(frozen=True, slots=True)
 class SetGrant:
