@@ -367,7 +367,8 @@ class LeaderInfo:
 
     ``leader``: host, process and start time. ``since_ms``: Unix milliseconds. ``committed``: transactions committed
     since some time of the term: only the difference of two answers means anything. ``uncommitted_bytes``: of open
-    transactions in journals.
+    transactions in journals. From feature level 4 on: ``busy_us``: microseconds of processor time of the leader's
+    thread, of which again only differences mean anything; ``waiting``: commands not decided yet.
     """
 
     control_partition: int
@@ -376,6 +377,8 @@ class LeaderInfo:
     since_ms: int
     committed: int
     uncommitted_bytes: int
+    busy_us: int = 0
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,14 @@ class Administration:
     def leaders(self, deadline: float) -> Listed[LeaderInfo]:
         def info(n: int, got: r.LeaderInfo) -> LeaderInfo:
             return LeaderInfo(
-                n, got.term, got.leader, got.since_ms, got.committed, got.uncommitted_bytes
+                n,
+                got.term,
+                got.leader,
+                got.since_ms,
+                got.committed,
+                got.uncommitted_bytes,
+                got.busy_us,
+                got.waiting,
             )
 
         return self._each_leader(r.DescribeLeader(), r.LeaderInfo, info, deadline)

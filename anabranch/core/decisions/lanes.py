@@ -288,6 +288,7 @@ def list_commands(turn: Turn, command: r.ListCommands, to: ReplyTo | None) -> No
     turn.reply(to, r.CommandList(position, end, found, len(state.open), state.outcomes))
 
 
+LOAD_LEVEL = 4  # the feature level from which answers have the processor time
 _NO_TERM = r.TermRow(0, "", 0, resigned=False)
 
 
@@ -295,4 +296,12 @@ def describe_leader(turn: Turn, command: r.DescribeLeader, to: ReplyTo | None) -
     """Answer with the term of this leader, and how much it does."""
     term = turn.state.term or _NO_TERM
     held = turn.index.uncommitted.total
-    turn.reply(to, r.LeaderInfo(term.term, term.leader, term.since_ms, turn.state.committed, held))
+    busy_us = waiting = 0
+    if turn.state.feature_level >= LOAD_LEVEL:
+        busy_us = turn.memory.busy_us
+        seen = turn.memory.lanes.items()
+        waiting = sum([max(0, lane.end - position_of(turn.state, name)) for name, lane in seen])
+    info = r.LeaderInfo(
+        term.term, term.leader, term.since_ms, turn.state.committed, held, busy_us, waiting
+    )
+    turn.reply(to, info)

@@ -495,6 +495,8 @@ class LeaderInfo:
     since_ms: int
     committed: int
     uncommitted_bytes: int
+    busy_us: int = 0
+    waiting: int = 0
 
 @dataclass(frozen=True, slots=True)
 class ListAudit:
