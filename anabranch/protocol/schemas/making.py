@@ -60,6 +60,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
     (
         False,
         """
+        Asker.decided
         CreateStream.adopt ListTransactions.prepared StreamRow.adopt Revalidate.decided OpenInfo.frozen
         Touched.is_table TakeTasks.copying DescribeProcessors.topology
         """,

@@ -64,6 +64,7 @@ class Asker:
     command: bytes
     lane: str
     held: bool
+    decided: bool = False
 
 @dataclass(frozen=True, slots=True)
 class AuditList:
