@@ -13,6 +13,7 @@ from anabranch.core.stream_states import ACTIVE
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (
     AnabranchError,
+    IllegalState,
     InvalidArgument,
     MalformedRecord,
     NotReady,
@@ -127,7 +128,8 @@ class Result:
 
     ``txn_id``: 16 bytes; not the id of the handle if another transaction of the name was committed before.
     ``commit_timestamp``: hybrid time. ``reason``: the stream whose events are missing, if it was lost while the
-    transaction was prepared.
+    transaction was prepared. ``is_merged``: False after `commit` with ``wait="decided"`` whose events are still
+    being merged: it will commit, and its timestamp, 0 here, is not chosen yet.
     """
 
     txn_id: bytes
@@ -135,10 +137,13 @@ class Result:
     counts: Counts
     name: str | None = None
     reason: str = ""
+    is_merged: bool = True
 
     @property
     def committed_at(self) -> datetime:
-        """The moment of the commit timestamp, in UTC."""
+        """The moment of the commit timestamp, in UTC. Raises: IllegalState (it is not merged yet)."""
+        if not self.is_merged:
+            raise IllegalState("the transaction has no commit timestamp before it is merged")
         return to_datetime(self.commit_timestamp)
 
 
@@ -152,7 +157,15 @@ class Transacted(Result, Generic[T]):
     def of(cls, result: Result, value: T) -> Transacted[T]:
         """The outcome of a commit, with this value."""
         its = result
-        return cls(its.txn_id, its.commit_timestamp, its.counts, its.name, its.reason, value=value)
+        return cls(
+            its.txn_id,
+            its.commit_timestamp,
+            its.counts,
+            its.name,
+            its.reason,
+            its.is_merged,
+            value=value,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +380,8 @@ class LeaderInfo:
 
     ``leader``: host, process and start time. ``since_ms``: Unix milliseconds. ``committed``: transactions committed
     since some time of the term: only the difference of two answers means anything. ``uncommitted_bytes``: of open
-    transactions in journals.
+    transactions in journals. From feature level 4 on: ``busy_us``: microseconds of processor time of the leader's
+    thread, of which again only differences mean anything; ``waiting``: commands not decided yet.
     """
 
     control_partition: int
@@ -376,6 +390,8 @@ class LeaderInfo:
     since_ms: int
     committed: int
     uncommitted_bytes: int
+    busy_us: int = 0
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -521,9 +537,10 @@ def description_of(info: r.StreamInfo) -> StreamDescription:
 
 
 def result_of(outcome: r.Outcome) -> Result:
-    """The result in a COMMITTED `Outcome` record."""
-    counts = counts_of(outcome)
-    return Result(outcome.txn_id, outcome.commit_timestamp, counts, outcome.name, outcome.reason)
+    """The result in an `Outcome` record that is COMMITTED, or decided."""
+    counts, is_merged = counts_of(outcome), outcome.state == "COMMITTED"
+    reason = outcome.reason if is_merged else ""  # before, what its merge waits for
+    return Result(outcome.txn_id, outcome.commit_timestamp, counts, outcome.name, reason, is_merged)
 
 
 def committed(outcome: r.Outcome) -> r.Outcome:

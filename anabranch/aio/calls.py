@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from anabranch.client.client import Client, T
+    from anabranch.client.commit_parts import Wait
     from anabranch.client.own_writes import Writers
     from anabranch.client.receipts import EventFields, TypedFields
     from anabranch.client.replica import Replica
@@ -484,6 +485,7 @@ class AsyncTransaction(Handle):
         number: int | None = None,
         consumed: r.Consumed | None = None,
         secret: bytes | None = None,
+        wait: Wait = "merged",
         timeout: float | None = None,
     ) -> Result:
         """As `Transaction.commit`."""
@@ -494,8 +496,13 @@ class AsyncTransaction(Handle):
             number=number,
             consumed=consumed,
             secret=secret,
+            wait=wait,
             timeout=timeout,
         )
+
+    async def merged(self, timeout: float | None = None) -> Result:
+        """As `Transaction.merged`."""
+        return await self._waits.call(self._blocking.merged, timeout)
 
     async def prepare(
         self,
@@ -841,6 +848,7 @@ class AsyncTableTransaction(Handle):
         number: int | None = None,
         consumed: r.Consumed | None = None,
         secret: bytes | None = None,
+        wait: Wait = "merged",
         timeout: float | None = None,
     ) -> Result:
         """As `TableTransaction.commit`."""
@@ -851,8 +859,13 @@ class AsyncTableTransaction(Handle):
             number=number,
             consumed=consumed,
             secret=secret,
+            wait=wait,
             timeout=timeout,
         )
+
+    async def merged(self, timeout: float | None = None) -> Result:
+        """As `TableTransaction.merged`."""
+        return await self._waits.call(self._blocking.merged, timeout)
 
     async def prepare(
         self,
@@ -1257,6 +1270,7 @@ class AsyncReplica(Handle):
         name: str | None = None,
         consume: AsyncTaskReader | None = None,
         fresh: bool = True,
+        wait: Wait = "merged",
         timeout: float | None = None,
     ) -> Transacted[T]:
         """As `Replica.transact`."""
@@ -1271,6 +1285,8 @@ class AsyncReplica(Handle):
             isolation=isolation,
             name=name,
             consume=moved,
+            fresh=fresh,
+            wait=wait,
             timeout=timeout,
         )
 
@@ -1426,6 +1442,7 @@ class AsyncClient(Handle):
         *,
         consumed: r.Consumed | None = None,
         secret: bytes | None = None,
+        wait: Wait = "merged",
         timeout: float | None = None,
     ) -> Result:
         """As `Client.commit`."""
@@ -1437,6 +1454,7 @@ class AsyncClient(Handle):
             number,
             consumed=consumed,
             secret=secret,
+            wait=wait,
             timeout=timeout,
         )
 
@@ -1496,6 +1514,12 @@ class AsyncClient(Handle):
     ) -> TransactionInfo:
         """As `Client.state`."""
         return await self._waits.call(self._blocking.state, transaction, timeout=timeout)
+
+    async def is_finished(
+        self, transaction: bytes | str | Reservation, *, timeout: float | None = None
+    ) -> bool:
+        """As `Client.is_finished`."""
+        return await self._waits.call(self._blocking.is_finished, transaction, timeout=timeout)
 
     async def resolve(
         self, transaction: bytes | str | Reservation, *, timeout: float | None = None
@@ -2070,6 +2094,12 @@ class AsyncClient(Handle):
             self._blocking.feature_level, raise_to=raise_to, timeout=timeout
         )
 
+    async def grow_cluster(self, control_partitions: int, *, timeout: float | None = None) -> int:
+        """As `Client.grow_cluster`."""
+        return await self._waits.call(
+            self._blocking.grow_cluster, control_partitions, timeout=timeout
+        )
+
     async def acls(self, *, timeout: float | None = None) -> list[Acl]:
         """As `Client.acls`."""
         return await self._waits.call(self._blocking.acls, timeout=timeout)
@@ -2130,6 +2160,7 @@ class AsyncClient(Handle):
         name: str | None = None,
         consume: AsyncTaskReader | None = None,
         keepalive: float = defaults.KEEPALIVE_S,
+        wait: Wait = "merged",
         timeout: float | None = None,
     ) -> Transacted[T]:
         """As `Client.transact`."""
@@ -2145,6 +2176,7 @@ class AsyncClient(Handle):
             name=name,
             consume=moved,
             keepalive=keepalive,
+            wait=wait,
             timeout=timeout,
         )
 
@@ -2340,6 +2372,14 @@ class AsyncClient(Handle):
                 before=before,
                 folder=folder,
             ),
+        )
+
+    def finished(
+        self, transactions: Iterable[bytes | str | Reservation], *, timeout: float | None = None
+    ) -> OpeningRows[TransactionInfo]:
+        """As `Client.finished`."""
+        return OpeningRows(
+            self._waits, partial(self._blocking.finished, transactions, timeout=timeout)
         )
 
     def __del__(self) -> None:

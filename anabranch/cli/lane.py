@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -18,6 +19,7 @@ from anabranch.cli.options import (
 )
 from anabranch.cli.output import Column, Grid, Row, print_line, print_result, show
 from anabranch.errors import InvalidArgument, count_of
+from anabranch.presentation.load import advice, loads
 from anabranch.presentation.rows import time_text
 from anabranch.protocol.legal_names import OPEN_LANE
 
@@ -126,12 +128,14 @@ def audit_log(
     show("entries", rows, columns, as_json=options.json, title="Audit log")
 
 
-cluster_app = App(no_args_is_help=True, help="See and raise the feature level of a cluster.")
+cluster_app = App(
+    no_args_is_help=True, help="See how a cluster is, let it grow, and raise its feature level."
+)
 
 
 @cluster_app.callback()
 def cluster() -> None:
-    """See and raise the feature level of a cluster."""
+    """See how a cluster is, let it grow, and raise its feature level."""
 
 
 @cluster_app.command("feature")
@@ -156,6 +160,56 @@ def feature(
         found = client.feature_level(raise_to=raise_to)
     line = f"feature level {found.level}; the controllers that lead know levels up to {found.known}"
     print_result(asdict(found), line, as_json=options.json)
+
+
+@cluster_app.command("status")
+def status(
+    options: OperatorOptions,
+    seconds: Annotated[
+        float, option("--seconds S", "How long to measure.", min=0.1, max=3600)
+    ] = 2.0,
+) -> None:
+    """Show the load of each control partition, and which one another controller should lead.
+
+    BUSY is the share of a core that its leader takes; leaders in one process share a core.
+    """
+    with options.client() as client:
+        before, begun = client.leaders(), time.monotonic()
+        time.sleep(seconds)
+        after = client.leaders()
+        found = loads(before, after, time.monotonic() - begun)
+        open_ = {each.control_partition: each.open_transactions for each in client.commands()}
+    rows = [load.row | {"open": open_.get(load.control_partition)} for load in found]
+    texts = advice(found)
+    print_result(
+        {"control_partitions": rows, "advice": texts},
+        Grid("Control partitions", rows, _LOAD_COLUMNS),
+        *texts,
+        as_json=options.json,
+    )
+    after.check()
+
+
+@cluster_app.command("grow")
+def grow(
+    options: OperatorOptions,
+    control_partitions: Annotated[
+        int, option("--control-partitions N", "How many there shall be: more than now.")
+    ],
+    yes: Yes = False,
+) -> None:
+    """Add control partitions while the cluster runs. Controllers lead them without a restart.
+
+    New scopes get the control partition with the fewest scopes; existing scopes stay where they are. The number
+    never falls. After an interruption repeat the command: it goes on.
+    """
+    with options.client() as client:
+        confirm(
+            f"{control_partitions} control partitions can't become fewer again. Continue?", yes=yes
+        )
+        found = client.grow_cluster(control_partitions)
+    line = f"{found} control partitions are in use: new scopes get those with the fewest scopes"
+    print_result({"control_partitions": found}, line, as_json=options.json)
 
 
 commands_app = App(no_args_is_help=True, help="List quarantined commands.")
@@ -205,6 +259,10 @@ def quotas_of(texts: Sequence[str] | None) -> dict[str, int | None] | None:
 _MOST_DIGITS = 18
 
 
+def _known(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
 def _changes(former: Lane, lane: Lane) -> list[str]:
     """The quotas that changed: ``etl: work 1,000 a second (was 20,000)``."""
     found = []
@@ -248,6 +306,15 @@ _LANE_COLUMNS = (
     Column("work", _work),
     Column("uses", _uses),
     "trouble",
+)
+_LOAD_COLUMNS = (
+    "control_partition",
+    Column("commits a second", lambda row: _known(row["commits"], "{:,.1f}")),
+    Column("busy", lambda row: _known(row["busy"], "{:.0%}")),
+    "waiting",
+    "open",
+    Column("bytes in journals", "uncommitted_bytes"),
+    "leader",
 )
 _COMMAND_COLUMNS = (
     "control_partition",

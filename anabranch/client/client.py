@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import datetime
 from functools import partial
@@ -24,7 +24,7 @@ from anabranch.client.calls.derivations import Deriving
 from anabranch.client.calls.processors import Processors, check_imported
 from anabranch.client.calls.reading import Reading, SystemTables
 from anabranch.client.calls.streams import Streams, given
-from anabranch.client.commit_parts import CommitParts
+from anabranch.client.commit_parts import CommitParts, Wait
 from anabranch.client.ports import ClientPorts
 from anabranch.client.reservation import (
     Reservation,
@@ -42,6 +42,7 @@ from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer, join
 from anabranch.core.authorize import ADD, ALL, TAKE
 from anabranch.core.stream_settings import TABLE, in_force
+from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import ClockSkew, InvalidArgument, NotForkSafe, UnsupportedSetting
 from anabranch.extras import need
 from anabranch.presentation.system_tables import (
@@ -55,7 +56,7 @@ from anabranch.presentation.system_tables import (
 from anabranch.protocol import defaults
 from anabranch.protocol.hybrid_time import MAX, to_text
 from anabranch.protocol.legal_names import check_scope, check_type
-from anabranch.protocol.limits import Room
+from anabranch.protocol.limits import AWAITED, Room
 from anabranch.protocol.schemas import records as r
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.group_lag import (
@@ -240,6 +241,7 @@ class Client:
         name: str | None = None,
         consume: TaskReader | None = None,
         keepalive: float = defaults.KEEPALIVE_S,
+        wait: Wait = "merged",
         timeout: float | None = None,
     ) -> Transacted[T]:
         """Call ``function`` with a transaction, and commit; repeat this if it is aborted, for ``timeout`` seconds.
@@ -257,6 +259,8 @@ class Client:
         that it has returned; the function must not read from it. If the call fails without effect, the reader's
         next commit moves past these events. If the name is committed already, the positions move in a commit of
         their own. The transaction belongs to the processor's scope.
+
+        ``wait``: as of `Transaction.commit`; `finished` waits for the rest.
 
         Raises: as `Transaction.commit`; TransactionAborted, WriteFailed (after the timeout). OwnershipLost,
         OutcomeUnknown: take the tasks again; later calls with this reader raise IllegalState.
@@ -276,7 +280,7 @@ class Client:
             self._shared,
             lambda _: Transaction(self._shared, chosen, None, keepalive_ms, ownership),
             function,
-            name,
+            CommitParts(name=name, wait=wait),
             self._shared.deadline(timeout),
             reader=consume,
         )
@@ -336,6 +340,7 @@ class Client:
         *,
         consumed: r.Consumed | None = None,
         secret: bytes | None = None,
+        wait: Wait = "merged",
         timeout: float | None = None,
     ) -> Result:
         """Commit a transaction, given its reservation, or a token with the right commit.
@@ -344,13 +349,16 @@ class Client:
         errors are those of `Transaction.commit`; `NotAuthorized`: the token lacks the right.
 
         ``receipts``: exactly the writers to take; None: all finished writers. Repeating the call returns the same
-        result. If no writer has begun the transaction of a reservation, it commits without events.
+        result. If no writer has begun the transaction of a reservation, it commits without events. After
+        ``wait="decided"`` the same call without it waits for the merge, and so does `finished`.
         """
-        parts = CommitParts(receipts, name, number, consumed, secret)
+        parts = CommitParts(receipts, name, number, consumed, secret, wait)
         command = parts.command(id_of(transaction))
         deadline = self._shared.checked_deadline(timeout)
         with self._shared.span("commit", transaction):
-            outcome = commit_by(self._session, transaction, command, deadline)
+            outcome = commit_by(
+                self._session, transaction, command, deadline, decided=parts.decided
+            )
         warn_left_out(outcome, receipts)
         return result_of(outcome)
 
@@ -427,6 +435,35 @@ class Client:
         txn_id, _, token = asked_about(self._session, transaction)
         deadline = self._shared.checked_deadline(timeout)
         return info_of(self._session.state(txn_id, token, deadline))
+
+    def is_finished(
+        self, transaction: bytes | str | Reservation, *, timeout: float | None = None
+    ) -> bool:
+        """Whether a transaction is COMMITTED or ABORTED, given as for `state`. Raises: as `state`."""
+        deadline = self._shared.checked_deadline(timeout)
+        txn_id, _, token = asked_about(self._session, transaction)
+        return self._session.states([(txn_id, token)], deadline)[0].state in FINISHED
+
+    def finished(
+        self,
+        transactions: Iterable[bytes | str | Reservation],
+        *,
+        timeout: float | None = None,
+    ) -> Iterator[TransactionInfo]:
+        """Wait until transactions have ended, given as for `state`: an iterator of each one once it has ended.
+
+        For up to 10,000 transactions, decided ones or any others. It starts no thread: while the caller iterates,
+        it asks for the states of those that are left, with pauses of up to a second. ``timeout``: seconds for all.
+
+        Raises: DeadlineExceeded (some have not ended: call again for those), InvalidArgument, and as `state`.
+        """
+        deadline = self._shared.checked_deadline(timeout)
+        asked = {}
+        for each in transactions:
+            txn_id, _, token = asked_about(self._session, each)
+            asked[txn_id] = token
+        AWAITED.check(len(asked), "the call")
+        return map(info_of, self._session.finished(asked, deadline))
 
     def resolve(
         self, transaction: bytes | str | Reservation, *, timeout: float | None = None
@@ -1560,6 +1597,21 @@ class Client:
         """
         deadline = self._shared.deadline_outside("feature_level", timeout)
         return self._admin.feature_level(raise_to, deadline)
+
+    def grow_cluster(self, control_partitions: int, *, timeout: float | None = None) -> int:
+        """Give the cluster more control partitions, while it runs; returns their new number.
+
+        Controllers lead the new ones within seconds, without a restart. New scopes get those with the fewest
+        scopes. Existing scopes stay where they are. New control partitions get the feature level, lanes and grants
+        of the others before a scope gets one. After an interruption call it again: it goes on. Needs feature level
+        4, the rights operate and admin on ``*``, and the brokers' right Alter on the topics of control partitions
+        and lanes.
+
+        Raises: InvalidArgument (not more than there are), FeatureNotEnabled, NotAuthorized (also if a right of the
+        brokers is missing), NotReady, DeadlineExceeded (repeating is safe).
+        """
+        deadline = self._shared.deadline_outside("grow_cluster", timeout)
+        return self._admin.grow(control_partitions, deadline)
 
     def audit_log(self, limit: int = 100, *, timeout: float | None = None) -> list[AuditEntry]:
         """Operators' commands, the newest first: an entry for each control partition that carried a command out.

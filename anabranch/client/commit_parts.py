@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 from anabranch.errors import InvalidArgument
 from anabranch.protocol.ids import is_marked
 from anabranch.protocol.legal_names import check_number, check_type
 from anabranch.protocol.schemas import records as r
 from anabranch.types import Receipt, TaskOwnership, receipt_records
+
+Wait: TypeAlias = Literal["merged", "decided"]  # when `commit` returns
 
 
 @dataclass(slots=True)
@@ -21,9 +24,17 @@ class CommitParts:
     number: int | None = None
     consumed: r.Consumed | None = None
     secret: bytes | None = None
+    wait: Wait = "merged"
 
     def __post_init__(self) -> None:
         check_number(self.name, self.number)
+        if self.wait not in get_args(Wait):
+            raise InvalidArgument(f"wait {self.wait!r}: {' or '.join(get_args(Wait))}")
+
+    @property
+    def decided(self) -> bool:
+        """Whether the decision is enough for the caller."""
+        return self.wait == "decided"
 
     @property
     def fit_one_command(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, get_args
 
+from anabranch.client.commit_parts import CommitParts, Wait
 from anabranch.client.own_writes import Writers
 from anabranch.client.row_chain import Chain, Member
 from anabranch.client.shared import Shared
@@ -166,6 +167,7 @@ class Replica(ReadReplica):
         name: str | None = None,
         consume: TaskReader | None = None,
         fresh: bool = True,
+        wait: Wait = "merged",
         timeout: float | None = None,
     ) -> Transacted[T]:
         """Call ``function`` with a transaction, and commit; repeat this while locks break, for ``timeout`` seconds.
@@ -173,8 +175,8 @@ class Replica(ReadReplica):
         The function may be called several times, so it must have no side effects. After locks broke at a row, the
         next calls come there one after the other (docs/how-to/tables.md, "Hot rows"). The result has what it
         returned as ``value``. An exception from it drops the transaction, and is raised. An unknown outcome is
-        resolved before the function is called again. ``fresh``: as for `begin`. ``name``, ``consume``: as of
-        `Client.transact`; if the name is committed already, the function still runs, on the present rows.
+        resolved before the function is called again. ``fresh``: as for `begin`. ``name``, ``consume``, ``wait``: as
+        of `Client.transact`; if the name is committed already, the function still runs, on the present rows.
         ``consume`` needs feature level 3. Raises: as `TableTransaction.commit`; LocksBroken after the timeout; with
         ``consume`` as `Client.transact`.
         """
@@ -202,7 +204,7 @@ class Replica(ReadReplica):
             self._shared,
             begin,
             function,
-            name,
+            CommitParts(name=name, wait=wait),
             end,
             reader=consume,
             member=member,

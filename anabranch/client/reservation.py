@@ -144,11 +144,16 @@ def abort_reserved(
 
 
 def commit_by(
-    session: Session, transaction: bytes | Reservation, command: r.Commit, deadline: float
+    session: Session,
+    transaction: bytes | Reservation,
+    command: r.Commit,
+    deadline: float,
+    *,
+    decided: bool = False,
 ) -> r.Outcome:
     """Commit or prepare a transaction by its token, id or reservation. Raises: as `Client.commit`.
 
-    ``command``: complete except for the token.
+    ``command``: complete except for the token. ``decided``: the decision is enough.
     """
     txn_id = id_of(transaction)
     if isinstance(transaction, Reservation):
@@ -160,7 +165,7 @@ def commit_by(
         token = peek(transaction)
         check_right(token, Rights.COMMIT)
         session.observe(token.seen)
-    return session.commit(replace(command, token=transaction), deadline)
+    return session.commit(replace(command, token=transaction), deadline, decided=decided)
 
 
 def abort_by(

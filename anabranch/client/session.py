@@ -42,9 +42,11 @@ from anabranch.errors import (
 from anabranch.ports import RecordHeaders
 from anabranch.protocol import hybrid_time, limits
 from anabranch.protocol.defaults import (
+    FIRST_LOOK_S,
     FIRST_REPEAT_S,
     FIRST_RETRY_S,
     LEAST_MARGIN_S,
+    LONGEST_LOOK_S,
     LONGEST_REPEAT_S,
     LONGEST_RETRY_S,
     MOST_MARGIN_S,
@@ -53,6 +55,7 @@ from anabranch.protocol.defaults import (
 from anabranch.protocol.hybrid_time import to_text, to_us
 from anabranch.protocol.ids import (
     CORRELATION_ID_SIZE,
+    DECIDED_HEADER,
     DIRECTORY,
     SECRET_SIZE,
     TIME_HEADER,
@@ -86,6 +89,7 @@ _FINAL = (TransactionAborted, LocksBroken, AlreadyCommitted, EventTooLarge, Owne
 _UNDONE = ("OPEN", "ABORTED")
 _NOTHING = "nothing was changed"  # a phrase in texts of refusals
 _TOKENS_A_BEAT = 500
+_QUESTIONS_AT_ONCE = 100
 
 
 class _Copy(NamedTuple):
@@ -186,8 +190,10 @@ class Session:
         deadline: float,
         unanswered: list[bytes] | None = None,
         sent: Callable[[], None] | None = None,
+        *,
+        also: RecordHeaders = (),
     ) -> Any | None:
-        """As `ask`, for any type of answer; None if there was no answer in time.
+        """As `ask`, for any type of answer; None if there was no answer in time. ``also``: headers to add.
 
         Raises `NotReady` if all answers were that refusal. The ids of copies that were sent and not answered are
         added to ``unanswered``: such copies may still be carried out. ``sent``: as of `locked_shot`.
@@ -209,7 +215,7 @@ class Session:
             )
         pauses = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, self._clock)
         refused: r.Refusal | None = None
-        copy = self._new_copy(partition, command, payload)
+        copy = self._new_copy(partition, command, payload, also)
         try:
             while True:
                 result = self._send_until_answered(copy, command, deadline, unanswered, sent)
@@ -225,16 +231,18 @@ class Session:
                 refused = result
                 if not (type(command) in SETS and copy.correlation_id in unanswered):
                     self._bus.forget(copy.correlation_id)
-                    copy = self._new_copy(partition, command, payload)
+                    copy = self._new_copy(partition, command, payload, also)
         finally:
             self._bus.forget(copy.correlation_id)
 
-    def _new_copy(self, partition: int, command: Any, payload: bytes) -> _Copy:
+    def _new_copy(
+        self, partition: int, command: Any, payload: bytes, also: RecordHeaders = ()
+    ) -> _Copy:
         headers: RecordHeaders
         if type(command) in SETS:  # the controller compares it with its own times
             headers = [(TIME_HEADER, hybrid_time.to_bytes(self._reported.get(partition, 0)))]
         else:
-            headers = self.seen
+            headers = [*self.seen, *also]
         if self._tracing is not None and (trace := self._tracing.header()) is not None:
             headers = [*headers, (TRACE_HEADER, trace)]
         return _Copy(partition, self._entropy(CORRELATION_ID_SIZE), payload, headers)
@@ -601,20 +609,23 @@ class Session:
         with _about(token):
             return self.ask(_partition(token), r.Register(token, receipt), r.Registered, deadline)
 
-    def commit(self, command: r.Commit, deadline: float) -> r.Outcome:
+    def commit(self, command: r.Commit, deadline: float, *, decided: bool = False) -> r.Outcome:
         """Send a commit until its outcome is COMMITTED, or PREPARED if the command prepares.
 
-        The call sets how long the controller may wait. After a refusal the transaction is still open. Raises
-        `OutcomeUnknown` at the deadline, `AlreadyCommitted` if the series has a higher number, and `NotReady` while
-        registered locks have to be revalidated.
+        ``decided``: until it is decided, at least (FINALIZE_IN_PROGRESS). The call sets how long the controller may
+        wait. After a refusal the transaction is still open. Raises `OutcomeUnknown` at the deadline,
+        `AlreadyCommitted` if the series has a higher number, and `NotReady` while registered locks have to be
+        revalidated.
         """
-        return _outcome(self.try_commit(command, deadline))
+        return _outcome(self.try_commit(command, deadline, decided=decided))
 
-    def try_commit(self, command: r.Commit, deadline: float) -> r.Outcome | r.Revalidate:
+    def try_commit(
+        self, command: r.Commit, deadline: float, *, decided: bool = False
+    ) -> r.Outcome | r.Revalidate:
         """As `commit`, but returns `Revalidate` if registered locks have to be revalidated before the next copy."""
         token = command.token
         with _about(token):
-            return self._until_known(id_named(token), command, token, deadline)
+            return self._until_known(id_named(token), command, token, deadline, decided=decided)
 
     def lock_reads(self, command: r.LockReads | r.ListLocks, deadline: float) -> r.ReadsLocked:
         """Register locks of a transaction, or list some of its registered locks."""
@@ -679,15 +690,19 @@ class Session:
         token: bytes | None,
         deadline: float,
         sent: Callable[[], None] | None = None,
+        *,
+        decided: bool = False,
     ) -> r.Outcome | r.Revalidate:
         """Send a commit until its outcome is known, or its locks have to be validated again.
 
-        If it stays unanswered, RESOLVE asks for the outcome.
+        ``decided``: the decision is enough. If it stays unanswered, RESOLVE asks for the outcome.
         """
         self._bus.ready(deadline)  # a right that is missing here is a refusal: nothing was sent yet
         unanswered: list[bytes] = []
         try:
-            return self._try_until_known(txn_id, command, token, deadline, unanswered, sent)
+            return self._try_until_known(
+                txn_id, command, token, deadline, unanswered, sent, decided=decided
+            )
         except AnabranchError as error:
             _check_all_copies(error, unanswered, txn_id, token)
             raise
@@ -700,6 +715,8 @@ class Session:
         deadline: float,
         unanswered: list[bytes],
         sent: Callable[[], None] | None,
+        *,
+        decided: bool,
     ) -> r.Outcome | r.Revalidate:
         partition = control_partition_of(txn_id)
         by_id = token == txn_id
@@ -707,7 +724,12 @@ class Session:
         by_secret = by_id and getattr(command, "secret", None) is not None
         scope = command.scope if token is None else "" if by_id else peek(token).scope
         resolve = r.Resolve(txn_id, scope, None if by_id else token)
-        ends = FINISHED if getattr(command, "prepare", None) is None else {*FINISHED, "PREPARED"}
+        ends: set[str] = {*FINISHED}
+        if getattr(command, "prepare", None) is not None:
+            ends.add("PREPARED")
+        also: RecordHeaders = [(DECIDED_HEADER, b"")] if decided else []
+        if decided:
+            ends.add("FINALIZE_IN_PROGRESS")
         pauses = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, self._clock)
         while True:
             asked_at = self.now()
@@ -717,7 +739,8 @@ class Session:
                 wait_ms = max(0, min(int((ask_s - margin_s) * 1000), MAX_WAIT_MS))
                 command = replace(command, wait_ms=wait_ms)
             try:
-                outcome = self.try_ask(partition, command, asked_at + ask_s, unanswered, sent)
+                until = asked_at + ask_s
+                outcome = self.try_ask(partition, command, until, unanswered, sent, also=also)
                 sent = None
             except AnabranchError as error:
                 early = self.now() - asked_at < min(FIRST_REPEAT_S, ask_s)
@@ -743,7 +766,7 @@ class Session:
                     f"the controller answered {type(outcome).__name__} to a commit"
                 )
             if outcome is not None and outcome.state in ends:
-                return outcome if outcome.state == "PREPARED" else committed(outcome)
+                return committed(outcome) if outcome.state in FINISHED else outcome
             if outcome is None or not pauses.sleep(deadline):
                 raise unknown("was not known in time", txn_id, token)
 
@@ -765,6 +788,52 @@ class Session:
         command = r.GetState(txn_id, token)
         found = self.ask(control_partition_of(txn_id), command, r.Outcome, deadline)
         return self.whole(found, token, deadline)
+
+    def states(
+        self, asked: Sequence[tuple[bytes, bytes | None]], deadline: float
+    ) -> list[r.Outcome]:
+        """The states of transactions, given as (id, token or None), with some of their writers at most.
+
+        All questions are sent before the first answer is awaited. Raises: as `state`.
+        """
+        self._bus.ready(deadline)
+        found: list[r.Outcome] = []
+        for i in range(0, len(asked), _QUESTIONS_AT_ONCE):
+            some = [r.GetState(*each) for each in asked[i : i + _QUESTIONS_AT_ONCE]]
+            copies = [
+                self._new_copy(control_partition_of(each.txn_id), each, encode(each))
+                for each in some
+            ]
+            try:
+                for copy in copies:
+                    self._bus.send(*copy)
+                # A lost answer: `ask` repeats the question.
+                until = min(deadline, self.now() + FIRST_REPEAT_S)
+                for each, copy in zip(some, copies, strict=True):
+                    digests = (command_digest(copy.payload),)
+                    result = self._receive(
+                        copy.correlation_id, digests, until, each, copy.partition
+                    )
+                    if not isinstance(result, r.Outcome):
+                        result = self.ask(copy.partition, each, r.Outcome, deadline)
+                    found.append(result)
+            finally:
+                for copy in copies:
+                    self._bus.forget(copy.correlation_id)
+        return found
+
+    def finished(self, asked: dict[bytes, bytes | None], deadline: float) -> Iterator[r.Outcome]:
+        """As `Client.finished`. ``asked``: id -> token or None; those that ended are removed."""
+        pauses = Backoff(FIRST_LOOK_S, LONGEST_LOOK_S, self._clock)
+        while asked:
+            for outcome in self.states(list(asked.items()), deadline):
+                if outcome.state in FINISHED:
+                    asked.pop(outcome.txn_id)
+                    yield outcome
+            if asked and not pauses.sleep(deadline):
+                raise DeadlineExceeded(
+                    f"{len(asked):,} transactions have not ended in time; call again for those"
+                )
 
     def whole(self, outcome: r.Outcome, token: bytes | None, deadline: float) -> r.Outcome:
         """The outcome with all writers of its transaction; one answer has only a part of them."""

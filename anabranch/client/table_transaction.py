@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from anabranch.client.commit_parts import CommitParts
+from anabranch.client.commit_parts import CommitParts, Wait
 from anabranch.client.own_writes import Local, ReadBack, Writers
 from anabranch.client.receipts import EventFields, StateRow, check_shape
 from anabranch.client.reservation import keepalive_ms_of
@@ -426,6 +426,7 @@ class TableTransaction(TableAccess):
         number: int | None = None,
         consumed: r.Consumed | None = None,
         secret: bytes | None = None,
+        wait: Wait = "merged",
         timeout: float | None = None,
     ) -> Result:
         """Commit, if nothing that was read has changed by the commit timestamp. Repeating it is fine.
@@ -441,14 +442,26 @@ class TableTransaction(TableAccess):
             OutcomeUnknown: commit again, or ask ``client.state`` later.
             WritersUnfinished, ReceiptMismatch and others: as `Transaction.commit`.
         """
-        return self.commit_with(CommitParts(receipts, name, number, consumed, secret), timeout)
+        parts = CommitParts(receipts, name, number, consumed, secret, wait)
+        return self.commit_with(parts, timeout)
+
+    @alone
+    def merged(self, timeout: float | None = None) -> Result:
+        """As `Transaction.merged`."""
+        if self._result is None:
+            raise IllegalState("its commit is not decided: commit it first")
+        if self._opened is not None and not self._result.is_merged:
+            self._result = self._opened.merged(timeout)
+        return self._result
 
     @alone
     def commit_with(self, parts: CommitParts, timeout: float | None) -> Result:
         """As `commit`."""
-        if self._result is not None:
-            return self._result
         opened = self._opened
+        if self._result is not None:
+            if opened is not None and not self._result.is_merged:
+                self._result = opened.commit_with(parts, timeout)
+            return self._result
         if opened is not None and (self._prepares or opened.state == "prepared"):
             self._result = opened.commit_with(parts, timeout)
             self._end(_COMMITTED)

@@ -67,7 +67,7 @@ def transact(
     shared: Shared,
     begin: Callable[[float], H],
     function: Callable[[H], V],
-    name: str | None,
+    parts: CommitParts,
     deadline: float,
     *,
     reader: TaskReader | None = None,
@@ -75,12 +75,13 @@ def transact(
 ) -> Transacted[V]:
     """Call ``function`` with a new transaction and commit, until it commits or the deadline is over.
 
-    ``begin``: makes the transaction; its argument limits its seconds. ``reader``: its positions move with the
-    commit. ``member``: of a chain, for the tries after locks broke at a row. Raises: what the last try raised.
+    ``begin``: makes the transaction; its argument limits its seconds. ``parts``: of its commit.
+    ``reader``: its positions move with the commit. ``member``: of a chain, for the tries after locks broke at a
+    row. Raises: what the last try raised.
     """
-    check_name(name)
+    check_name(parts.name)
     consumed = None if reader is None else reader.consumed()
-    commit = _Commit(shared, CommitParts(name=name, consumed=consumed))
+    commit = _Commit(shared, replace(parts, consumed=consumed))
     try:
         return _transact(shared, begin, function, commit, deadline, member)
     except BaseException as error:

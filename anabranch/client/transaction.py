@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self, overload
 
-from anabranch.client.commit_parts import CommitParts
+from anabranch.client.commit_parts import CommitParts, Wait
 from anabranch.client.receipts import (
     EventFields,
     StateRow,
@@ -151,6 +151,7 @@ class Transaction:
         self._shot: r.PrepareEvents | None = None  # the prepare that was sent as one command
         self._outcome: r.Outcome | None = None  # of the prepare or commit
         self._result: Result | None = None
+        self._parts: CommitParts | None = None  # of the commit that was sent last
         self._is_left = False  # its `with` block
         self.ran: Iterable[r.Derivation] = ()  # the derivations whose entries it writes, too
         shared.handles.add(self)
@@ -219,7 +220,7 @@ class Transaction:
 
     @property
     def result(self) -> Result | None:
-        """The result once it is committed, else None; `begin` sets it if the name was committed before."""
+        """The result once it is decided, else None; `begin` sets it if the name was committed before."""
         return self._result
 
     @property
@@ -601,6 +602,7 @@ class Transaction:
         number: int | None = None,
         consumed: r.Consumed | None = None,
         secret: bytes | None = None,
+        wait: Wait = "merged",
         timeout: float | None = None,
     ) -> Result:
         """Commit: everything becomes visible at once. Repeating the call returns the same result.
@@ -611,6 +613,12 @@ class Transaction:
         committed in the series before. ``consumed``: from a `TaskReader`; its positions are committed with the
         events, in a transaction that was begun with its ``ownership``. ``secret``: the secret that the transaction
         was prepared with (see `prepare`). ``timeout`` in seconds.
+
+        ``wait="decided"``: return at the decision. A big commit is decided long before its events are merged: then
+        the result is not `Result.is_merged`, and `merged` waits for the rest. From the decision on nothing can
+        refuse or abort the commit, except an operator's force after a stream was lost. A transaction of one
+        request, and any other commit that one round decides and merges, has its whole result at once. Below
+        feature level 4 the call waits for the merge.
 
         Raises:
             OwnershipLost: another worker has taken tasks of ``consumed``. This transaction is aborted, or already
@@ -629,13 +637,27 @@ class Transaction:
             WriteFailed: a write of this handle failed; abort.
             OutcomeUnknown: no answer in time. Commit again, or ask ``client.state`` later.
         """
-        return self.commit_with(CommitParts(receipts, name, number, consumed, secret), timeout)
+        parts = CommitParts(receipts, name, number, consumed, secret, wait)
+        return self.commit_with(parts, timeout)
+
+    def merged(self, timeout: float | None = None) -> Result:
+        """After `commit` with ``wait="decided"``: wait until all events are merged, and return the whole result.
+
+        Another thread may wait: ``pool.submit(txn.merged)`` makes a `concurrent.futures.Future`. Raises:
+        IllegalState (no commit was sent), OutcomeUnknown (no answer in time: call again), TransactionAborted (an
+        operator forced its end after a stream was lost).
+        """
+        if self._result is not None and self._result.is_merged:
+            return self._result
+        if self._parts is None:
+            raise IllegalState("no commit was sent: commit it first")
+        return self.commit_with(replace(self._parts, wait="merged"), timeout)
 
     @traced("commit", "PRODUCER")
     def commit_with(self, parts: CommitParts, timeout: float | None) -> Result:
         """As `commit`."""
         with self._lock:
-            if self._result is not None:
+            if self._result is not None and (self._result.is_merged or parts.decided):
                 return self._result
             self._shared.check()
             self._check_not_over()
@@ -819,6 +841,8 @@ class Transaction:
     ) -> None:
         command = parts.command(self._txn_id, prepare)  # raises if a receipt is wrong
         own: tuple[r.Receipt, ...] = ()
+        if prepare is None:
+            self._parts = parts
         if self._token is None or (self._writer is None and self.state in USABLE):
             raise IllegalState("the transaction is not open")
         if self._writer is not None:
@@ -831,7 +855,7 @@ class Transaction:
         reads = self._reads
         validated = () if reads is None else reads.validated
         command = replace(command, token=self._token, own=own, validated=validated)
-        outcome = self._send(command, deadline)
+        outcome = self._send(command, deadline, decided=parts.decided)
         while isinstance(outcome, r.Revalidate):
             if outcome.decided:
                 self._move("under_way")
@@ -840,13 +864,15 @@ class Transaction:
             # If this raises, the outcome of the commit that was sent stays unknown here.
             reads.revalidate(outcome, deadline)
             command = replace(command, validated=reads.validated)
-            outcome = self._send(command, deadline)
+            outcome = self._send(command, deadline, decided=parts.decided)
         warn_left_out(outcome, parts.receipts)
         self._take_outcome(outcome)
 
-    def _send(self, command: r.Commit, deadline: float) -> r.Outcome | r.Revalidate:
+    def _send(
+        self, command: r.Commit, deadline: float, *, decided: bool
+    ) -> r.Outcome | r.Revalidate:
         try:
-            answer = self._session.try_commit(command, deadline)
+            answer = self._session.try_commit(command, deadline, decided=decided)
             if isinstance(answer, r.Outcome):
                 if command.own:
                     answer = self._session.whole(answer, command.token, deadline)
@@ -881,11 +907,15 @@ class Transaction:
             self.beating = False
             self._buffer.clear()
             return
-        if outcome.state != "COMMITTED":
+        if outcome.state == "FINALIZE_IN_PROGRESS":
+            self._result = result_of(outcome)
+            self._move("late")
+        elif outcome.state == "COMMITTED":
+            self._outcome, self._result = outcome, result_of(outcome)
+            self._move("commit")
+        else:
             self._end(TransactionAborted(f"the transaction is aborted ({outcome.reason})"))
             self._check_not_over()
-        self._outcome, self._result = outcome, result_of(outcome)
-        self._move("commit")
         self._buffer.clear()
         self._discard()
 
@@ -908,7 +938,7 @@ class Transaction:
         """
         with self._lock:
             if self._result is not None:
-                raise AlreadyCommitted("the transaction is committed: there is no abort any more")
+                raise AlreadyCommitted("its commit is decided: there is no abort any more")
             self._shared.check()
             if isinstance(self._over, TransactionAborted):
                 return
@@ -979,7 +1009,7 @@ class Transaction:
 
     def _end(self, error: AnabranchError) -> None:
         """Make every later call raise this error."""
-        self._over = error
+        self._over, self._result = error, None
         self.beating = self.beating and isinstance(error, WriteFailed)
         self._move("fail")
 

@@ -24,6 +24,7 @@ from anabranch.kafka.log import KafkaLog
 from anabranch.ports import LogError, TopicPartition, TopicSpec
 from anabranch.protocol.ids import (
     CORRELATION_HEADER,
+    DECIDED_HEADER,
     REPLY_HEADER,
     TIME_HEADER,
     WAIT_HEADER,
@@ -36,6 +37,7 @@ from anabranch.topics.names import commands_topic, replies_topic
 REPLIES = 2  # partitions of a client's replies
 # Added to the hybrid time of replies to FindScope, which a client must not keep: an hour.
 FOREIGN_TIME = 3_600_000_000 << 12
+_PASSED_ON = (TIME_HEADER, WAIT_HEADER, DECIDED_HEADER)
 _WAIT_S = 0.02
 _FETCH_BYTES = 8 << 20
 _SETTLE_S = 10.0
@@ -249,7 +251,7 @@ class Wire:
             (CORRELATION_HEADER, sent.cid),
             (REPLY_HEADER, partition),
         ]
-        headers += [(n, sent.headers[n]) for n in (TIME_HEADER, WAIT_HEADER) if n in sent.headers]
+        headers += [(n, sent.headers[n]) for n in _PASSED_ON if n in sent.headers]
         record = Record(0, int(time.time() * 1000), None, sent.payload, tuple(headers))
         place = TopicPartition(self._real_commands, sent.partition)
         heapq.heappush(self._due, (0.0, next(self._order), place, record))

@@ -274,6 +274,10 @@ class Controller:
                 self._drop()
         self.resign()
 
+    def took(self, busy_us: int) -> None:
+        """Note the processor time of the thread that makes the passes, in microseconds."""
+        self._memory.busy_us = busy_us
+
     def update_metrics(self) -> None:
         """Bring the metrics up to date."""
         self.metrics.update(

@@ -38,6 +38,7 @@ from anabranch.ports import Clock, Log, LogError, TopicPartition
 from anabranch.protocol import hybrid_time, limits
 from anabranch.protocol.ids import (
     CORRELATION_HEADER,
+    DECIDED_HEADER,
     REPLY_HEADER,
     TIME_HEADER,
     WAIT_HEADER,
@@ -636,7 +637,12 @@ def command_of(record: Record, native: bool, lane: str, reply_partitions: int) -
         known = 0 <= number < reply_partitions
         if known and len(correlation_id) <= limits.CORRELATION_ID.value:
             to = ReplyTo(
-                correlation_id, number, command_digest(payload), lane, WAIT_HEADER in headers
+                correlation_id,
+                number,
+                command_digest(payload),
+                lane,
+                WAIT_HEADER in headers,
+                DECIDED_HEADER in headers,
             )
     unanswered = to is None and (correlation_id is not None or partition is not None)
     seen = headers.get(TIME_HEADER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -177,6 +178,7 @@ class Leader:
                     touched = 0.0
                     while not self._stop.is_set():
                         controller.step(IDLE_WAIT_S)
+                        controller.took(time.thread_time_ns() // 1000)
                         if self.metrics.passed():
                             controller.update_metrics()
                             self.metrics.set("table_bytes", size_on_disk(self._folder))

@@ -322,8 +322,9 @@ class LeaderMemory:
     """All that decisions see in addition to the state and the journal index.
 
     ``written``: writes of transactions with a staged merge, by table; computed from the index on first use. The
-    shell sets the last four fields. ``waiting``: streams in trouble, and why. ``staging``: transactions of which a
+    shell sets the last five fields. ``waiting``: streams in trouble, and why. ``staging``: transactions of which a
     chunk is being copied. ``foreign``: stream -> number of foreign records. ``lanes``: not blocked.
+    ``busy_us``: microseconds of processor time of the leader's thread; 0: not known.
     """
 
     keepalives: Keepalives
@@ -337,6 +338,7 @@ class LeaderMemory:
     staging: Collection[bytes] = ()
     foreign: Mapping[str, int] = field(default_factory=dict)
     lanes: Mapping[str, LaneSeen] = field(default_factory=dict)
+    busy_us: int = 0
 
     def draft(self) -> Drafts:
         """Make the drafts for a turn."""

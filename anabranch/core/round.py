@@ -89,7 +89,7 @@ class ReplyTo(NamedTuple):
     """The *asker* of a command, to which the reply is sent.
 
     ``partition``: of the lane's reply topic. ``command``: the command's digest. ``held``: whether the reply is
-    delayed by commit wait.
+    delayed by commit wait. ``decided``: whether a commit is answered at its decision, before its merge.
     """
 
     correlation_id: bytes
@@ -97,18 +97,26 @@ class ReplyTo(NamedTuple):
     command: bytes
     lane: str = OPEN_LANE
     held: bool = False
+    decided: bool = False
 
     @classmethod
     def of(cls, asker: r.Asker) -> ReplyTo:
         """The asker that a row names."""
         return cls(
-            asker.correlation_id, asker.reply_partition, asker.command, asker.lane, asker.held
+            asker.correlation_id,
+            asker.reply_partition,
+            asker.command,
+            asker.lane,
+            asker.held,
+            asker.decided,
         )
 
     @property
     def row(self) -> r.Asker:
         """The asker, as a row names it."""
-        return r.Asker(self.correlation_id, self.partition, self.command, self.lane, self.held)
+        return r.Asker(
+            self.correlation_id, self.partition, self.command, self.lane, self.held, self.decided
+        )
 
     @property
     def asker(self) -> bytes:

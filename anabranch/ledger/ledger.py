@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from anabranch.client.client import Client
+from anabranch.client.commit_parts import Wait
 from anabranch.client.transaction import QUIET_S, Transaction
 from anabranch.errors import (
     AlreadyCommitted,
@@ -125,6 +126,7 @@ class Ledger:
         name: str | None = None,
         number: int | None = None,
         consumed: Consumed | None = None,
+        wait: Wait = "merged",
         timeout: float | None = None,
     ) -> Iterator[Any]:
         """A cursor for statements that are committed together with the transaction, or not at all.
@@ -135,10 +137,10 @@ class Ledger:
 
         The end of the ``with`` commits both; an exception aborts both. Don't commit inside, nor call anything that
         commits (sqlite3's `executescript`). ``connection``: one without a begun transaction, as from a pool.
-        ``receipts``, ``name``, ``number``, ``consumed``: as of `Transaction.commit`; if the name or number was
-        committed before, the database is rolled back, and ``txn.result`` is that outcome. ``timeout``: seconds for
-        each step of the end. After the database has committed, only `LedgerDiffers` is raised: if the controllers
-        don't answer, ``txn.result`` is None, and `recover` commits the events.
+        ``receipts``, ``name``, ``number``, ``consumed``, ``wait``: as of `Transaction.commit`; if the name or
+        number was committed before, the database is rolled back, and ``txn.result`` is that outcome. ``timeout``:
+        seconds for each step of the end. After the database has committed, only `LedgerDiffers` is raised: if the
+        controllers don't answer, ``txn.result`` is None, and `recover` commits the events.
 
         Raises:
             LocksBroken: another commit has changed what it read; both are rolled back: begin again.
@@ -182,7 +184,7 @@ class Ledger:
                 row = self._last_word(book, txn_id, timeout, error)
                 if row.outcome != COMMIT and not _is_committed(txn, secret):
                     raise
-        _finish(txn, secret, timeout)
+        _finish(txn, secret, wait, timeout)
 
     def _last_word(self, book: Book, txn_id: bytes, timeout: float | None, error: Exception) -> Row:
         """The final row, after a commit that failed or was not answered. Raises: OutcomeUnknown (unreadable)."""
@@ -359,11 +361,11 @@ def _is_committed(txn: Transaction | TableTransaction, secret: bytes | None) -> 
 
 
 def _finish(
-    txn: Transaction | TableTransaction, secret: bytes | None, timeout: float | None
+    txn: Transaction | TableTransaction, secret: bytes | None, wait: Wait, timeout: float | None
 ) -> None:
     """Commit the transaction after the database. No answer is no error, because recovery will commit it."""
     try:
-        txn.commit(secret=secret, timeout=timeout)
+        txn.commit(secret=secret, wait=wait, timeout=timeout)
     except TransactionAborted as error:
         raise LedgerDiffers(
             f"the database has committed {txn!r}, which was aborted: mend the rows by hand ({error})"

@@ -35,6 +35,9 @@ RESOLVE_SHARE = 1 / 3
 # The controller stops waiting this long before the client does, so that its refusal still arrives.
 LEAST_MARGIN_S = 0.3
 MOST_MARGIN_S = 2.0
+# `finished` asks again for the states of transactions after these pauses.
+FIRST_LOOK_S = 0.02
+LONGEST_LOOK_S = 1.0
 
 # -- transactions over tables -----------------------------------------------------------------------------
 

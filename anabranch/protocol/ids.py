@@ -20,6 +20,7 @@ FENCING_TOKEN_SIZE = 16  # random bytes that prove task ownership
 MARK_MS = 1 << 47
 CORRELATION_ID_SIZE = 16
 DIRECTORY = 0  # the control partition that knows where each scope is served
+AS_NOW = -1  # in `SetFeatureLevel`: as many control partitions as are in use
 MAX_CONTROL_PARTITION = (1 << 16) - 1
 _MAX_MS = MARK_MS - 1
 
@@ -31,6 +32,7 @@ REPLY_HEADER = "ab.reply"
 TIME_HEADER = "ab.ht"  # the highest hybrid time that the sender has seen: 8 bytes
 VERSION_HEADER = "version"  # a header of the events of a base
 WAIT_HEADER = "ab.wait"  # commit wait: answer only when every clock is past the commit
+DECIDED_HEADER = "ab.decided"  # answer a commit when it is decided, before its events are merged
 _TXN_HEADER_FORM = struct.Struct(">16sqi")
 TXN_HEADER_SIZE = _TXN_HEADER_FORM.size  # 28
 

@@ -49,6 +49,7 @@ COMMAND = Limit(
 )
 LIST = Limit(20_000, "items", "a list in a command")
 EVENTS = Limit(5_000, "events", "a `OneShot` or `PrepareEvents`")
+AWAITED = Limit(10_000, "transactions", "a call of `Client.finished`")
 BATCH = Limit(17 << 20, "bytes", "a record batch of commands, unpacked")
 BATCH_RECORDS = Limit(100_000, "records", "a record batch of commands")
 QUEUED = Limit(

@@ -121,7 +121,7 @@ def create_control_topics(
         _create(log, topics, replication_factor, new)
         infos = describe(log, [topic.name for topic in topics])
         new.refuse(_problems(topics, infos))
-    refuse(_unequal(topics, infos))
+    refuse(_lacking(topics, infos))
     if any(i.replication_factor >= 2 and MIN_ISR not in i.config for i in infos.values()):
         _logger.info(
             "the brokers report no %s: that a majority has each acknowledged write is their own rule",
@@ -158,7 +158,7 @@ def check_control_topics(
     )
     found = log.describe_topics([topic.name for topic in topics])
     infos = {t.name: TopicInfo(t.name, t.partitions, 1, {}) for t in topics} | dict(found)
-    refuse(_problems(topics, infos) or _unequal(topics, infos))
+    refuse(_problems(topics, infos) or _lacking(topics, infos))
     missing = [topic.name for topic in topics if topic.name not in found]
     return missing, _record_bytes(topics, infos, max_message_bytes)
 
@@ -179,13 +179,35 @@ def _control_topics(
     )
 
 
-def _unequal(topics: Sequence[_Topic], infos: Mapping[str, TopicInfo]) -> list[str]:
-    """The problem, if the topics of commands, control and status differ in their numbers of partitions."""
+def _lacking(topics: Sequence[_Topic], infos: Mapping[str, TopicInfo]) -> list[str]:
+    """The problem, if the topics of control, status and the operators' commands have too few partitions.
+
+    They may have more than the first topic, whose partitions the controllers lead: `grow_control_topics` was
+    interrupted.
+    """
     counts = {t.name: infos[t.name].partitions for t in topics[:-2]}
-    if len(set(counts.values())) == 1:
+    first, *others = counts.values()
+    if min(others) >= first:
         return []
     found = ", ".join(f"{name} has {count}" for name, count in counts.items())
     return [f"{found} partitions: add partitions until they are equal"]
+
+
+def grow_control_topics(log: Log, prefix: str, control_partitions: int) -> None:
+    """Give the topics of control partitions as many partitions. Safe to repeat; topics with more stay as they are.
+
+    The topic of status comes first, and the commands of lane `open` last: controllers lead the partitions of that
+    one, and none may be assigned a control partition that it can't log to.
+
+    Raises: LogRefused (brokers don't add partitions, with their reason), LogUnavailable (repeat it).
+    """
+    for name in (
+        status_topic(prefix),
+        control_topic(prefix),
+        commands_topic(prefix, ADMIN_LANE),
+        commands_topic(prefix),
+    ):
+        log.add_partitions(name, control_partitions)
 
 
 def _record_bytes(topics: Sequence[_Topic], infos: Mapping[str, TopicInfo], asked: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from anabranch.client.client import Client
 from anabranch.errors import AnabranchError, NotAuthorized
+from anabranch.presentation.load import Load, loads
 from anabranch.presentation.rows import group_row, processor_row, span_text
 from anabranch.topics.names import mirror_group
 from anabranch.types import LeaderInfo, StreamDescription
@@ -125,6 +126,7 @@ class Recorder:
     samples: deque[Sample] = field(default_factory=deque)
     missing: str = ""
     lags: LagSource = field(init=False)
+    loads: Sequence[Load] = ()  # between the last two samples
     _leaders: dict[int, LeaderInfo] = field(default_factory=dict)
     _asked: float = 0.0  # when the leaders were asked; 0: never
     _lag_due: float = 0.0
@@ -139,6 +141,7 @@ class Recorder:
             leaders = self.client.leaders(timeout=self.timeout)
             self.missing = "; ".join(map(str, leaders.missing.values()))
             now = self.clock()
+            self.loads = loads(self._leaders.values(), leaders, now - self._asked)
             commits, takeovers = self._since(leaders, now)
             if not leaders.missing:
                 journal = sum(each.uncommitted_bytes for each in leaders)
@@ -182,6 +185,8 @@ class Recorder:
 
     def _forget(self, **unknown: Any) -> None:
         """Take these numbers out of all samples: the lane may not see them any more."""
+        if "commits" in unknown:
+            self.loads = ()
         self.samples = deque(each._replace(**unknown) for each in self.samples)
 
     def charts(self) -> list[Chart]:

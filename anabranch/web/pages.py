@@ -27,6 +27,7 @@ from anabranch.errors import (
 from anabranch.extras import need
 from anabranch.logs import escaped
 from anabranch.presentation.history import Follower, draw
+from anabranch.presentation.load import advice
 from anabranch.presentation.rows import (
     Laid,
     bytes_text,
@@ -486,6 +487,7 @@ class Pages:
                 leaders = self._client.leaders(timeout=self._timeout)
             except AnabranchError as error:
                 hidden = f"{type(error).__name__}: {error}"
+        measured = self._recorder.loads if self._recorder is not None and not hidden else ()
         quarantined = [
             row
             for part in parts
@@ -495,6 +497,8 @@ class Pages:
         return {
             "parts": parts,
             "leaders": {each.control_partition: each for each in leaders},
+            "loads": {each.control_partition: each for each in measured},
+            "advice": advice(measured),
             "quarantined": quarantined,
             "hidden": hidden,
             "missing": parts.missing,

@@ -121,7 +121,7 @@ KINDS = (
     Kind(
         "Transaction",
         ((transaction, "Transaction"),),
-        "write write_many write_batch flush token assign_id commit prepare abort",
+        "write write_many write_batch flush token assign_id commit merged prepare abort",
         {},
         "txn_id is_over result prepared written_to",
         {"state": "HandleState", "keepalive_ms": "int"},
@@ -140,7 +140,7 @@ KINDS = (
         "TableTransaction",
         ((table_transaction, "TableTransaction"), (table_access, "TableAccess")),
         "get total lock refresh put delete delete_range truncate insert replace add min max write write_many "
-        "write_batch token flush assign_id commit prepare abort",
+        "write_batch token flush assign_id commit merged prepare abort",
         {},
         "timestamp is_over txn_id result prepared",
         asked="cluster",
@@ -166,14 +166,15 @@ KINDS = (
     Kind(
         "Client",
         ((client, "Client"),),
-        "reserve commit prepare abort force state resolve transactions open_transactions open_transaction timeline "
+        "reserve commit prepare abort force state is_finished resolve "
+        "transactions open_transactions open_transaction timeline "
         "prepared series set_series create_stream create_table streams describe scale alter_stream truncate_stream "
         "forget_stream delete_stream recover_stream effective_settings topic_id together snapshot progress "
         "count_events groups group reset_group compact_table publish_base create_processor reset_processor "
         "alter_processor mark_copy "
         "import_group delete_processor take_tasks release_tasks processors processor "
         "derive rebuild drop_derivation check_derivation stored lag lanes add_lane block_lane unblock_lane "
-        "grants grant revoke audit_log commands leaders feature_level acls system transact close",
+        "grants grant revoke audit_log commands leaders feature_level grow_cluster acls system transact close",
         {
             "begin": "Transaction",
             "join": "Writer",
@@ -184,6 +185,7 @@ KINDS = (
         },
         "lane last_timestamp observe open_snapshot outside stream",
         asked="cluster",
+        rows=("finished",),
     ),
 )
 HANDLES = {kind.name: kind.new for kind in KINDS}
@@ -196,7 +198,8 @@ def run(txn: TableTransaction) -> T:
 
 moved = blocking(consume)
 return await self._waits.call(
-    self._blocking.transact, run, isolation=isolation, name=name, consume=moved, timeout=timeout
+    self._blocking.transact, run, isolation=isolation, name=name, consume=moved, fresh=fresh, wait=wait,
+    timeout=timeout,
 )
 """,
     "Client.transact": """
@@ -205,7 +208,8 @@ def run(txn: Transaction) -> T:
 
 moved = blocking(consume)
 return await self._waits.call(
-    self._blocking.transact, run, scope=scope, name=name, consume=moved, keepalive=keepalive, timeout=timeout
+    self._blocking.transact, run, scope=scope, name=name, consume=moved, keepalive=keepalive, wait=wait,
+    timeout=timeout,
 )
 """,
     "Client.read": """

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewPartitions
 
 import anabranch
-from anabranch.errors import CrossScope, NotReady
-from anabranch.protocol.ids import control_partition_of
-from anabranch.topics.names import commands_topic, control_topic, status_topic
-from tests.cluster import START_DEADLINE_S, start_cluster
+from anabranch.client.calls.admin import Administration
+from anabranch.errors import (
+    CrossScope,
+    FeatureNotEnabled,
+    InvalidArgument,
+    NotAuthorized,
+    NotReady,
+)
+from anabranch.kafka.log import KafkaLog
+from anabranch.protocol.schemas import records as r
+from anabranch.types import right_words
+from tests.cluster import ControllerProcess, start_cluster
 from tests.conftest import Broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.unsecured]
@@ -113,36 +123,130 @@ def test_what_is_on_another_control_partition_is_refused(client: anabranch.Clien
 
 
 GROWING = "growing"
+# An old client in another process: it writes to each stream that it is told, and says where it was committed.
+OLD = f"""
+import sys, anabranch
+with anabranch.connect(sys.argv[1], prefix={GROWING!r}, timeout=90) as client:
+    for stream in map(str.strip, sys.stdin):
+        done = client.transact(lambda txn: txn.write(stream, b"v"))
+        print(int.from_bytes(done.txn_id[:2], "big"), flush=True)
+"""
+
+
+class Interrupted(Exception):
+    """What ends a call of `grow_cluster` in the middle."""
 
 
 @pytest.mark.long
-def test_a_connected_client_uses_control_partitions_that_are_added(
-    broker: Broker, tmp_path: Path
+def test_a_cluster_grows_under_load(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = start_cluster(broker.bootstrap, tmp_path, GROWING).controller
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    """From 1 to 3, with two controllers, in several attempts; nobody notices but those who make new scopes."""
+    how = ("--session-timeout", "2")
+    first = start_cluster(broker.bootstrap, tmp_path / "a", GROWING, how).controller
+    second = ControllerProcess(broker.bootstrap, tmp_path / "b", GROWING, how).start()
+    old = subprocess.Popen(
+        [sys.executable, "-c", OLD, broker.bootstrap],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert old.stdin is not None
+    assert old.stdout is not None
+    stop, errors, done = threading.Event(), list[Exception](), [0]
 
-    def grow(*topics: str) -> None:
-        for made in admin.create_partitions([NewPartitions(each, 2) for each in topics]).values():
-            made.result()
+    def committed_by_old(stream: str) -> int:
+        print(stream, file=old.stdin, flush=True)
+        return int(old.stdout.readline())  # type: ignore[union-attr]
+
+    def load(client: anabranch.Client) -> None:
+        while not stop.is_set():
+            try:
+                client.transact(lambda txn: txn.write(f"{GROWING}-a/s", b"v"))
+                done[0] += 1
+            except Exception as error:  # noqa: BLE001 - the test fails with it
+                errors.append(error)
+                return
+
+    def interrupted(operator: anabranch.Client, name: str) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Administration, name, Mock(side_effect=Interrupted))
+            with pytest.raises(Interrupted):
+                operator.grow_cluster(3)
 
     try:
-        with anabranch.connect(broker.bootstrap, prefix=GROWING, timeout=30.0) as client:
+        with (
+            anabranch.connect(broker.bootstrap, prefix=GROWING, timeout=90) as client,
+            anabranch.connect(
+                broker.bootstrap, prefix=GROWING, lane="admin", timeout=90
+            ) as operator,
+        ):
             client.create_stream(f"{GROWING}-a/s")
-            # One topic after the other: a controller that looks in between goes on.
-            grow(commands_topic(GROWING))
-            time.sleep(8.0)
-            grow(commands_topic(GROWING, "admin"), control_topic(GROWING), status_topic(GROWING))
-            until = time.monotonic() + START_DEADLINE_S
-            while first.leading() != [0, 1]:
-                assert first.running
-                assert time.monotonic() < until, first.log_file.read_text()[-4000:]
-                time.sleep(0.1)
-            first.stop()  # new scopes are put there by controllers that were started since
-            first.start().wait_leading()
-            client.create_stream(f"{GROWING}-b/s")
-            with client.begin(f"{GROWING}-b") as txn:
-                txn.write(f"{GROWING}-b/s", b"v")
-                assert control_partition_of(txn.commit().txn_id) == 1
+            loading = threading.Thread(target=load, args=[client])
+            loading.start()
+            assert committed_by_old(f"{GROWING}-a/s") == 0
+            with pytest.raises(FeatureNotEnabled, match="needs feature level 4"):
+                operator.grow_cluster(3)
+            operator.feature_level(raise_to=4)
+            operator.add_lane("etl")
+            operator.grant("etl", f"{GROWING}-a/*", ["write"])
+            operator.revoke("open", "*", ["scale"])
+            with pytest.raises(NotAuthorized):
+                client.grow_cluster(3)
+
+            add, grown = KafkaLog.add_partitions, list[str]()
+
+            def add_two(log: KafkaLog, topic: str, partitions: int) -> None:
+                if len(grown) == 2:
+                    raise Interrupted
+                grown.append(topic)
+                add(log, topic, partitions)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(KafkaLog, "add_partitions", add_two)
+                with pytest.raises(Interrupted):
+                    operator.grow_cluster(3)
+            assert grown == [f"{GROWING}.status", f"{GROWING}.control"]
+            interrupted(operator, "_await_leaders")
+            first.kill()
+            first.start()
+            interrupted(operator, "_make_alike")
+            second.stop()  # so the first one leads, which has found three control partitions
+            second.start()
+            for scope in "bc":  # they are not ready for new scopes
+                operator.create_stream(f"{GROWING}-{scope}/s")
+                assert committed_by_old(f"{GROWING}-{scope}/s") == 0
+            assert operator.grow_cluster(3, timeout=90) == 3
+            for fewer in (2, 3):
+                with pytest.raises(InvalidArgument, match="has 3 control partitions: ask for more"):
+                    operator.grow_cluster(fewer)
+            places = {}
+            for scope in "def":
+                client.create_stream(f"{GROWING}-{scope}/s")
+                places[scope] = committed_by_old(f"{GROWING}-{scope}/s")
+            assert places == {"d": 1, "e": 2, "f": 1}
+            assert committed_by_old(f"{GROWING}-b/s") == 0, "no scope moves"
+            assert {n for each in (first, second) for n in each.leading()} == {0, 1, 2}
+            (etl,) = (lane for lane in operator.lanes() if lane.name == "etl")
+            assert etl.trouble == ""
+            for number in range(3):
+                ask = operator._session.ask
+                rows = ask(number, r.ListGrants(), r.GrantList, time.monotonic() + 30).grants
+                rights = {(row.lane, row.pattern): right_words(row.rights) for row in rows}
+                assert rights["etl", f"{GROWING}-a/*"] == ("write",)
+                assert "scale" not in rights["open", "*"]
+            with anabranch.connect(broker.bootstrap, prefix=GROWING, lane="etl") as worker:
+                operator.grant("etl", "*", ["write", "describe"])
+                assert worker.transact(lambda txn: txn.write(f"{GROWING}-e/s", b"v")).is_merged
+            before = done[0]
+            time.sleep(1.0)
+            stop.set()
+            loading.join()
+            assert not errors
+            assert done[0] > before
     finally:
+        stop.set()
+        old.kill()
+        old.wait()
         first.kill()
+        second.kill()

@@ -262,6 +262,10 @@ class FakeClient:
         self._call("feature_level", raise_to=raise_to)
         return FeatureLevel(raise_to or 1, 2)
 
+    def grow_cluster(self, control_partitions: int) -> int:
+        self._call("grow_cluster", control_partitions=control_partitions)
+        return control_partitions
+
     def audit_log(self, limit: int) -> list[AuditEntry]:
         self._call("audit_log", limit=limit)
         return [AuditEntry(1_700_000_000_000, "admin", "SetLane", "etl blocked", 0)]

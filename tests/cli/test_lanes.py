@@ -9,10 +9,11 @@ import pytest
 
 from anabranch.cli.errors import ExitCode
 from anabranch.cli.lane import differences
+from anabranch.presentation.load import advice, loads
 from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.topics.names import commands_topic
 from anabranch.topics.rights import Acl, Right, client_rights, writer_rights
-from anabranch.types import Grant
+from anabranch.types import Grant, LeaderInfo
 from tests.cli.conftest import Run
 from tests.cli.fakes import TXN_ID, FakeClient
 
@@ -233,6 +234,48 @@ def test_cluster_feature(
 ) -> None:
     assert shown in run("cluster", "feature", *given).stdout
     assert fake.calls == [("feature_level", {"raise_to": asked})]
+
+
+def test_cluster_grow(run: Run, fake: FakeClient) -> None:
+    assert run("cluster", "grow", "--control-partitions", "3").exit_code == ExitCode.USAGE
+    assert fake.calls == [], "without a yes"
+    said = run("cluster", "grow", "--control-partitions", "3", "--yes").stdout
+    assert said.startswith("3 control partitions are in use")
+
+
+def test_cluster_status(run: Run, fake: FakeClient) -> None:
+    found = json.loads(run("cluster", "status", "--seconds", "0.1", "--json").stdout)
+    (row,) = found["control_partitions"]
+    assert (row["commits"], row["busy"], row["open"], found["advice"]) == (0.0, None, 3, [])
+
+
+def leader(number: int, name: str, committed: int, busy_s: float) -> LeaderInfo:
+    return LeaderInfo(number, 1, name, 0, committed, 0, int(busy_s * 1e6) + 1)
+
+
+# Shares of a core by control partition and leader; what the advice says, a part of each sentence.
+ADVICE: list[tuple[dict[int, tuple[str, float]], list[str]]] = [
+    ({0: ("a", 0.4), 1: ("a", 0.2)}, []),
+    ({0: ("a", 0.6), 1: ("a", 0.3)}, ["give control partition 1 (30%) to another controller: start"]),
+    ({0: ("a", 0.6), 1: ("a", 0.3), 2: ("b", 0.1)}, ["to another controller, such as b, which takes 10%"]),
+    ({0: ("a", 0.6), 1: ("a", 0.3), 2: ("b", 0.6)}, ["to another controller: start one more"]),
+    ({0: ("a", 0.9), 1: ("a", 0.01)}, ["control partition 0 alone"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shares", "said"), ADVICE)
+def test_which_control_partition_another_controller_should_lead(
+    shares: dict[int, tuple[str, float]], said: list[str]
+) -> None:
+    before = [leader(n, name, 7, 1.0) for n, (name, _) in shares.items()]
+    after = [leader(n, name, 27, 1.0 + 2 * busy) for n, (name, busy) in shares.items()]
+    found = loads(before, after, 2.0)
+    assert {load.commits for load in found} == {10.0}
+    texts = advice(found)
+    assert len(texts) == len(said)
+    assert all(part in text for part, text in zip(said, texts, strict=True)), texts
+    after[0] = leader(0, "c", 30, 9.0)  # it leads since a moment ago
+    assert loads(before, after, 2.0)[0].busy is None
 
 
 def test_the_feature_level_is_not_raised_without_a_yes(run: Run, fake: FakeClient) -> None:

@@ -18,7 +18,7 @@ from anabranch import errors
 from anabranch.client.shared import Heart
 from anabranch.protocol.schemas import records as r
 from anabranch.types import Receipt, Result
-from tests.client.answers import STREAM, outcome, refusal, token_of
+from tests.client.answers import STREAM, obliging, outcome, refusal, token_of
 from tests.client.bench import Bench, override
 from tests.client.doubles import HYBRID_TIME
 
@@ -52,6 +52,52 @@ def test_a_committed_name_has_its_result() -> None:
 
 
 # -- ends -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", ["COMMITTED", "ABORTED"])
+def test_a_decided_commit_has_its_whole_result_at_the_merge(ends: str) -> None:
+    """After the decision nothing but an operator's force ends it otherwise."""
+    states = ["OPEN", "FINALIZE_IN_PROGRESS"]
+
+    def script(command: Any) -> Any:
+        answer = obliging(command)
+        if isinstance(command, r.GetState):
+            return answer._replace(state=states[-1])
+        if isinstance(command, r.Commit) and states[-1] != "COMMITTED":
+            return answer._replace(state=states[-1], commit_timestamp=0)
+        return answer
+
+    bench = Bench(script)
+    with bench.client.begin("nyc") as txn:
+        token = txn.token()
+        txn.write(STREAM, b"v")
+        with pytest.raises(errors.IllegalState, match="commit it first"):
+            txn.merged()
+        result = txn.commit(wait="decided")
+        assert (result.is_merged, result.commit_timestamp, txn.result) == (False, 0, result)
+        with pytest.raises(errors.IllegalState, match="before it is merged"):
+            _ = result.committed_at
+        assert txn.commit(wait="decided") is result
+        assert bench.bus.names().count("Commit") == 1
+        for call in (txn.token, txn.flush, txn.abort, lambda: txn.write(STREAM, b"v")):
+            with pytest.raises(errors.AlreadyCommitted):
+                call()
+        assert not bench.client.is_finished(token)
+        with pytest.raises(errors.DeadlineExceeded, match="1 transactions have not ended in time"):
+            list(bench.client.finished([token], timeout=0.1))
+        states.append(ends)
+        assert [info.state for info in bench.client.finished([token, token])] == [ends]
+        if ends == "ABORTED":
+            with pytest.raises(errors.TransactionAborted):
+                txn.merged()
+            assert txn.result is None
+        else:
+            assert txn.merged() is txn.commit() is txn.commit(wait="decided") is txn.merged()
+            assert txn.commit().is_merged
+    small = bench.client.transact(lambda txn: txn.write(STREAM, b"v"), wait="decided")
+    assert small.is_merged, "one request is decided and merged in one round"
+    with pytest.raises(errors.InvalidArgument, match="merged or decided"):
+        bench.client.commit(token, wait="now")  # type: ignore[arg-type]
 
 
 def test_leaving_by_an_exception_aborts_and_lets_it_pass() -> None:

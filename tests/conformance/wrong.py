@@ -73,8 +73,8 @@ def patch(target: type, name: str, make: Callable[[Any], Any]) -> None:
 @error("R10.1", "begin-write-commit")
 def commits_without_receipts() -> None:
     def make(commit: Any) -> Any:
-        return lambda self, command, deadline: commit(
-            self, replace(command, own=(), receipts=()), deadline
+        return lambda self, command, deadline, **how: commit(
+            self, replace(command, own=(), receipts=()), deadline, **how
         )
 
     patch(Session, "try_commit", make)
@@ -120,13 +120,13 @@ def sequences_begin_at_zero() -> None:
 @error("R9.4", "begin-write-commit")
 def receipts_have_no_time() -> None:
     def make(ask: Any) -> Any:
-        def changed(self: Session, partition: int, command: Any, *more: Any) -> Any:
+        def changed(self: Session, partition: int, command: Any, *more: Any, **how: Any) -> Any:
             if isinstance(command, r.Register):
                 command = replace(command, receipt=replace(command.receipt, seen=0))
             if isinstance(command, r.Commit):
                 own = tuple(replace(receipt, seen=0) for receipt in command.own)
                 command = replace(command, own=own)
-            return ask(self, partition, command, *more)
+            return ask(self, partition, command, *more, **how)
 
         return changed
 
@@ -162,8 +162,8 @@ def one_id_for_all_attempts() -> None:
     ids: dict[bytes, bytes] = {}
 
     def make(new_copy: Any) -> Any:
-        def changed(self: Session, partition: int, command: Any, payload: bytes) -> Any:
-            copy = new_copy(self, partition, command, payload)
+        def changed(self: Session, partition: int, command: Any, payload: bytes, *more: Any) -> Any:
+            copy = new_copy(self, partition, command, payload, *more)
             return copy._replace(correlation_id=ids.setdefault(payload, copy.correlation_id))
 
         return changed
@@ -204,8 +204,8 @@ def ids_can_be_guessed() -> None:
     numbers = itertools.count(1)
 
     def make(new_copy: Any) -> Any:
-        return lambda self, partition, command, payload: new_copy(
-            self, partition, command, payload
+        return lambda self, partition, command, payload, *more: new_copy(
+            self, partition, command, payload, *more
         )._replace(correlation_id=next(numbers).to_bytes(16, "big"))
 
     patch(Session, "_new_copy", make)
@@ -337,7 +337,9 @@ def never_resolves() -> None:
 
 
 def _never_resolves(_: Any) -> Any:
-    def changed(self: Session, txn_id: bytes, command: Any, token: Any, deadline: float) -> Any:
+    def changed(
+        self: Session, txn_id: bytes, command: Any, token: Any, deadline: float, **_: Any
+    ) -> Any:
         if token is not None:
             command = replace(command, wait_ms=1000)
         answer = self.try_ask(control_partition_of(txn_id), command, deadline)
@@ -351,9 +353,9 @@ def _never_resolves(_: Any) -> Any:
 @error("R11.5", "silence")
 def takes_silence_for_an_abort() -> None:
     def make(until_known: Any) -> Any:
-        def changed(self: Session, *arguments: Any) -> Any:
+        def changed(self: Session, *arguments: Any, **how: Any) -> Any:
             try:
-                return until_known(self, *arguments)
+                return until_known(self, *arguments, **how)
             except OutcomeUnknown:
                 raise TransactionAborted("no answer in time") from None
 
@@ -581,10 +583,10 @@ def plain_records_have_a_reserved_header() -> None:
 @error("R10.2", "begin-write-commit")
 def lets_the_controller_wait_too_long() -> None:
     def make(ask: Any) -> Any:
-        def changed(self: Session, partition: int, command: Any, *more: Any) -> Any:
+        def changed(self: Session, partition: int, command: Any, *more: Any, **how: Any) -> Any:
             if isinstance(command, r.Commit):
                 command = replace(command, wait_ms=MAX_WAIT_MS + 1)
-            return ask(self, partition, command, *more)
+            return ask(self, partition, command, *more, **how)
 
         return changed
 
@@ -634,10 +636,10 @@ def numbers_are_left_out() -> None:
 @error("R10.7", "prepared")
 def names_the_secret_itself() -> None:
     def make(commit: Any) -> Any:
-        def changed(self: Session, command: Any, deadline: float) -> Any:
+        def changed(self: Session, command: Any, deadline: float, **how: Any) -> Any:
             if command.prepare is not None:
                 command = replace(command, prepare=replace(command.prepare, by=bytes(32)))
-            return commit(self, command, deadline)
+            return commit(self, command, deadline, **how)
 
         return changed
 

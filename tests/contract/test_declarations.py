@@ -84,6 +84,11 @@ def test_control_topics_are_created_as_declared(log: Log, prefix: str) -> None:
     assert infos[names[2]].config["retention.ms"] == str(d.HOUR_MS)
     # Again, and with fewer asked for: as they are.
     assert creation.create_control_topics(log, prefix, control_partitions=1)[:2] == (3, 8)
+    log.add_partitions(status_topic(prefix), 5)  # an interrupted growth
+    assert creation.create_control_topics(log, prefix, control_partitions=1)[:2] == (3, 8)
+    creation.grow_control_topics(log, prefix, 4)
+    assert creation.create_control_topics(log, prefix, control_partitions=1)[:2] == (4, 8)
+    assert [log.describe_topics([n])[n].partitions for n in names] == [4, 5, 8, 4, 4, 1]
 
 
 def test_a_streams_topics_are_created_as_declared(log: Log, stream: str, create: Create) -> None:

@@ -66,6 +66,7 @@ class World(Journals):
         self.lane = OPEN_LANE  # of the commands to come
         self.seen: int | None = None  # the highest time that senders know; None: unstated
         self.waits = False  # whether they want commit wait
+        self.at_decision = False  # whether the decision of a commit is enough for them
         self.busy = False  # whether more commands may wait
         self.lanes: dict[type, str] = {r.Force: "admin"}  # … but of these
         self.asked: dict[bytes, str] = {}
@@ -148,7 +149,9 @@ class World(Journals):
     def asker(self, name: str) -> ReplyTo:
         correlation_id = name.encode()
         self.asked[correlation_id] = name
-        return ReplyTo(correlation_id, len(name), b"digest!!", self.lane, self.waits)
+        return ReplyTo(
+            correlation_id, len(name), b"digest!!", self.lane, self.waits, self.at_decision
+        )
 
     def _decide(self, turn: Turn, command: Any, to: ReplyTo) -> None:
         table, views, said = self._everything(turn)

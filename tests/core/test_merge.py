@@ -8,7 +8,7 @@ import pytest
 
 from anabranch.core import rows as k
 from anabranch.core.decisions import merge
-from anabranch.core.decisions.decide import decide_due
+from anabranch.core.decisions.decide import DECIDED_LEVEL, decide_due
 from anabranch.core.decisions.merge import give_up
 from anabranch.core.decisions.scale import partitions_added
 from anabranch.core.decisions.turn import Turn
@@ -16,6 +16,7 @@ from anabranch.core.history_records import Tail, history_records
 from anabranch.core.round import Landed, NewEpoch, PlainWrites, Round, StreamCommit
 from anabranch.core.state import OpenTxn, State
 from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas import records as r
 from tests.core.harness import World, event, nyc
 from tests.core.tables import fold, rows_of, views_of
@@ -390,3 +391,31 @@ def test_a_big_merge_that_waits_for_another_is_not_planned_again_and_again(
         world.wait(60)
     states = [world.row(label).state for label in ("first", "second")]
     assert states == ["COMMITTED", "FINALIZE_IN_PROGRESS"]
+
+
+@pytest.mark.parametrize("level", [DECIDED_LEVEL - 1, DECIDED_LEVEL])
+def test_a_decided_commit_is_answered_before_its_merge(level: int) -> None:
+    """Who waits for the decision alone is answered when no abort is possible any more; all others at the merge."""
+    world = nyc(chunk_bytes=CHUNK, round_bytes=CHUNK)
+    world.ask("level", r.SetFeatureLevel(level), lane=ADMIN_LANE)
+    world.begin("big")
+    world.touch("big")
+    world.write("big", "w", size=2 * CHUNK)
+    command = world.committing("big", own=[world.receipt("big", "w")])
+    world.at_decision = True
+    assert world.ask("quick", command) == "", "its decision is logged, and an abort is possible"
+    world.at_decision = False
+    assert world.ask("patient", command) == ""
+    enabled = level == DECIDED_LEVEL
+    assert world.wait(0) == ("[quick] FINALIZE_IN_PROGRESS" if enabled else "")
+    world.lead(keep_table=False)
+    world.at_decision = True
+    again = world.ask("again", command)
+    assert again == ("FINALIZE_IN_PROGRESS" if enabled else "")
+    ((key, row),) = world.state.open[world.id("big")].staged_merges.items()
+    done = replace(row, cursor=9, first=0, end=1, count=1, done=True)
+    world.log_rows([(k.staged_merge_key(world.id("big"), *key), done)])
+    said = world.wait(60)
+    told = {each.split("]")[0].strip("[ ") for each in said.split(";")}
+    assert told == ({"patient"} if enabled else {"quick", "patient", "again"})
+    assert "COMMITTED" in said

@@ -7,6 +7,8 @@ import pytest
 from anabranch.core import rows as k
 from anabranch.core.decisions.streams import stream_created
 from anabranch.errors import TopicMisconfigured
+from anabranch.protocol.ids import AS_NOW
+from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.partitioner import SPACE
 from anabranch.protocol.schemas import records as r
 from tests.core.harness import World, event
@@ -65,6 +67,34 @@ def test_a_scope_stays_where_it_is_when_partitions_are_added() -> None:
     world.lead(keep_table=False)
     assert world.find_scope("nyc") == "nyc at 1"
     assert world.find_scope("sfo") == "sfo at 2"
+
+
+def test_new_scopes_get_the_control_partitions_that_are_in_use() -> None:
+    """Whatever number a controller finds when it starts: those that were added may lack lanes and grants."""
+    world = World(control_partitions=1)
+
+    def in_use(count: int) -> object:
+        world.ask("grow", r.SetFeatureLevel(None, count), lane=ADMIN_LANE)
+        return getattr(world.result, "control_partitions", None) or world.result.code
+
+    assert in_use(AS_NOW) == "FeatureNotEnabled"
+    world.ask("level", r.SetFeatureLevel(4), lane=ADMIN_LANE)
+    world.find_scope("nyc")
+    assert [in_use(AS_NOW), in_use(AS_NOW)] == [1, 1]
+    world.settings = World(control_partitions=3).settings
+    world.lead(keep_table=False)
+    assert world.find_scope("sfo") == "sfo at 0", "they were added, and are not in use"
+    assert in_use(AS_NOW) == 1
+    assert [in_use(3), in_use(3), in_use(AS_NOW)] == [3, 3, 3]
+    assert in_use(2) == "IllegalState"
+    assert [in_use(0x10001), in_use(-2)] == ["InvalidArgument"] * 2
+    world.ask("level", r.SetFeatureLevel(4), lane=ADMIN_LANE)
+    placed = [world.find_scope(scope) for scope in ("ber", "par", "nyc")]
+    assert placed == ["ber at 1", "par at 2", "nyc at 0"]
+    elsewhere = World(control_partition=1, control_partitions=3)
+    elsewhere.ask("level", r.SetFeatureLevel(4), lane=ADMIN_LANE)
+    said = elsewhere.ask("grow", r.SetFeatureLevel(None, 3), lane=ADMIN_LANE)
+    assert said == "InvalidArgument"
 
 
 def test_a_scope_is_adopted_unless_it_is_served_elsewhere() -> None:

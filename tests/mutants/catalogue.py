@@ -609,6 +609,10 @@ CATALOGUE: tuple[Mutant, ...] = (
            suite="tests/controller/test_levels.py"),
     Mutant("any feature level is set", decisions.any_level_is_set, simulated=False,
            suite="tests/core/test_features.py"),
+    Mutant("new control partitions are used too early", decisions.used_too_early, simulated=False,
+           suite="tests/core/test_streams.py"),
+    Mutant("a commit is answered before its decision", decisions.answered_too_early, simulated=False,
+           suite="tests/core/test_merge.py"),
     Mutant("rows above the feature level are read", decisions.rows_of_any_level, simulated=False,
            suite="tests/core/test_features.py"),
 )  # fmt: skip

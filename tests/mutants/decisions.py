@@ -20,11 +20,13 @@ from anabranch.core.decisions import (
     decide,
     merge,
     one_shot,
+    scopes,
     times,
     transactions,
 )
 from anabranch.core.decisions import turn as turn_module
 from anabranch.core.decisions.lanes import position_of, set_lane
+from anabranch.core.decisions.transactions import answer_decided
 from anabranch.core.decisions.turn import AT_END, Turn, close_round
 from anabranch.core.journal_index import JournalIndex, Weighed
 from anabranch.core.journal_runs import StoredRun
@@ -276,6 +278,19 @@ def any_level_is_set() -> Planted:
         turn.reply(to, FeatureLevel(level, LEVEL))
 
     return patch.dict(decide._DECISIONS, {SetFeatureLevel: set_any})
+
+
+@instead_of(scopes, "_in_use")
+def used_too_early(turn: Turn) -> int:
+    """New scopes get control partitions that were added and are not ready yet."""
+    return turn.settings.control_partitions
+
+
+@wrapping(commit, "_decide")
+def answered_too_early(real: Any, turn: Turn, txn: OpenTxn, *given: Any) -> None:
+    """A commit counts as decided while an abort is possible."""
+    real(turn, txn, *given)
+    answer_decided(turn, turn.row(txn.row.txn_id))
 
 
 def rows_of_any_level() -> Planted:

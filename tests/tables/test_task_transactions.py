@@ -192,8 +192,8 @@ def test_an_unanswered_commit_is_asked_for_again(
     session = bank.rows._shared.session
     ask = session.try_ask
 
-    def unanswered(*given: Any) -> Any:
-        ask(*given)
+    def unanswered(*given: Any, **how: Any) -> Any:
+        ask(*given, **how)
 
     txn = bank.begin()
     txn.put(A, b"x", (txn.get(A, b"x") or b"") + b"2")
@@ -215,7 +215,7 @@ def test_a_commit_that_never_arrived_is_broken_for_good(
     session = bank.rows._shared.session
     txn = bank.begin()
     txn.put(A, b"x", (txn.get(A, b"x") or b"") + b"2")
-    monkeypatch.setattr(session, "try_ask", lambda *_: None)
+    monkeypatch.setattr(session, "try_ask", lambda *_, **__: None)
     with pytest.raises(OutcomeUnknown), txn:
         txn.commit(consumed=bank.consumed(), timeout=5.0)
     with pytest.raises(OutcomeUnknown):

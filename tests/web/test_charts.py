@@ -96,6 +96,10 @@ def test_commits_a_second_over_all_control_partitions_and_takeovers(
     step(leaders, recorder, 5.0)
     found = [(s.commits, s.takeovers, s.journal_bytes) for s in recorder.samples]
     assert found == [(None, None, 5), (6.0, 0, 7), (1.0, 2, 7), (2.0, 0, 7)]
+    assert [(load.control_partition, load.commits) for load in recorder.loads] == [
+        (0, 2.0),
+        (1, 0.0),
+    ]
     shown = {chart.title: chart.now for chart in recorder.charts()}
     assert shown["commits a second"] == "2.0"
     assert shown["takeovers by other controllers"] == "2"

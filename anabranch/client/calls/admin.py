@@ -21,10 +21,12 @@ from anabranch.errors import (
 from anabranch.ports import Log, LogDenied, LogError, LogRefused
 from anabranch.protocol import limits
 from anabranch.protocol.defaults import FIRST_RETRY_S
-from anabranch.protocol.legal_names import check_lane
+from anabranch.protocol.ids import AS_NOW, DIRECTORY, MAX_CONTROL_PARTITION
+from anabranch.protocol.legal_names import ADMIN_LANE, check_lane, check_type
 from anabranch.protocol.schemas import records as r
 from anabranch.topics.creation import (
     create_lane_topics,
+    grow_control_topics,
     grow_lane_topic,
     lane_topic_ids,
     refusal_of,
@@ -140,6 +142,74 @@ class Administration:
         command = r.SetFeatureLevel(level)
         return [each for _, each in self._session.ask_each(command, r.FeatureLevel, deadline)]
 
+    def grow(self, control_partitions: int, deadline: float) -> int:
+        """As `Client.grow_cluster`."""
+        check_type("control partitions", control_partitions, int)
+        if not 1 <= control_partitions <= MAX_CONTROL_PARTITION + 1:
+            raise InvalidArgument(
+                f"{control_partitions} control partitions: 1 to {MAX_CONTROL_PARTITION + 1:,}"
+            )
+        if self._shared.ports.log is None:
+            raise IllegalState("this client can't add partitions to topics")
+        # Logged before any partition is added, so that no scope gets one that is not ready.
+        in_use = self._in_use(AS_NOW, deadline)
+        if control_partitions <= in_use:
+            raise InvalidArgument(
+                f"the cluster has {in_use} control partitions: ask for more, as they never become fewer"
+            )
+        prefix, new = self._shared.ports.prefix, range(in_use, control_partitions)
+        seconds = max(deadline - self._session.now(), 0.1)
+        with _refusals("call it again, and it goes on"), self._shared.ports.log(seconds) as log:
+            grow_control_topics(log, prefix, control_partitions)
+            self._await_leaders(new, deadline)
+            self._make_alike(range(in_use), new, log, deadline)
+        return self._in_use(control_partitions, deadline)
+
+    def _in_use(self, control_partitions: int, deadline: float) -> int:
+        command = r.SetFeatureLevel(None, control_partitions)
+        return self._session.ask(DIRECTORY, command, r.FeatureLevel, deadline).control_partitions
+
+    def _await_leaders(self, new: Iterable[int], deadline: float) -> None:
+        """Wait until each of these control partitions is led. Raises: NotReady, DeadlineExceeded."""
+        for number in new:
+            try:
+                self._session.ask(number, r.ListLanes(), r.LaneList, deadline)
+            except InvalidArgument as error:  # a broker does not show the partition yet
+                raise NotReady(
+                    f"brokers don't show control partition {number} yet: call again, and it goes on"
+                ) from error
+
+    def _make_alike(
+        self, old: Sequence[int], new: Sequence[int], log: Log, deadline: float
+    ) -> None:
+        """Give new control partitions the feature level, lanes and grants of the old ones. Safe to repeat."""
+        ask, prefix = self._session.ask, self._shared.ports.prefix
+        level = max(ask(n, r.SetFeatureLevel(None), r.FeatureLevel, deadline).level for n in old)
+        lanes: dict[str, r.LaneInfo] = {}
+        grants: dict[tuple[str, str], int] = {}
+        for n in old:
+            for lane in ask(n, r.ListLanes(), r.LaneList, deadline).lanes:
+                lanes.setdefault(lane.lane, lane)
+            for row in ask(n, r.ListGrants(), r.GrantList, deadline).grants:
+                place = row.lane, row.pattern
+                grants[place] = grants.get(place, 0) | row.rights
+        for lane in lanes.values():
+            if lane.topic_ids:
+                grow_lane_topic(log, prefix, lane.lane, like=ADMIN_LANE)
+        for n in new:
+            ask(n, r.SetFeatureLevel(level), r.FeatureLevel, deadline)
+            there = {lane.lane: lane for lane in ask(n, r.ListLanes(), r.LaneList, deadline).lanes}
+            for lane in lanes.values():
+                its = there.get(lane.lane)
+                if its is None or (its.blocked, its.quotas) != (lane.blocked, lane.quotas):
+                    command = r.SetLane(lane.lane, lane.blocked, lane.topic_ids, lane.quotas)
+                    ask(n, command, r.LaneList, deadline)
+            granted = ask(n, r.ListGrants(), r.GrantList, deadline).grants
+            have = {(row.lane, row.pattern): row.rights for row in granted}
+            for (name, pattern), rights in grants.items():
+                if have.get((name, pattern)) != rights:
+                    ask(n, r.SetGrant(name, pattern, rights), r.GrantList, deadline)
+
     def commands(self, deadline: float) -> Listed[CommandsInfo]:
         def info(n: int, got: r.CommandList) -> CommandsInfo:
             return CommandsInfo(
@@ -151,7 +221,14 @@ class Administration:
     def leaders(self, deadline: float) -> Listed[LeaderInfo]:
         def info(n: int, got: r.LeaderInfo) -> LeaderInfo:
             return LeaderInfo(
-                n, got.term, got.leader, got.since_ms, got.committed, got.uncommitted_bytes
+                n,
+                got.term,
+                got.leader,
+                got.since_ms,
+                got.committed,
+                got.uncommitted_bytes,
+                got.busy_us,
+                got.waiting,
             )
 
         return self._each_leader(r.DescribeLeader(), r.LeaderInfo, info, deadline)
@@ -268,8 +345,8 @@ def _grants(parts: Iterable[tuple[int, r.GrantList]]) -> list[Grant]:
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
-    """Convert errors of the brokers about a lane's topics into errors that say what to do."""
+def _refusals(again: str = "repeat it, then with --adopt") -> Iterator[None]:
+    """Convert errors of the brokers about topics into errors that say what to do. ``again``: how to repeat it."""
     try:
         yield
     except LogRefused as error:
@@ -277,4 +354,4 @@ def _refusals() -> Iterator[None]:
     except LogDenied as error:
         raise NotAuthorized(str(error)) from error
     except LogError as error:
-        raise NotReady(f"{error}; repeat it, then with --adopt") from error
+        raise NotReady(f"{error}; {again}") from error

@@ -22,6 +22,7 @@ from anabranch.core.decisions import claims, one_shot, positions, prepared
 from anabranch.core.decisions.merge import merge_decided
 from anabranch.core.decisions.transactions import (
     abort_txn,
+    answer_decided,
     earlier_outcome,
     end_pending,
     journal_op,
@@ -234,6 +235,8 @@ def _join_decided(
         turn.merging.look_now(txn_id)
         if not not_covered(named, txn.writers):
             turn.put(k.pending_key(txn_id), waiting)
+            if txn.row.state == "FINALIZE_IN_PROGRESS":
+                answer_decided(turn, txn.row)
             return
         # Not refused now, because a refusal would discard the reports: the next copy is refused.
         again = due
@@ -259,8 +262,10 @@ def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
         one_shot.commit_events(turn, txn, to)
         return
     waiting = join_waiting(txn.pending, to)
-    turn.put(k.txn_key(txn_id), turn.move(txn.row, "begin_commit"))
+    row = turn.move(txn.row, "begin_commit")
+    turn.put(k.txn_key(txn_id), row)
     turn.put(k.pending_key(txn_id), waiting)
+    answer_decided(turn, row)
     turn.newly_committing.add(txn_id)
     for stream, epoch in sorted(txn.participants.items()):
         journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))

@@ -89,6 +89,7 @@ _QUESTIONS = (
 _QUESTION_TYPES = {bytes((number,)) for number, cls in TYPES.items() if cls in _QUESTIONS}
 check(_DECISIONS.keys() <= RULES.keys(), "a command is not in core.authorize: who may send it?")
 
+DECIDED_LEVEL = 4  # the feature level from which rows name askers of the decision alone
 CHECK_MS = 250  # how often silent transactions are checked, and old outcomes if no transaction ends
 
 
@@ -101,6 +102,8 @@ def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
     """Decide one command, if its lane has the right. A refusal is answered and changes nothing."""
     if to is None and isinstance(command, _QUESTIONS):
         return
+    if to is not None and to.decided and turn.state.feature_level < DECIDED_LEVEL:
+        to = to._replace(decided=False)  # rows can't say it yet: it is answered when it is merged
     rule = RULES.get(type(command))
     decision = _DECISIONS.get(type(command))
 

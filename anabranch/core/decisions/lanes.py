@@ -9,6 +9,7 @@ is `AT_END` until the shell has it logged (`resume`), and no leader reads the la
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from anabranch.core import rows as k
@@ -32,6 +33,7 @@ from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.errors import IllegalState, InvalidArgument, NotAuthorized
 from anabranch.protocol import limits
+from anabranch.protocol.ids import AS_NOW, DIRECTORY, MAX_CONTROL_PARTITION
 from anabranch.protocol.legal_names import (
     ADMIN_LANE,
     OPEN_LANE,
@@ -220,9 +222,35 @@ def set_feature_level(turn: Turn, command: r.SetFeatureLevel, to: ReplyTo | None
             raise IllegalState(f"the feature level is {present}, and can't be lowered")
         if asked > LEVEL:
             raise unsupported_level(asked, "the command")
-        turn.put(k.FEATURE_KEY, r.FeatureRow(asked, turn.now_ms))
+        row = turn.state.feature or r.FeatureRow(1, 0)
+        turn.put(k.FEATURE_KEY, replace(row, level=asked, raised_ms=turn.now_ms))
         turn.audit(command, f"{present} to {asked}")
-    turn.reply(to, r.FeatureLevel(turn.state.feature_level, LEVEL))
+    in_use = 0
+    if command.control_partitions:
+        in_use = _use_control_partitions(turn, command)
+    turn.reply(to, r.FeatureLevel(turn.state.feature_level, LEVEL, in_use))
+
+
+def _use_control_partitions(turn: Turn, command: r.SetFeatureLevel) -> int:
+    """Log how many control partitions new scopes may get, if that is more than before; returns the number.
+
+    Before it is logged for the first time, it is the number that the topics had when this controller started. So
+    who adds partitions first has the present number logged: then no scope gets a new one before it is ready,
+    whichever controller leads next.
+    """
+    if turn.settings.control_partition != DIRECTORY:
+        raise InvalidArgument(f"control partition {DIRECTORY}, the directory, counts them: ask it")
+    row, asked = turn.state.feature or r.FeatureRow(1, 0), command.control_partitions
+    if asked == AS_NOW:
+        asked = row.control_partitions or turn.settings.control_partitions
+    if not 1 <= asked <= MAX_CONTROL_PARTITION + 1:
+        raise InvalidArgument(f"{asked} control partitions: 1 to {MAX_CONTROL_PARTITION + 1:,}")
+    if asked < row.control_partitions:
+        raise IllegalState(f"{row.control_partitions} control partitions are in use, for ever")
+    if asked > row.control_partitions:
+        turn.put(k.FEATURE_KEY, replace(row, control_partitions=asked))
+        turn.audit(command, f"control partitions: {asked}")
+    return asked
 
 
 # -- quarantined commands: logged and skipped, so that other commands are served -------------------
@@ -260,6 +288,7 @@ def list_commands(turn: Turn, command: r.ListCommands, to: ReplyTo | None) -> No
     turn.reply(to, r.CommandList(position, end, found, len(state.open), state.outcomes))
 
 
+LOAD_LEVEL = 4  # the feature level from which answers have the processor time
 _NO_TERM = r.TermRow(0, "", 0, resigned=False)
 
 
@@ -267,4 +296,12 @@ def describe_leader(turn: Turn, command: r.DescribeLeader, to: ReplyTo | None) -
     """Answer with the term of this leader, and how much it does."""
     term = turn.state.term or _NO_TERM
     held = turn.index.uncommitted.total
-    turn.reply(to, r.LeaderInfo(term.term, term.leader, term.since_ms, turn.state.committed, held))
+    busy_us = waiting = 0
+    if turn.state.feature_level >= LOAD_LEVEL:
+        busy_us = turn.memory.busy_us
+        seen = turn.memory.lanes.items()
+        waiting = sum([max(0, lane.end - position_of(turn.state, name)) for name, lane in seen])
+    info = r.LeaderInfo(
+        term.term, term.leader, term.since_ms, turn.state.committed, held, busy_us, waiting
+    )
+    turn.reply(to, info)

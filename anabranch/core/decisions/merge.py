@@ -27,6 +27,7 @@ from anabranch.core.decisions.prepared import leave_out_lost
 from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decisions.transactions import (
     abort_txn,
+    answer_decided,
     answer_pending,
     end_pending,
     finish,
@@ -425,10 +426,11 @@ def _begin_staged_merge(turn: Turn, plan: Plan) -> None:
     refused = frozen.may_stage(turn, plan.txn_id, lambda: _written(turn, plan))
     if _waits_for_locks(turn, plan.txn_id, refused):
         return
-    txn = turn.open(plan.txn_id)
-    turn.put(k.txn_key(plan.txn_id), turn.move(txn.row, "begin_finalize"))
-    for row in rows:
-        turn.put(k.staged_merge_key(plan.txn_id, row.stream, row.number), row)
+    row = turn.move(turn.open(plan.txn_id).row, "begin_finalize")
+    turn.put(k.txn_key(plan.txn_id), row)
+    answer_decided(turn, row)
+    for each in rows:
+        turn.put(k.staged_merge_key(plan.txn_id, each.stream, each.number), each)
     turn.round.reserved += [target.stream for target in plan.travels]
     _wait(turn, plan.txn_id, 0, "staging")
 

@@ -404,6 +404,17 @@ def answer_pending(turn: Turn, txn_id: bytes, result: object) -> None:
         turn.put(k.pending_key(txn_id), replace(pending, askers=()))
 
 
+def answer_decided(turn: Turn, row: r.TxnRow) -> None:
+    """Answer those askers of a commit that wait for its decision alone: ``row`` is FINALIZE_IN_PROGRESS."""
+    pending = turn.open(row.txn_id).pending
+    if pending is not None and any(each.decided for each in pending.askers):
+        for each in pending.askers:
+            if each.decided:
+                turn.answer(ReplyTo.of(each), row)
+        others = tuple(each for each in pending.askers if not each.decided)
+        turn.put(k.pending_key(row.txn_id), replace(pending, askers=others))
+
+
 def finish(turn: Turn, row: r.TxnRow) -> None:
     """Put a finished transaction's row, and delete the rows that only an open transaction needs."""
     for key in turn.index.forget(turn.state, row.txn_id):

@@ -48,6 +48,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         0,
         """
         CommandList.open_transactions CommandList.outcomes DescribeProcessors.task Outcome.prepared_ms
+        FeatureLevel.control_partitions FeatureRow.control_partitions SetFeatureLevel.control_partitions
+        LeaderInfo.busy_us LeaderInfo.waiting
         ProcessorInfo.resets ProcessorRow.first_term ProcessorRow.resets ScopeRow.floor
         StreamInfo.foreign TaskInfo.state_sequence
         Receipt.seen TaskRow.state_sequence Touch.writer Begin.snapshot Outcome.snapshot TxnRow.snapshot
@@ -58,6 +60,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
     (
         False,
         """
+        Asker.decided
         CreateStream.adopt ListTransactions.prepared StreamRow.adopt Revalidate.decided OpenInfo.frozen
         Touched.is_table TakeTasks.copying DescribeProcessors.topology
         """,

@@ -64,6 +64,7 @@ class Asker:
     command: bytes
     lane: str
     held: bool
+    decided: bool = False
 
 @dataclass(frozen=True, slots=True)
 class AuditList:
@@ -326,13 +327,15 @@ class FeatureLevel:
 
     level: int
     known: int
+    control_partitions: int = 0
 
 @dataclass(frozen=True, slots=True)
 class FeatureRow:
-    """Status row: the feature level, if it was raised. Up to this level controllers may write records."""
+    """Status row: the feature level, up to which controllers write, and how many control partitions are in use."""
 
     level: int
     raised_ms: int
+    control_partitions: int = 0
 
 @dataclass(frozen=True, slots=True)
 class FindScope:
@@ -493,6 +496,8 @@ class LeaderInfo:
     since_ms: int
     committed: int
     uncommitted_bytes: int
+    busy_us: int = 0
+    waiting: int = 0
 
 @dataclass(frozen=True, slots=True)
 class ListAudit:
@@ -1104,9 +1109,10 @@ class SeriesRow:
 
 @dataclass(frozen=True, slots=True)
 class SetFeatureLevel:
-    """Command: raise the feature level of the control partition. Repeating it is harmless."""
+    """Command: raise the feature level, or the number of control partitions in use. Repeating it is harmless."""
 
     level: int | None
+    control_partitions: int = 0
 
 @dataclass(frozen=True, slots=True)
 class SetGrant:
