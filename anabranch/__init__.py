@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from anabranch.client.connect import connect
     from anabranch.client.reservation import Reservation, narrow
     from anabranch.client.transaction import Transaction
+    from anabranch.client.write_session import WriteSession
     from anabranch.client.writer import Writer
     from anabranch.core.derived_rows import Total
     from anabranch.processing import aggregates
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         LeaderInfo,
         Receipt,
         Result,
+        RowError,
         StreamDescription,
         TaskOwnership,
         Timeline,
@@ -61,6 +63,7 @@ _HOMES = {
     "Stream": "anabranch.values",
     "Total": "anabranch.core.derived_rows",
     "Transaction": "anabranch.client.transaction",
+    "WriteSession": "anabranch.client.write_session",
     "Writer": "anabranch.client.writer",
     "connect": "anabranch.client.connect",
     "narrow": "anabranch.client.reservation",
@@ -84,6 +87,7 @@ __all__ = [
     "Receipt",
     "Reservation",
     "Result",
+    "RowError",
     "Snapshot",
     "SnapshotPlan",
     "Stream",
@@ -95,6 +99,7 @@ __all__ = [
     "Transacted",
     "Transaction",
     "TransactionInfo",
+    "WriteSession",
     "Writer",
     "aggregates",
     "connect",

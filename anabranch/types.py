@@ -87,6 +87,18 @@ class Event(NamedTuple, Generic[K, V]):
     offset: int
 
 
+class RowError(NamedTuple):
+    """A row that a session could not commit. ``number``: as `WriteSession.apply` returned it; ``error``: why.
+
+    If ``error`` is `OutcomeUnknown`, the row may be committed. ``key``: as its codec encoded it.
+    """
+
+    number: int
+    stream: str
+    key: bytes | None
+    error: AnabranchError
+
+
 class Events(Protocol[K, V]):
     """The events of a transaction: iterate over them any number of times; ``len`` is their number."""
 

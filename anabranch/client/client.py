@@ -39,6 +39,7 @@ from anabranch.client.session import Session
 from anabranch.client.shared import Handle, Heart, Shared
 from anabranch.client.transact import ownership_of, transact
 from anabranch.client.transaction import Transaction
+from anabranch.client.write_session import Flush, WriteSession
 from anabranch.client.writer import Writer, join
 from anabranch.core.authorize import ADD, ALL, TAKE
 from anabranch.core.stream_settings import TABLE, in_force
@@ -315,6 +316,21 @@ class Client:
         """
         self._shared.check()
         return join(self._shared, transaction, heartbeat=heartbeat, label=label)
+
+    def session(self, flush: Flush = "background") -> WriteSession:
+        """A session: rows of streams and tables that are committed in the order in which they are written.
+
+        Use it in a ``with`` block, or close it. Each row commits by itself, many in one request. ``flush``:
+
+        - "background": rows are sent once they fill a request, or after 50 ms. When the session holds 32 MiB of rows,
+          a write waits.
+        - "sync": each write waits until its row is committed, and raises its error.
+        - "manual": rows are sent by `WriteSession.flush` alone.
+
+        Raises: InvalidArgument, NonTransactional.
+        """
+        self._shared.deadline_outside("session", None)
+        return WriteSession(self._shared, flush, threads=self._threads)
 
     def outside(self) -> AbstractContextManager[None]:
         """A ``with`` block in which this thread, or asyncio task, is in none of this client's transactions.

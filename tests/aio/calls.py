@@ -18,6 +18,7 @@ from anabranch.client import (
     table_access,
     table_transaction,
     transaction,
+    write_session,
     writer,
 )
 from anabranch.reading import ordered_reader, snapshot, task_reader, transaction_reader
@@ -164,6 +165,12 @@ KINDS = (
         {"tables": "Sequence[str]"},
     ),
     Kind(
+        "WriteSession",
+        ((write_session, "WriteSession"),),
+        "apply put delete flush close",
+        {},
+    ),
+    Kind(
         "Client",
         ((client, "Client"),),
         "reserve commit prepare abort force state resolve transactions open_transactions open_transaction timeline "
@@ -177,6 +184,7 @@ KINDS = (
         {
             "begin": "Transaction",
             "join": "Writer",
+            "session": "WriteSession",
             "read": "Reader",
             "read_transactions": "TransactionReader",
             "replica": "Replica",
