@@ -63,6 +63,7 @@ from anabranch.presentation.rows import (
     events_text,
     segment_name,
     stream_row,
+    time_text,
     topic_id_of,
 )
 from anabranch.protocol.hybrid_time import to_text
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
 app = App(
     no_args_is_help=True, help="Create, list, describe, scale, draw, alter and delete streams."
 )
+_REJECTED = ("at", "partition", "offset", Column("key", _key_of), "reason")
 _COLUMNS = ("stream", Column("segments", lambda row: len(row["segments"])), "state", "trouble")
 Last = Annotated[int, option("--last", "Only this number of the newest epochs.", min=1)]
 
@@ -238,6 +240,33 @@ def describe(
         *(f"deletion is prevented by {text_of(blocker)}" for blocker in found.blockers),
         *losses,
         settings_of(found, effective),
+        as_json=options.json,
+    )
+
+
+@app.command("rejected")
+def rejected(
+    options: ClusterOptions,
+    stream: StreamName,
+    last: Annotated[int, option("--last", "Only this number of the newest.", min=1)] = 20,
+) -> None:
+    """List journal records that the controller rejected: how many ever, by reason, and the newest of 7 days."""
+    with options.client() as client:
+        found = client.rejected(stream)
+    newest = [
+        {
+            "at": time_text(one.timestamp),
+            "partition": one.partition,
+            "offset": one.offset,
+            **value_fields(key=one.key),
+            "reason": one.reason,
+        }
+        for one in found.records[:last]
+    ]
+    print_result(
+        {"stream": stream, "counts": dict(found.counts), "records": newest},
+        f"journal records rejected: {_numbers(found.counts) or 'none'}",
+        Grid(f"The newest {len(newest):,}", newest, _REJECTED),
         as_json=options.json,
     )
 

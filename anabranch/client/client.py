@@ -88,6 +88,7 @@ from anabranch.types import (
     Listed,
     OpenTransaction,
     Receipt,
+    Rejected,
     Result,
     StreamDescription,
     TaskOwnership,
@@ -727,6 +728,18 @@ class Client:
     def describe(self, stream: str, *, timeout: float | None = None) -> StreamDescription:
         """One stream. Raises: UnknownScope, UnknownStream, NotReady, DeadlineExceeded."""
         return self._streams.describe(stream, self._shared.checked_deadline(timeout))
+
+    def rejected(self, stream: str, *, timeout: float | None = None) -> Rejected:
+        """The records of a stream's journal that no commit has, though the broker had acknowledged them.
+
+        These are plain writes that the stream does not take, and records that no client of anabranch wrote. Counts
+        are kept for ever, and the newest 1,000 records for 7 days; a takeover changes neither. Records of a
+        transaction that were rejected are also counted in its outcome.
+
+        Raises: FeatureNotEnabled (it needs feature level 4), UnknownScope, UnknownStream, NotReady,
+        DeadlineExceeded.
+        """
+        return self._streams.rejected(stream, self._shared.checked_deadline(timeout))
 
     def scale(
         self,

@@ -28,7 +28,7 @@ from anabranch.protocol.schemas import fast
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.making import DEFAULTS
 
-LEVEL = 3  # the highest feature level that this release knows
+LEVEL = 4  # the highest feature level that this release knows
 
 # Record type -> class. A number is never reused; a changed record gets a new number, or fields of a new level.
 TYPES: dict[int, type] = {
@@ -124,6 +124,7 @@ TYPES: dict[int, type] = {
     108: r.TableRow,
     109: r.PendingCommitRow,
     110: r.FeatureRow,
+    111: r.RejectedRow,
 }
 _CODES = {cls: code for code, cls in TYPES.items()}
 
