@@ -59,6 +59,8 @@ from anabranch.errors import (
     count_of,
 )
 from anabranch.presentation.rows import (
+    bytes_fields,
+    bytes_text,
     events_of,
     events_text,
     segment_name,
@@ -78,7 +80,7 @@ if TYPE_CHECKING:
 app = App(
     no_args_is_help=True, help="Create, list, describe, scale, draw, alter and delete streams."
 )
-_REJECTED = ("at", "partition", "offset", Column("key", _key_of), "reason")
+_REJECTED = ("at", "partition", "offset", "key", "reason")
 _COLUMNS = ("stream", Column("segments", lambda row: len(row["segments"])), "state", "trouble")
 Last = Annotated[int, option("--last", "Only this number of the newest epochs.", min=1)]
 
@@ -258,15 +260,19 @@ def rejected(
             "at": time_text(one.timestamp),
             "partition": one.partition,
             "offset": one.offset,
-            **value_fields(key=one.key),
             "reason": one.reason,
+            **bytes_fields(key=one.key),
         }
         for one in found.records[:last]
+    ]
+    shown = [
+        row | {"key": "" if one.key is None else bytes_text(one.key)}
+        for row, one in zip(newest, found.records, strict=False)
     ]
     print_result(
         {"stream": stream, "counts": dict(found.counts), "records": newest},
         f"journal records rejected: {_numbers(found.counts) or 'none'}",
-        Grid(f"The newest {len(newest):,}", newest, _REJECTED),
+        *([Grid("Newest", shown, _REJECTED)] if shown else ()),
         as_json=options.json,
     )
 
