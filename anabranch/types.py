@@ -91,8 +91,8 @@ class RejectedRecord(NamedTuple):
     """A record of a stream's journal that is in no commit, though the broker had acknowledged it.
 
     ``partition``, ``offset``: its place in the journal's topic; of a batch that can't be read, that of its first
-    record. ``key``: the first 64 bytes; None if it has none, or can't be read. ``reason``: `docs/operations.md` says
-    what to do. ``timestamp``: when a controller read it, Unix milliseconds.
+    record. ``key``: the first 64 bytes; None if it has none, or can't be read. ``reason``: docs/operations.md
+    explains it. ``timestamp``: when a controller read it, Unix milliseconds.
     """
 
     partition: int

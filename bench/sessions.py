@@ -105,5 +105,11 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             f"{result['ratio']:.2f} ×",
             f"≥ {result['goal']} ×",
         ],
-        ["producer", f"{result['plain_per_s']:,}", f"{plain['client']}, -, {plain['broker']}", "", ""],
+        [
+            "producer",
+            f"{result['plain_per_s']:,}",
+            f"{plain['client']}, -, {plain['broker']}",
+            "",
+            "",
+        ],
     ]

@@ -323,8 +323,8 @@ class Client:
 
         Use it in a ``with`` block, or close it. Each row commits by itself, many in one request. ``flush``:
 
-        - "background": rows are sent once they fill a request, or after 50 ms. When the session holds 32 MiB of rows,
-          a write waits.
+        - "background": rows are sent once they fill a request, or after 50 ms. With 32 MiB of rows in
+          the session a write waits.
         - "sync": each write waits until its row is committed, and raises its error.
         - "manual": rows are sent by `WriteSession.flush` alone.
 
@@ -733,8 +733,8 @@ class Client:
         """The records of a stream's journal that no commit has, though the broker had acknowledged them.
 
         These are plain writes that the stream does not take, and records that no client of anabranch wrote. Counts
-        are kept for ever, and the newest 1,000 records for 7 days; a takeover changes neither. Records of a
-        transaction that were rejected are also counted in its outcome.
+        are kept as long as the stream, and the newest 1,000 records for 7 days; a takeover changes neither.
+        Rejected records of a transaction are also counted in its outcome.
 
         Raises: FeatureNotEnabled (it needs feature level 4), UnknownScope, UnknownStream, NotReady,
         DeadlineExceeded.

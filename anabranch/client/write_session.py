@@ -2,8 +2,8 @@
 
 A session's requests are one-shots. Several are under way, and each names the one before it (`OneShot.follows`), so
 none is committed unless that one is. A request that is refused for a row is halved until the row is found. What was
-sent after it was refused with it, and is sent again under its own id, once that is settled. So the order is kept,
-and no row is committed twice (``docs/inside/decisions/0064-sessions.md``).
+sent after it was refused with it, and is sent again under its own id, once that one has an outcome. So the order is
+kept, and no row is committed twice (``docs/inside/decisions/0064-sessions.md``).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Flush = Literal["sync", "background", "manual"]
 # These refusals hold for each row of the stream, so no row is looked for.
 _OF_STREAM = (DerivationMissing, NotAuthorized, StreamLost, UnknownScope, UnknownStream)
 _NO_FEATURE = (FeatureNotEnabled, UnsupportedVersion)
-# After these nobody knows whether an earlier copy was carried out: an unreadable answer, or none for a day.
+# After these it is not known whether an earlier copy was carried out: the answer is unreadable, or was forgotten.
 _UNKNOWN = (Expired, MalformedRecord, UnsupportedVersion)
 _MOST_STREAMS = 10_000
 
@@ -96,7 +96,8 @@ class _Place(NamedTuple):
 class _Request:
     """Rows that are committed together. ``first``: the number of the first one.
 
-    ``txn_id``: kept until it is certain that no copy of the command is carried out.
+    ``txn_id``: kept until it is certain that no copy of the command is carried out. ``in_doubt``: a copy of an
+    earlier try may yet be carried out.
     """
 
     partition: int
@@ -106,6 +107,7 @@ class _Request:
     size: int = 0
     begun: float = 0.0
     txn_id: bytes | None = None
+    in_doubt: bool = False
     command: r.OneShot | None = None
     posted: Copy | None = None
 
@@ -113,7 +115,7 @@ class _Request:
 class _Sender:
     """Sends the rows of a session in order. One caller at a time sends: `pump`.
 
-    ``settled``: how many rows have an outcome; these are the first ones. ``held``: bytes of all others.
+    ``ended``: how many rows have an outcome; these are the first ones. ``held``: bytes of all others.
     """
 
     def __init__(self, shared: Shared, most_bytes: int) -> None:
@@ -126,10 +128,10 @@ class _Sender:
         self._open: _Request | None = None
         self._queue: deque[_Request] = deque()
         self._under_way: deque[_Request] = deque()
-        self._is_behind = False  # what is under way follows a request that was not committed
+        self._is_broken = False  # what is under way follows a request that was not committed
         self._most_under_way = defaults.SESSION_IN_FLIGHT
         self._pauses = self._backoff()
-        self.count = self.settled = self.held = 0
+        self.count = self.ended = self.held = 0
         self.errors: dict[int, RowError] = {}
         self.failed = 0
         self.trouble: AnabranchError | None = None
@@ -151,9 +153,7 @@ class _Sender:
                 request, sealed = None, True
             if request is None:
                 now = self._session.now()
-                request = self._open = _Request(
-                    place.partition, place.scope, self.count, begun=now
-                )
+                request = self._open = _Request(place.partition, place.scope, self.count, begun=now)
             request.rows.append(row)
             request.size += size
             self.held += size
@@ -174,19 +174,19 @@ class _Sender:
             return self.count
 
     def notify(self) -> None:
-        """Let those who wait look again."""
+        """Wake all callers of `wait` and `has_room`, and the job."""
         with self._changed:
             self._changed.notify_all()
 
-    def wait(self, until_settled: int, deadline: float) -> bool:
-        """Wait until so many rows are settled. Returns False at the deadline."""
+    def wait(self, until_ended: int, deadline: float) -> bool:
+        """Wait until this number of rows have an outcome. Returns False at the deadline."""
         with self._changed:
-            while self.settled < until_settled and not self.is_stopped:
+            while self.ended < until_ended and not self.is_stopped:
                 left = deadline - self._session.now()
                 if left <= 0:
                     return False
                 self._changed.wait(left)
-        return self.settled >= until_settled
+        return self.ended >= until_ended
 
     def has_room(self, deadline: float) -> bool:
         """Wait until more rows may be taken. Returns False at the deadline."""
@@ -213,15 +213,15 @@ class _Sender:
         return found
 
     def stop(self) -> str:
-        """Send nothing more. Returns what is not committed for certain, in words; empty if all is settled."""
+        """Send nothing more. Returns, in words, what is not committed for certain; empty: all have an outcome."""
         with self._guard:
             self.is_stopped = True
             sent = sum(len(each.rows) for each in list(self._under_way) if each.txn_id is not None)
-            unsent = self.count - self.settled - sent
+            unsent = self.count - self.ended - sent
         self.notify()
         said = [f"{count_of(unsent, 'row')} were not sent"] if unsent else []
         said += [f"{count_of(sent, 'row')} may be committed"] if sent else []
-        return f"{' and '.join(said)} (from row {self.settled} on)" if said else ""
+        return f"{' and '.join(said)} (from row {self.ended} on)" if said else ""
 
     # -- sending --------------------------------------------------------------------------------------
 
@@ -258,12 +258,12 @@ class _Sender:
         self._pauses.reset()
         return True
 
-    def pump_until(self, settled: int, deadline: float) -> bool:
-        """Send until so many rows are settled. Returns False at the deadline."""
-        while self.settled < settled and not self.is_stopped:
+    def pump_until(self, ended: int, deadline: float) -> bool:
+        """Send until this number of rows have an outcome. Returns False at the deadline."""
+        while self.ended < ended and not self.is_stopped:
             if self._session.now() >= deadline or not self._try(deadline):
                 return False
-        return self.settled >= settled
+        return self.ended >= ended
 
     def _backoff(self) -> Backoff:
         return Backoff(defaults.FIRST_RETRY_S, defaults.LONGEST_RETRY_S, self._shared.ports.clock)
@@ -271,38 +271,39 @@ class _Sender:
     def pump(self, deadline: float) -> None:
         """Send all requests in the queue, and wait for their outcomes.
 
-        Raises: RetryError, AskOutcomeError. Then the next call goes on.
+        Raises: RetryError, AskOutcomeError. Then the next call continues.
         """
         left = max(0.0, deadline - self._session.now())
         if not self._pumping.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
             raise DeadlineExceeded("another call sends the session's rows")
         try:
             while not self.is_stopped and self._fill(deadline):
-                self._settle(self._under_way[0], deadline)
+                self._finish(self._under_way[0], deadline)
         finally:
+            for request in self._under_way if self.is_stopped else ():
+                if request.posted is not None:
+                    self._session.forget(request.posted.correlation_id)
             self._pumping.release()
 
     def _fill(self, deadline: float) -> bool:
         """Post requests, each following the one before. Returns whether any is under way."""
         under_way = self._under_way
         if not under_way:
-            self._is_behind = False
-        while not self._is_behind and len(under_way) < self._most_under_way:
+            self._is_broken = False
+        while not self._is_broken and len(under_way) < self._most_under_way:
             with self._guard:
                 if not self._queue:
                     break
-                # Order between control partitions: one goes on when the other has committed all before.
+                # Order between control partitions: a request waits until the other has committed all before.
                 if under_way and under_way[-1].partition != self._queue[0].partition:
                     break
                 request = self._queue.popleft()
                 under_way.append(request)
             before = under_way[-2].txn_id if len(under_way) > 1 else None
             try:
-                request.posted = self._session.post(
-                    self._made(request, before, deadline), deadline
-                )
+                request.posted = self._session.post(self._made(request, before, deadline), deadline)
             except AnabranchError:
-                self._is_behind = True  # when its turn comes, the error comes again
+                self._is_broken = True  # when its turn comes, the error comes again
         return bool(under_way)
 
     def _made(self, request: _Request, before: bytes | None, deadline: float) -> r.OneShot:
@@ -310,7 +311,7 @@ class _Sender:
         follows = () if before is None else (r.FollowedRows(before, "", ()),)
         if request.txn_id is None:
             request.txn_id = self._session.new_txn_id(request.scope, deadline)
-            request.command = None
+            request.command, request.in_doubt = None, False
         if request.command is None:
             request.command = r.OneShot(
                 request.txn_id,
@@ -326,32 +327,40 @@ class _Sender:
             request.command = request.command._replace(follows=follows)
         return request.command
 
-    def _settle(self, request: _Request, deadline: float) -> None:
+    def _finish(self, request: _Request, deadline: float) -> None:
         """Wait for the answer to the oldest request under way, and act on it. Raises: as `pump`."""
         posted, request.posted = request.posted, None
         command = request.command if posted is not None else None
         try:
             if command is None:
-                command = self._made(request, None, deadline)  # all before it is settled
+                command = self._made(request, None, deadline)  # all before it have an outcome
             answer = self._session.locked_shot(command, deadline, posted)
         except (RetryError, AskOutcomeError):
-            self._is_behind = True
+            self._is_broken = request.in_doubt = True
             raise
         except AnabranchError as error:
-            self._is_behind = True
-            self._refused(request, command, error)
-            return
-        if isinstance(answer, r.Revalidate):
-            self._is_behind = True  # what it followed was not committed then; it is settled now
-            return
+            self._is_broken = True
+            if self._shared.closed or self._shared.forked:
+                raise OutcomeUnknown(str(error)) from error
+            if not (request.in_doubt and self._is_committed(request, error, deadline)):
+                self._refused(request, command, error)
+                return
+        else:
+            if isinstance(answer, r.Revalidate):
+                # What it followed was not committed then; it has an outcome now.
+                self._is_broken = request.in_doubt = True
+                return
         self._end(request)
 
-    def _refused(
-        self, request: _Request, command: r.OneShot | None, error: AnabranchError
-    ) -> None:
+    def _is_committed(self, request: _Request, error: AnabranchError, deadline: float) -> bool:
+        """Whether an earlier copy of a refused request was carried out; if not, none will be. Raises: as `pump`."""
+        if request.txn_id is None or isinstance(error, (TransactionAborted, *_UNKNOWN)):
+            return False
+        found = self._session.resolve(request.txn_id, request.scope, None, deadline)
+        return found.state == "COMMITTED"
+
+    def _refused(self, request: _Request, command: r.OneShot | None, error: AnabranchError) -> None:
         """Act on a refusal: no copy of the request is carried out any more, unless the error is about an answer."""
-        if self._shared.closed or self._shared.forked:
-            raise OutcomeUnknown(str(error)) from error
         if isinstance(error, TransactionAborted):  # RESOLVE has ended the id, as no answer had come
             request.txn_id = None
             return
@@ -388,10 +397,10 @@ class _Sender:
         self._end(request)
 
     def _end(self, request: _Request) -> None:
-        """Note that the oldest request under way is settled."""
+        """Note that the rows of the oldest request under way have an outcome."""
         with self._guard:
             self._under_way.popleft()
-            self.settled += len(request.rows)
+            self.ended += len(request.rows)
             self.held -= request.size
         self.trouble = None
         self.notify()
@@ -479,9 +488,9 @@ class WriteSession:
 
         Raises, and the session does not take the row: InvalidArgument (also for a table that is derived, or the
         source of a derivation), EventTooLarge, UnknownStream, UnknownScope; NonTransactional (inside the ``with``
-        block of an open transaction); SessionFull (also after the client's timeout, in the background); IllegalState
-        (it is closed). With "sync": the row's own error; DeadlineExceeded (the session has the row, and `flush` goes
-        on).
+        block of an open transaction); SessionFull (in the background after the client's timeout); IllegalState (it
+        is closed). With "sync": the row's own error; DeadlineExceeded (the session has the row, and `flush`
+        continues).
         """
         if type(stream) is not str:
             stream, value, key = encoded(stream, value, key)
@@ -625,16 +634,16 @@ class WriteSession:
 
         Raises:
             RowsFailed: with an error for each row that was refused since the last call; all others are committed.
-            DeadlineExceeded: rows are left, which the session goes on to send, or sends in the next call.
+            DeadlineExceeded: rows are left, which the session sends later, or in the next call.
             NonTransactional, IllegalState, NotForkSafe.
         """
         self._check()
         deadline = self._shared.deadline_outside("flush of a session", timeout)
         sender = self._sender
-        settled = sender.seal()
+        ended = sender.seal()
         sender.notify()
         ends = sender.pump_until if self._job is None else sender.wait
-        if not ends(settled, deadline):
+        if not ends(ended, deadline):
             raise self._late()
         errors, count = sender.take_errors()
         if not count:
@@ -651,7 +660,7 @@ class WriteSession:
     def _late(self) -> DeadlineExceeded:
         sender = self._sender
         said = f" ({sender.trouble})" if sender.trouble is not None else ""
-        left = count_of(sender.count - sender.settled, "row")
+        left = count_of(sender.count - sender.ended, "row")
         return DeadlineExceeded(f"{left} of the session are not committed yet{said}: flush again")
 
     def close(self, timeout: float | None = None) -> None:

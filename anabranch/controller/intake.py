@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from anabranch.batches.format import crc_of, read_header
 from anabranch.batches.framing import Kind, scan_batch
@@ -24,7 +24,7 @@ from anabranch.core.journal_index import JournalIndex, Place, takes_plain
 from anabranch.core.journal_runs import NEVER, Run
 from anabranch.core.journal_runs import REFUSED as PLAIN_WRITE
 from anabranch.core.memory import Merging
-from anabranch.core.rejections import are_kept, counted_until, cut_key, kept
+from anabranch.core.rejections import RejectedRun, are_kept, counted_until, cut_key, kept
 from anabranch.core.rows import HISTORY
 from anabranch.core.state import Overlay, State
 from anabranch.core.stream_settings import MAX_MESSAGE, is_table, latest_time
@@ -567,17 +567,9 @@ class JournalBacklog:
         return fetched
 
 
-class Refused(NamedTuple):
-    """A rejected run, its first offset, and how many records it has."""
-
-    reason: str
-    first: int
-    records: int
-
-
 @dataclass(slots=True)
 class Scanned:
-    """The content of a batch: runs of WRITEs, runs of plain writes, and what is rejected: counts by reason, and runs.
+    """The content of a batch: runs of WRITEs, of plain writes, and of rejected records, with counts by reason.
 
     ``work``: the cost of scanning the batch, in units.
     """
@@ -585,13 +577,13 @@ class Scanned:
     runs: list[Run] = field(default_factory=list)
     plain: list[Run] = field(default_factory=list)
     rejected: Counter[str] = field(default_factory=Counter)
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[RejectedRun] = field(default_factory=list)
     work: int = work.BATCH
 
     def reject(self, reason: str, base: int, run: FramingRun) -> None:
         """Add a rejected run of a batch that begins at ``base``."""
         self.rejected[reason] += run.records
-        self.refused.append(Refused(reason, base + run.first_delta, run.records))
+        self.refused.append(RejectedRun(reason, base + run.first_delta, run.records))
 
 
 def index_fetched(
@@ -651,12 +643,12 @@ def index_fetched(
 def _keep_rejected(
     changes: Overlay, state: State, place: Place, batch: RawBatch, scanned: Scanned, wall_ms: int
 ) -> int:
-    """Keep the rejected records of a batch, for those who ask (`core.rejections`). Returns the units that it took."""
+    """Keep the rejected records of a batch (`core.rejections`). Returns the units of work that it took."""
     refused = scanned.refused
     if scanned.plain and not takes_plain(state, place[0]):
         done = state.plain.get(place, 0)
-        refused = [*refused, *(Refused(PLAIN_WRITE, run.first, run.records) for run in scanned.plain)]
-        refused = [run for run in refused if run.reason != PLAIN_WRITE or run.first >= done]
+        plain = [run for run in scanned.plain if run.first >= done]
+        refused = refused + [RejectedRun(PLAIN_WRITE, run.first, run.records) for run in plain]
     until = counted_until(state, *place)
     if not (refused := [run for run in refused if run.first >= until]):
         return 0

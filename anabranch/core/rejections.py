@@ -1,4 +1,4 @@
-"""Journal records that were rejected after the broker had acknowledged them: how many for ever, and the newest.
+"""Journal records that were rejected after the broker had acknowledged them: how many ever, and the newest.
 
 The index keeps them in the status table, by batch, as it keeps those of open transactions by run.
 From time to time, and before the journal's low water rises, they are added to the stream's `RejectedRow`, which has
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core import work
@@ -24,7 +24,7 @@ from anabranch.protocol.schemas.codec import decode_as, encode
 
 LEVEL = 4  # the feature level that has these rows
 _KEPT_MS = limits.REJECTED_MS.value
-_MOST_BATCHES = 500  # rejected records of so many batches are added to the rows of their streams in one round
+_MOST_BATCHES = 500  # of which one round adds the rejected records to the rows of their streams
 _NONE = r.RejectedRow({}, {}, ())
 
 
@@ -39,17 +39,12 @@ def counted_until(state: State, stream: str, partition: int) -> int:
     return 0 if row is None else row.until.get(str(partition), 0)
 
 
-class RejectedRun(Protocol):
-    """Consecutive journal records that were rejected for one reason. ``first``: the first one's offset."""
+class RejectedRun(NamedTuple):
+    """Consecutive journal records that were rejected. ``first``: the offset of the first one."""
 
-    @property
-    def reason(self) -> str: ...
-
-    @property
-    def first(self) -> int: ...
-
-    @property
-    def records(self) -> int: ...
+    reason: str
+    first: int
+    records: int
 
 
 def kept(

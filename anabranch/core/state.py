@@ -199,8 +199,8 @@ class State:
             self.histories_ms, self.derivations, self.layouts, self.epochs, self.places, self.pins,
             self.plain, self.plain_refused, self.low_water, self.forgotten, self._retired, self.quarantined,
             self.lanes, self.lane_positions, self.grants, self.rights, self.audits, self.audit_due, self.processors,
-            self.tasks, self.tables, self.locks, self.bases, self.rejected, self.open, self.open_of, self.open_in, self.committing,
-            self.prepared,
+            self.tasks, self.tables, self.locks, self.bases, self.rejected, self.open, self.open_of, self.open_in,
+            self.committing, self.prepared,
         ):  # fmt: skip
             view.clear()
         for key, value in k.rows_of_views(self._table.scan):

@@ -174,10 +174,10 @@ KINDS = (
         "Client",
         ((client, "Client"),),
         "reserve commit prepare abort force state resolve transactions open_transactions open_transaction timeline "
-        "prepared series set_series create_stream create_table streams describe rejected scale alter_stream truncate_stream "
+        "prepared series set_series create_stream create_table streams describe scale alter_stream truncate_stream "
         "forget_stream delete_stream recover_stream effective_settings topic_id together snapshot progress "
         "count_events groups group reset_group compact_table publish_base create_processor reset_processor "
-        "alter_processor mark_copy "
+        "alter_processor mark_copy rejected "
         "import_group delete_processor take_tasks release_tasks processors processor "
         "derive rebuild drop_derivation check_derivation stored lag lanes add_lane block_lane unblock_lane "
         "grants grant revoke audit_log commands leaders feature_level acls system transact close",

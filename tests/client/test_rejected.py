@@ -24,7 +24,9 @@ class World:
         self.client: Client = self.cluster.connect()
         self.client.create_table(TABLE)
 
-    def write(self, *keys: bytes | None, headers: tuple[tuple[str, bytes | None], ...] = ()) -> None:
+    def write(
+        self, *keys: bytes | None, headers: tuple[tuple[str, bytes | None], ...] = ()
+    ) -> None:
         """Plain writes of a producer, in one batch."""
         now_ms = int(self.cluster.clock.wall() * 1000)
         records = [Record(0, now_ms, key, b"v", headers) for key in keys]
@@ -53,8 +55,12 @@ def test_it_is_known_after_a_takeover(table: bool, pause: int) -> None:
     world.write(b"k", headers=(("ab.txn", b"short"),))
     expected = (
         {"bad_key": 3, "bad_header": 1},
-        [(4, b"k", "bad_header"), (3, None, "bad_key"), (2, b"", "bad_key")]
-        + [(1, b"x" * limits.REJECTED_KEY, "bad_key")],
+        [
+            (4, b"k", "bad_header"),
+            (3, None, "bad_key"),
+            (2, b"", "bad_key"),
+            (1, b"x" * limits.REJECTED_KEY, "bad_key"),
+        ],
     )
     assert world.seen() == expected
     world.cluster.advance(pause)  # the cleaner has logged it meanwhile

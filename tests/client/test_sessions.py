@@ -123,7 +123,7 @@ def after_refusals(world: World) -> list[int]:
         session.flush()
     found = [(e.number, e.stream, e.key, type(e.error)) for e in caught.value.errors]
     assert found == [(number, STREAM, b"k", errors.EventTooLarge) for number in BAD]
-    session.flush()  # each error is told once
+    session.flush()  # each error comes once
     session.close()
     return numbers(world)
 
@@ -139,7 +139,7 @@ def test_the_test_of_the_order_finds_its_bug(world: World) -> None:
     assert found != sorted(found)
 
 
-@wrapping(_Sender, "_settle")
+@wrapping(_Sender, "_finish")
 def new_ids_after_doubt(real: Any, sender: _Sender, request: Any, deadline: float) -> None:
     """A request without an answer is sent again as another transaction."""
     try:
@@ -214,9 +214,10 @@ def test_without_the_feature_one_request_is_under_way() -> None:
 def test_a_full_session(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(defaults, "SESSION_BYTES", 300)
     session = world.client.session("manual")
+    while session._sender.held <= 300:
+        session.apply(STREAM, b"0")
     with pytest.raises(errors.SessionFull, match="`flush` it"):
-        for number in range(100):
-            session.apply(STREAM, b"%d" % number)
+        session.apply(STREAM, b"0")
     session.flush()
     taken = session.apply(STREAM, b"0")
     session.close()

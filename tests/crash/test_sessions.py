@@ -32,7 +32,7 @@ WRITER = textwrap.dedent("""
         session.apply(stream, b"%d" % number, b"k")
         if number % 100 == 0:
             time.sleep(0.005)
-            print(session._sender.settled, flush=True)
+            print(session._sender.ended, flush=True)
 """)
 
 
@@ -49,12 +49,12 @@ def test_each_row_once_and_in_order(broker: Broker, log: Log, tmp_path: Path) ->
             operator.create_stream(stream)
         command = [sys.executable, "-c", WRITER, broker.bootstrap, prefix, stream]
         writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        settled = 0
+        ended = 0
         for _ in range(2):
-            settled = wait_for(writer, settled + 2_000)
+            ended = wait_for(writer, ended + 2_000)
             controller.kill()
             controller.start().wait_leading()
-        settled = wait_for(writer, settled + 2_000)
+        ended = wait_for(writer, ended + 2_000)
         writer.kill()
         writer.wait()
         time.sleep(0.5)  # for requests that were under way
@@ -66,13 +66,13 @@ def test_each_row_once_and_in_order(broker: Broker, log: Log, tmp_path: Path) ->
     check_stream(found)
     numbers = [int(event.value) for event in found.events]
     assert numbers == list(range(len(numbers)))
-    assert len(numbers) >= settled > 6_000
+    assert len(numbers) >= ended > 6_000
 
 
-def wait_for(writer: subprocess.Popen[str], settled: int) -> int:
-    """Wait until the writer knows that so many rows are committed; returns how many these are."""
+def wait_for(writer: subprocess.Popen[str], ended: int) -> int:
+    """Wait until the writer knows that more rows than these are committed; returns how many."""
     assert writer.stdout is not None
     for line in writer.stdout:
-        if int(line) > settled:
+        if int(line) > ended:
             return int(line)
     raise AssertionError("the writer ended")

@@ -200,7 +200,11 @@ def encoded_event(
     timestamp: int,
 ) -> bytes:
     """One event, as commands have it. The caller has checked the fields. ``timestamp``: Unix ms, or -1."""
-    tail = _PLAIN_TAIL if not headers and timestamp == -1 else _headers(headers or ()) + _long(timestamp)
+    tail = (
+        _PLAIN_TAIL
+        if not headers and timestamp == -1
+        else _headers(headers or ()) + _long(timestamp)
+    )
     return b"".join(
         (
             head,

@@ -58,7 +58,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
     (
         False,
         """
-        CreateStream.adopt DescribeStreams.rejected ListTransactions.prepared StreamRow.adopt Revalidate.decided OpenInfo.frozen
+        DescribeStreams.rejected
+        CreateStream.adopt ListTransactions.prepared StreamRow.adopt Revalidate.decided OpenInfo.frozen
         Touched.is_table TakeTasks.copying DescribeProcessors.topology
         """,
     ),
