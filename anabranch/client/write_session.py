@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self, get_args, overload
 
@@ -22,10 +22,13 @@ from anabranch.core.stream_settings import MAX_MESSAGE, is_table
 from anabranch.errors import (
     AnabranchError,
     AskOutcomeError,
+    BeginAgainError,
+    ClockSkew,
     DeadlineExceeded,
     DerivationMissing,
     Expired,
     FeatureNotEnabled,
+    FixCallError,
     IllegalState,
     InvalidArgument,
     MalformedRecord,
@@ -55,8 +58,9 @@ Flush = Literal["sync", "background", "manual"]
 # These refusals hold for each row of the stream, so no row is looked for.
 _OF_STREAM = (DerivationMissing, NotAuthorized, StreamLost, UnknownScope, UnknownStream)
 _NO_FEATURE = (FeatureNotEnabled, UnsupportedVersion)
-# After these it is not known whether an earlier copy was carried out: the answer is unreadable, or was forgotten.
-_UNKNOWN = (Expired, MalformedRecord, UnsupportedVersion)
+# These have nothing to do with a row.
+_OF_ALL = (ClockSkew, Expired, FeatureNotEnabled)
+_UNREADABLE = (MalformedRecord, UnsupportedVersion)  # the answer, perhaps
 _MOST_STREAMS = 10_000
 
 
@@ -73,7 +77,13 @@ class _Rows(EncodedEvents):
         return self._count
 
     def __getitem__(self, at: Any) -> Any:
-        return read_events(self.payload, 0, self._count)[0][at]
+        return self._read()[at]
+
+    def __iter__(self) -> Iterator[r.Event]:
+        return iter(self._read())
+
+    def _read(self) -> tuple[r.Event, ...]:
+        return read_events(self.payload, 0, self._count)[0]
 
 
 class _Place(NamedTuple):
@@ -342,40 +352,47 @@ class _Sender:
             self._is_broken = True
             if self._shared.closed or self._shared.forked:
                 raise OutcomeUnknown(str(error)) from error
-            if not (request.in_doubt and self._is_committed(request, error, deadline)):
-                self._refused(request, command, error)
-                return
-        else:
-            if isinstance(answer, r.Revalidate):
-                # What it followed was not committed then; it has an outcome now.
-                self._is_broken = request.in_doubt = True
-                return
+            self._refused(request, command, error, deadline)
+            return
+        if isinstance(answer, r.Revalidate):
+            # What it followed was not committed then; it has an outcome now.
+            self._is_broken = request.in_doubt = True
+            return
         self._end(request)
 
-    def _is_committed(self, request: _Request, error: AnabranchError, deadline: float) -> bool:
-        """Whether an earlier copy of a refused request was carried out; if not, none will be. Raises: as `pump`."""
-        if request.txn_id is None or isinstance(error, (TransactionAborted, *_UNKNOWN)):
-            return False
-        found = self._session.resolve(request.txn_id, request.scope, None, deadline)
-        return found.state == "COMMITTED"
-
-    def _refused(self, request: _Request, command: r.OneShot | None, error: AnabranchError) -> None:
-        """Act on a refusal: no copy of the request is carried out any more, unless the error is about an answer."""
+    def _refused(
+        self,
+        request: _Request,
+        command: r.OneShot | None,
+        error: AnabranchError,
+        deadline: float,
+    ) -> None:
+        """Act on a refusal, once it is certain that no copy of the request was or will be carried out."""
         if isinstance(error, TransactionAborted):  # RESOLVE has ended the id, as no answer had come
             request.txn_id = None
             return
+        if request.txn_id is not None and (request.in_doubt or isinstance(error, _UNREADABLE)):
+            try:
+                found = self._session.resolve(request.txn_id, request.scope, None, deadline)
+            except (BeginAgainError, FixCallError) as trouble:
+                said = f"the row may be committed: {trouble}"
+                self._fail(request, OutcomeUnknown(said, txn_id=request.txn_id))
+                return
+            if found.state == "COMMITTED":
+                self._end(request)
+                return
+            request.txn_id = None
         if isinstance(error, _NO_FEATURE) and command is not None and command.follows:
             self._most_under_way = 1  # the leader can't keep the order of several
-            request.txn_id = None
-            return
-        if isinstance(error, _UNKNOWN):
-            unknown = OutcomeUnknown(f"the row may be committed: {error}", txn_id=request.txn_id)
-            self._fail(request, unknown)
             return
         streams = {event.stream for event in _Rows(request.rows)}
-        if len(request.rows) == 1 or (isinstance(error, _OF_STREAM) and len(streams) == 1):
+        of_all = isinstance(error, _OF_ALL) or (isinstance(error, _OF_STREAM) and len(streams) == 1)
+        if len(request.rows) == 1 or of_all:
             self._fail(request, error)
-            return
+        else:
+            self._halve(request)
+
+    def _halve(self, request: _Request) -> None:
         middle = len(request.rows) // 2
         halves = [
             _Request(request.partition, request.scope, request.first, request.rows[:middle]),
@@ -385,8 +402,9 @@ class _Sender:
         ]
         for half in halves:
             half.size = sum(map(len, half.rows))
-        self._under_way.popleft()
-        self._under_way.extendleft(reversed(halves))
+        with self._guard:
+            self._under_way.popleft()
+            self._under_way.extendleft(reversed(halves))
 
     def _fail(self, request: _Request, error: AnabranchError) -> None:
         with self._guard:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -68,7 +68,7 @@ def test_rows_of_streams_and_tables(world: World, flush: Flush) -> None:
         session.apply(STREAM, b"")
 
 
-REFUSED = (  # a call that the session refuses at once, and the error
+REFUSED: tuple[tuple[Callable[[Any], int], type[Exception]], ...] = (
     (lambda s: s.apply("nyc/none", b""), errors.UnknownStream),
     (lambda s: s.apply("none/none", b""), errors.UnknownScope),
     (lambda s: s.apply(STREAM, "text"), errors.InvalidArgument),
@@ -85,6 +85,7 @@ REFUSED = (  # a call that the session refuses at once, and the error
 
 
 def test_bad_rows_are_refused_at_once(world: World) -> None:
+    """`REFUSED`: calls that the session refuses, and their errors."""
     with world.client.session("manual") as session:
         session.apply(STREAM, b"0")
         for call, error in REFUSED:

@@ -256,6 +256,7 @@ class DescribeStreams:
     scope: str | None
     stream: str | None
     after: str | None = None
+    rejected: bool = False
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -876,6 +877,24 @@ class Registered:
     sequence: int
 
 @dataclass(frozen=True, slots=True)
+class RejectedRecord:
+    """A journal record that was rejected after the broker had acknowledged it."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    reason: str
+    at_ms: int
+
+@dataclass(frozen=True, slots=True)
+class RejectedRow:
+    """Status row: the records of a stream's journal that were rejected."""
+
+    counts: Mapping[str, int]
+    until: Mapping[str, int]
+    records: tuple[RejectedRecord, ...]
+
+@dataclass(frozen=True, slots=True)
 class ReleaseTasks:
     """Command: give up tasks. Repeating it is harmless."""
 
@@ -1191,6 +1210,7 @@ class StreamInfo:
     oldest_snapshot: int = 0
     blockers: tuple[Blocker, ...] = ()
     description: str = ""
+    rejected_records: tuple[RejectedRecord, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class StreamList:
