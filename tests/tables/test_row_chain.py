@@ -16,10 +16,10 @@ import pytest
 
 from anabranch.client import row_chain
 from anabranch.client.row_chain import Member
+from anabranch.client.session import Copy
 from anabranch.client.table_locks import Locks
 from anabranch.client.table_transaction import TableTransaction
 from anabranch.core.locks.table_writes import fingerprint
-from anabranch.client.session import Copy
 from anabranch.errors import AnabranchError, LocksBroken, NotANumber, NotReady
 from anabranch.protocol import limits
 from anabranch.protocol.defaults import CHAIN_TURN, NO_TURNS_S
