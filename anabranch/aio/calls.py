@@ -91,6 +91,7 @@ if TYPE_CHECKING:
         Listed,
         OpenTransaction,
         Receipt,
+        Rejected,
         Result,
         StreamDescription,
         TaskOwnership,
@@ -1915,6 +1916,10 @@ class AsyncClient(Handle):
             resets=resets,
             timeout=timeout,
         )
+
+    async def rejected(self, stream: str, *, timeout: float | None = None) -> Rejected:
+        """As `Client.rejected`."""
+        return await self._waits.call(self._blocking.rejected, stream, timeout=timeout)
 
     async def import_group(
         self,
