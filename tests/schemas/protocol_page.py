@@ -525,7 +525,9 @@ NEVER_SENT = frozenset(
     (
         "DeadlineExceeded",
         "WriteFailed",
+        "SessionFull",
         "NotLeader",
+        "RowsFailed",
         "NoLedger",
         "LedgerMoved",
         "LedgerDiffers",
