@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from anabranch.client.connect import connect
     from anabranch.client.reservation import Reservation, narrow
     from anabranch.client.transaction import Transaction
+    from anabranch.client.write_session import WriteSession
     from anabranch.client.writer import Writer
     from anabranch.core.derived_rows import Total
     from anabranch.processing import aggregates
@@ -37,7 +38,10 @@ if TYPE_CHECKING:
         Lane,
         LeaderInfo,
         Receipt,
+        Rejected,
+        RejectedRecord,
         Result,
+        RowError,
         StreamDescription,
         TaskOwnership,
         Timeline,
@@ -61,6 +65,7 @@ _HOMES = {
     "Stream": "anabranch.values",
     "Total": "anabranch.core.derived_rows",
     "Transaction": "anabranch.client.transaction",
+    "WriteSession": "anabranch.client.write_session",
     "Writer": "anabranch.client.writer",
     "connect": "anabranch.client.connect",
     "narrow": "anabranch.client.reservation",
@@ -82,8 +87,11 @@ __all__ = [
     "LeaderInfo",
     "Processor",
     "Receipt",
+    "Rejected",
+    "RejectedRecord",
     "Reservation",
     "Result",
+    "RowError",
     "Snapshot",
     "SnapshotPlan",
     "Stream",
@@ -95,6 +103,7 @@ __all__ = [
     "Transacted",
     "Transaction",
     "TransactionInfo",
+    "WriteSession",
     "Writer",
     "aggregates",
     "connect",

@@ -102,6 +102,10 @@ class WriteFailed(RetryError):
     """A write was not acknowledged, so this writer can give no receipt: join again and rewrite its events."""
 
 
+class SessionFull(RetryError):
+    """A session holds as many bytes of rows as it may, and took none: flush it, or write the row again later."""
+
+
 class NotLeader(RetryError):
     """This process has lost its leadership; its successor finishes the work. Internal to controllers."""
 
@@ -230,6 +234,16 @@ class LedgerMoved(FixCallError):
 
 class LedgerDiffers(FixCallError):
     """The database has committed a transaction that was aborted by force: correct the data by hand."""
+
+
+class RowsFailed(FixCallError):
+    """Rows of a session were refused. All its other rows are committed, once each and in order.
+
+    ``errors``: one `anabranch.RowError` for each of the first 1,000 rows. ``count``: how many rows were refused.
+    """
+
+    errors: tuple[Any, ...] = ()
+    count = 0
 
 
 class ReservedByPrepared(FixCallError):

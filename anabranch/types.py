@@ -88,6 +88,44 @@ class Event(NamedTuple, Generic[K, V]):
     offset: int
 
 
+class RejectedRecord(NamedTuple):
+    """A record of a stream's journal that is in no commit, though the broker had acknowledged it.
+
+    ``partition``, ``offset``: its place in the journal's topic; of a batch that can't be read, that of its first
+    record. ``key``: the first 64 bytes; None if it has none, or can't be read. ``reason``: docs/operations.md
+    explains it. ``timestamp``: when a controller read it, Unix milliseconds.
+    """
+
+    partition: int
+    offset: int
+    key: bytes | None
+    reason: str
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The rejected records of a stream's journal. ``counts``: by reason, since the stream was made.
+
+    ``records``: the newest first: at most 1,000, of the last 7 days.
+    """
+
+    counts: Mapping[str, int]
+    records: Sequence[RejectedRecord]
+
+
+class RowError(NamedTuple):
+    """A row that a session could not commit. ``number``: as `WriteSession.apply` returned it; ``error``: why.
+
+    If ``error`` is `OutcomeUnknown`, the row may be committed. ``key``: as its codec encoded it.
+    """
+
+    number: int
+    stream: str
+    key: bytes | None
+    error: AnabranchError
+
+
 class Events(Protocol[K, V]):
     """The events of a transaction: iterate over them any number of times; ``len`` is their number."""
 

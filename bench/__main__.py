@@ -44,6 +44,7 @@ from bench import (
     prepared,
     processing,
     ranges,
+    sessions,
     setting,
     slow_events,
     spark,
@@ -151,6 +152,10 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
     "bulk": (
         "a transaction by 2 writers, begin to last event readable, against none",
         _on_cluster(bulk),
+    ),
+    "sessions": (
+        "a session's rows, flushed in the background, against an idempotent producer",
+        _on_cluster(sessions),
     ),
     "rolling": ("rolling against regular commits of the same data", _on_cluster(rolling)),
     "scaling": (

@@ -28,6 +28,7 @@ from anabranch.aio.calls import (  # noqa: E402 - after the check of what is ins
     AsyncTransaction,
     AsyncTransactionReader,
     AsyncWriter,
+    AsyncWriteSession,
     connect,
 )
 
@@ -44,6 +45,7 @@ __all__ = [
     "AsyncTaskReader",
     "AsyncTransaction",
     "AsyncTransactionReader",
+    "AsyncWriteSession",
     "AsyncWriter",
     "connect",
 ]

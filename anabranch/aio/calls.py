@@ -50,6 +50,10 @@ if TYPE_CHECKING:
         TableTransaction,
     )
     from anabranch.client.transaction import Transaction
+    from anabranch.client.write_session import (
+        Flush,
+        WriteSession,
+    )
     from anabranch.client.writer import Writer
     from anabranch.core.derived_rows import DerivingFunction, Total
     from anabranch.core.transaction_states import HandleState
@@ -88,6 +92,7 @@ if TYPE_CHECKING:
         Listed,
         OpenTransaction,
         Receipt,
+        Rejected,
         Result,
         StreamDescription,
         TaskOwnership,
@@ -1351,6 +1356,73 @@ class AsyncReplica(Handle):
         )
 
 
+class AsyncWriteSession(Handle):
+    """`anabranch.client.write_session.WriteSession`, for asyncio."""
+
+    __slots__ = ()
+
+    _blocking: WriteSession
+
+    @overload
+    async def apply(
+        self,
+        stream: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> int: ...
+
+    @overload
+    async def apply(
+        self,
+        stream: Stream[K, V],
+        value: V | None = None,
+        key: K | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> int: ...
+
+    async def apply(
+        self,
+        stream: Any,
+        value: Any = None,
+        key: Any = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> int:
+        """As `WriteSession.apply`."""
+        return await self._waits.call(self._blocking.apply, stream, value, key, headers, timestamp)
+
+    @overload
+    async def put(self, table: str, key: bytes, value: bytes) -> int: ...
+
+    @overload
+    async def put(self, table: Stream[K, V], key: K, value: V) -> int: ...
+
+    async def put(self, table: Any, key: Any, value: Any) -> int:
+        """As `WriteSession.put`."""
+        return await self._waits.call(self._blocking.put, table, key, value)
+
+    @overload
+    async def delete(self, table: str, key: bytes) -> int: ...
+
+    @overload
+    async def delete(self, table: Stream[K, Any], key: K) -> int: ...
+
+    async def delete(self, table: Any, key: Any) -> int:
+        """As `WriteSession.delete`."""
+        return await self._waits.call(self._blocking.delete, table, key)
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """As `WriteSession.flush`."""
+        await self._waits.call(self._blocking.flush, timeout)
+
+    async def close(self, timeout: float | None = None) -> None:
+        """As `WriteSession.close`."""
+        await self._waits.call(self._blocking.close, timeout)
+
+
 class AsyncClient(Handle):
     """`anabranch.client.client.Client`, for asyncio."""
 
@@ -1869,6 +1941,10 @@ class AsyncClient(Handle):
             timeout=timeout,
         )
 
+    async def rejected(self, stream: str, *, timeout: float | None = None) -> Rejected:
+        """As `Client.rejected`."""
+        return await self._waits.call(self._blocking.rejected, stream, timeout=timeout)
+
     async def import_group(
         self,
         processor: str,
@@ -2209,6 +2285,10 @@ class AsyncClient(Handle):
             AsyncWriter,
             partial(self._blocking.join, transaction, heartbeat, label=label),
         )
+
+    def session(self, flush: Flush = "background") -> Opening[AsyncWriteSession]:
+        """As `Client.session`."""
+        return opening(self._waits, AsyncWriteSession, partial(self._blocking.session, flush))
 
     @overload
     def read(

@@ -59,10 +59,13 @@ from anabranch.errors import (
     count_of,
 )
 from anabranch.presentation.rows import (
+    bytes_fields,
+    bytes_text,
     events_of,
     events_text,
     segment_name,
     stream_row,
+    time_text,
     topic_id_of,
 )
 from anabranch.protocol.hybrid_time import to_text
@@ -77,6 +80,7 @@ if TYPE_CHECKING:
 app = App(
     no_args_is_help=True, help="Create, list, describe, scale, draw, alter and delete streams."
 )
+_REJECTED = ("at", "partition", "offset", "key", "reason")
 _COLUMNS = ("stream", Column("segments", lambda row: len(row["segments"])), "state", "trouble")
 Last = Annotated[int, option("--last", "Only this number of the newest epochs.", min=1)]
 
@@ -238,6 +242,37 @@ def describe(
         *(f"deletion is prevented by {text_of(blocker)}" for blocker in found.blockers),
         *losses,
         settings_of(found, effective),
+        as_json=options.json,
+    )
+
+
+@app.command("rejected")
+def rejected(
+    options: ClusterOptions,
+    stream: StreamName,
+    last: Annotated[int, option("--last", "Only this number of the newest.", min=1)] = 20,
+) -> None:
+    """List journal records that the controller rejected: how many ever, by reason, and the newest of 7 days."""
+    with options.client() as client:
+        found = client.rejected(stream)
+    newest = [
+        {
+            "at": time_text(one.timestamp),
+            "partition": one.partition,
+            "offset": one.offset,
+            "reason": one.reason,
+            **bytes_fields(key=one.key),
+        }
+        for one in found.records[:last]
+    ]
+    shown = [
+        row | {"key": "" if one.key is None else bytes_text(one.key)}
+        for row, one in zip(newest, found.records, strict=False)
+    ]
+    print_result(
+        {"stream": stream, "counts": dict(found.counts), "records": newest},
+        f"journal records rejected: {_numbers(found.counts) or 'none'}",
+        *([Grid("Newest", shown, _REJECTED)] if shown else ()),
         as_json=options.json,
     )
 

@@ -39,6 +39,7 @@ from anabranch.client.session import Session
 from anabranch.client.shared import Handle, Heart, Shared
 from anabranch.client.transact import ownership_of, transact
 from anabranch.client.transaction import Transaction
+from anabranch.client.write_session import Flush, WriteSession
 from anabranch.client.writer import Writer, join
 from anabranch.core.authorize import ADD, ALL, TAKE
 from anabranch.core.stream_settings import TABLE, in_force
@@ -88,6 +89,7 @@ from anabranch.types import (
     Listed,
     OpenTransaction,
     Receipt,
+    Rejected,
     Result,
     StreamDescription,
     TaskOwnership,
@@ -319,6 +321,21 @@ class Client:
         """
         self._shared.check()
         return join(self._shared, transaction, heartbeat=heartbeat, label=label)
+
+    def session(self, flush: Flush = "background") -> WriteSession:
+        """A session: rows of streams and tables that are committed in the order in which they are written.
+
+        Use it in a ``with`` block, or close it. Each row commits by itself, many in one request. ``flush``:
+
+        - "background": rows are sent once they fill a request, or after 50 ms. With 32 MiB of rows in
+          the session a write waits.
+        - "sync": each write waits until its row is committed, and raises its error.
+        - "manual": rows are sent by `WriteSession.flush` alone.
+
+        Raises: InvalidArgument, NonTransactional.
+        """
+        self._shared.deadline_outside("session", None)
+        return WriteSession(self._shared, flush, threads=self._threads)
 
     def outside(self) -> AbstractContextManager[None]:
         """A ``with`` block in which this thread, or asyncio task, is in none of this client's transactions.
@@ -748,6 +765,18 @@ class Client:
     def describe(self, stream: str, *, timeout: float | None = None) -> StreamDescription:
         """One stream. Raises: UnknownScope, UnknownStream, NotReady, DeadlineExceeded."""
         return self._streams.describe(stream, self._shared.checked_deadline(timeout))
+
+    def rejected(self, stream: str, *, timeout: float | None = None) -> Rejected:
+        """The records of a stream's journal that no commit has, though the broker had acknowledged them.
+
+        These are plain writes that the stream does not take, and records that no client of anabranch wrote. Counts
+        are kept as long as the stream, and the newest 1,000 records for 7 days; a takeover changes neither.
+        Rejected records of a transaction are also counted in its outcome.
+
+        Raises: FeatureNotEnabled (it needs feature level 4), UnknownScope, UnknownStream, NotReady,
+        DeadlineExceeded.
+        """
+        return self._streams.rejected(stream, self._shared.checked_deadline(timeout))
 
     def scale(
         self,

@@ -92,7 +92,7 @@ _TOKENS_A_BEAT = 500
 _QUESTIONS_AT_ONCE = 100
 
 
-class _Copy(NamedTuple):
+class Copy(NamedTuple):
     """A command to send, perhaps several times; every copy has the same bytes and headers.
 
     The headers have the time that the client knew at the first copy, by which the controller refuses a late copy
@@ -189,16 +189,57 @@ class Session:
         command: Any,
         deadline: float,
         unanswered: list[bytes] | None = None,
-        sent: Callable[[], None] | None = None,
+        posted: Copy | None = None,
         *,
         also: RecordHeaders = (),
     ) -> Any | None:
         """As `ask`, for any type of answer; None if there was no answer in time. ``also``: headers to add.
 
         Raises `NotReady` if all answers were that refusal. The ids of copies that were sent and not answered are
-        added to ``unanswered``: such copies may still be carried out. ``sent``: as of `locked_shot`.
+        added to ``unanswered``: such copies may still be carried out. ``posted``: as of `locked_shot`.
         """
         unanswered = [] if unanswered is None else unanswered
+        if posted is None:
+            copy = self._first_copy(partition, command, deadline, also)
+        else:
+            copy = posted
+            unanswered.append(copy.correlation_id)
+        pauses = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, self._clock)
+        refused: r.Refusal | None = None
+        try:
+            while True:
+                result = self._send_until_answered(copy, command, deadline, unanswered)
+                result = result or refused
+                if not isinstance(result, r.Refusal):
+                    return result
+                # Raised without a local name, which would make a reference cycle through the traceback.
+                over = result.code != NotReady.__name__ or self._closed
+                if over or not pauses.sleep(deadline):
+                    raise error_of(result.code, _truly(result.message, unanswered))
+                # To be raised if no other answer comes in time.
+                refused = result
+                if not (type(command) in SETS and copy.correlation_id in unanswered):
+                    self._bus.forget(copy.correlation_id)
+                    copy = self._new_copy(partition, command, copy.payload, also)
+        finally:
+            self._bus.forget(copy.correlation_id)
+
+    def post(self, command: r.OneShot, deadline: float) -> Copy:
+        """Send the first copy of a one-shot, and don't wait: commands that are sent later arrive later.
+
+        Wait for the answer by `locked_shot`, or `forget` the copy's id. Raises: as `locked_shot`; then nothing was
+        sent.
+        """
+        copy = self._first_copy(control_partition_of(command.txn_id), command, deadline)
+        self._send(copy)
+        return copy
+
+    def _send(self, copy: Copy) -> None:
+        self._bus.send(copy.partition, copy.correlation_id, copy.payload, copy.headers)
+
+    def _first_copy(
+        self, partition: int, command: Any, deadline: float, also: RecordHeaders = ()
+    ) -> Copy:
         self._bus.ready(deadline)
         if partition >= self._bus.control_partitions(deadline, partition + 1):
             raise InvalidArgument(
@@ -213,31 +254,11 @@ class Session:
                 f"{type(command).__name__} has {len(payload)} bytes; the commands topic takes "
                 f"{self._bus.max_command_bytes()}"
             )
-        pauses = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, self._clock)
-        refused: r.Refusal | None = None
-        copy = self._new_copy(partition, command, payload, also)
-        try:
-            while True:
-                result = self._send_until_answered(copy, command, deadline, unanswered, sent)
-                sent = None
-                result = result or refused
-                if not isinstance(result, r.Refusal):
-                    return result
-                # Raised without a local name, which would make a reference cycle through the traceback.
-                over = result.code != NotReady.__name__ or self._closed
-                if over or not pauses.sleep(deadline):
-                    raise error_of(result.code, _truly(result.message, unanswered))
-                # To be raised if no other answer comes in time.
-                refused = result
-                if not (type(command) in SETS and copy.correlation_id in unanswered):
-                    self._bus.forget(copy.correlation_id)
-                    copy = self._new_copy(partition, command, payload, also)
-        finally:
-            self._bus.forget(copy.correlation_id)
+        return self._new_copy(partition, command, payload, also)
 
     def _new_copy(
         self, partition: int, command: Any, payload: bytes, also: RecordHeaders = ()
-    ) -> _Copy:
+    ) -> Copy:
         headers: RecordHeaders
         if type(command) in SETS:  # the controller compares it with its own times
             headers = [(TIME_HEADER, hybrid_time.to_bytes(self._reported.get(partition, 0)))]
@@ -245,15 +266,14 @@ class Session:
             headers = [*self.seen, *also]
         if self._tracing is not None and (trace := self._tracing.header()) is not None:
             headers = [*headers, (TRACE_HEADER, trace)]
-        return _Copy(partition, self._entropy(CORRELATION_ID_SIZE), payload, headers)
+        return Copy(partition, self._entropy(CORRELATION_ID_SIZE), payload, headers)
 
     def _send_until_answered(
         self,
-        copy: _Copy,
+        copy: Copy,
         command: Any,
         deadline: float,
         unanswered: list[bytes],
-        sent: Callable[[], None] | None,
     ) -> Any | None:
         digests = (command_digest(copy.payload),)
         pauses, is_first = Backoff(FIRST_REPEAT_S, LONGEST_REPEAT_S, self._clock), not unanswered
@@ -262,10 +282,7 @@ class Session:
             while True:
                 if not waits:
                     unanswered.append(copy.correlation_id)
-                    self._bus.send(copy.partition, copy.correlation_id, copy.payload, copy.headers)
-                    if sent is not None:
-                        sent()
-                        sent = None
+                    self._send(copy)
                 waits = False
                 until = min(deadline, self.now() + pauses.next_s)
                 result = self._receive(copy.correlation_id, digests, until, command, copy.partition)
@@ -639,7 +656,7 @@ class Session:
     def give_up_turn(self, command: r.TakeTurn) -> None:
         """Send a `TakeTurn` that gives up a turn, and don't wait for an answer: the turn would end by itself."""
         copy = self._new_copy(control_partition_of(command.txn_id), command, encode(command))
-        self._bus.send(*copy)
+        self._send(copy)
         self._bus.forget(copy.correlation_id)
 
     def one_shot(self, command: r.OneShot, deadline: float) -> r.Outcome:
@@ -650,21 +667,21 @@ class Session:
         return _outcome(self.locked_shot(command, deadline))
 
     def locked_shot(
-        self, command: r.OneShot, deadline: float, sent: Callable[[], None] | None = None
+        self, command: r.OneShot, deadline: float, posted: Copy | None = None
     ) -> r.Outcome | r.Revalidate:
         """Send a one-shot with locks until it is COMMITTED. Returns `Revalidate`, without effect, for newer marks.
 
-        ``sent`` is called once the first copy is on its way: commands that are sent later arrive later. Raises
-        `OutcomeUnknown` at the deadline. An earlier copy that arrives late is judged by its own locks.
+        ``posted``: the first copy, if `post` has sent it. Raises `OutcomeUnknown` at the deadline. An earlier copy
+        that arrives late is judged by its own locks.
         """
         txn_id = command.txn_id
         if not is_marked(txn_id):
-            return self._until_known(txn_id, command, None, deadline, sent)
+            return self._until_known(txn_id, command, None, deadline, posted)
         # RESOLVE takes no marked id: the rows of the tasks show the outcome.
         unanswered: list[bytes] = []
         try:
             there = control_partition_of(txn_id)
-            answer = self.try_ask(there, command, deadline, unanswered, sent)
+            answer = self.try_ask(there, command, deadline, unanswered, posted)
         except AnabranchError as error:
             _check_all_copies(error, unanswered, txn_id, None)
             raise
@@ -689,7 +706,7 @@ class Session:
         command: Any,
         token: bytes | None,
         deadline: float,
-        sent: Callable[[], None] | None = None,
+        posted: Copy | None = None,
         *,
         decided: bool = False,
     ) -> r.Outcome | r.Revalidate:
@@ -701,7 +718,7 @@ class Session:
         unanswered: list[bytes] = []
         try:
             return self._try_until_known(
-                txn_id, command, token, deadline, unanswered, sent, decided=decided
+                txn_id, command, token, deadline, unanswered, posted, decided=decided
             )
         except AnabranchError as error:
             _check_all_copies(error, unanswered, txn_id, token)
@@ -714,7 +731,7 @@ class Session:
         token: bytes | None,
         deadline: float,
         unanswered: list[bytes],
-        sent: Callable[[], None] | None,
+        posted: Copy | None,
         *,
         decided: bool,
     ) -> r.Outcome | r.Revalidate:
@@ -740,8 +757,8 @@ class Session:
                 command = replace(command, wait_ms=wait_ms)
             try:
                 until = asked_at + ask_s
-                outcome = self.try_ask(partition, command, until, unanswered, sent, also=also)
-                sent = None
+                outcome = self.try_ask(partition, command, until, unanswered, posted, also=also)
+                posted = None
             except AnabranchError as error:
                 early = self.now() - asked_at < min(FIRST_REPEAT_S, ask_s)
                 if isinstance(error, _FINAL) or early or by_secret:

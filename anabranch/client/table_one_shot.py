@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, MutableSequence
 from dataclasses import dataclass
-from functools import partial
 
 from anabranch.backoff import Backoff
 from anabranch.client.commit_parts import CommitParts
@@ -229,12 +228,12 @@ class TableOneShot:
         self, command: r.OneShot, deadline: float, held: InMemory | None = None
     ) -> r.Outcome | r.Revalidate:
         before, self.is_sent, self._command = self.is_sent, True, command
-        sent, member = None, self._member
-        if member is not None and member.is_inside and held is not None:
-            rows = held.rows_of(self._replica.tables)
-            sent = partial(member.sent, command.txn_id, rows, held.changes.keys())
+        posted, member = None, self._member
         try:
-            return self._session.locked_shot(command, deadline, sent)
+            if member is not None and member.is_inside and held is not None:
+                posted = self._session.post(command, deadline)
+                member.sent(command.txn_id, held.rows_of(self._replica.tables), held.changes.keys())
+            return self._session.locked_shot(command, deadline, posted)
         except (OutcomeUnknown, MalformedRecord, UnsupportedVersion):
             raise  # no answer, or an unreadable one
         except (TransactionAborted, OwnershipLost, AlreadyCommitted):

@@ -6,6 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -19,9 +20,11 @@ from anabranch.core import work
 from anabranch.core.decisions.lanes import quarantine
 from anabranch.core.decisions.merge import RECHECK_MS
 from anabranch.core.decisions.turn import Settings, Turn
-from anabranch.core.journal_index import JournalIndex, Place
+from anabranch.core.journal_index import JournalIndex, Place, takes_plain
 from anabranch.core.journal_runs import NEVER, Run
+from anabranch.core.journal_runs import REFUSED as PLAIN_WRITE
 from anabranch.core.memory import Merging
+from anabranch.core.rejections import RejectedRun, are_kept, counted_until, cut_key, kept
 from anabranch.core.rows import HISTORY
 from anabranch.core.state import Overlay, State
 from anabranch.core.stream_settings import MAX_MESSAGE, is_table, latest_time
@@ -45,7 +48,7 @@ from anabranch.protocol.hybrid_time import to_ms
 from anabranch.protocol.ids import CORRELATION_HEADER, NO_TXN, REPLY_HEADER, unpack_txn_header
 from anabranch.protocol.legal_names import OPEN_LANE
 from anabranch.protocol.limits import FRAMING, MESSAGE, NO_TIME, UNPACKED, Room
-from anabranch.protocol.schemas.records import SegmentRange, StreamRow
+from anabranch.protocol.schemas.records import RejectedRecord, SegmentRange, StreamRow
 from anabranch.topics.names import control_topic, journal_topic, status_topic
 
 log = logging.getLogger("anabranch.controller")
@@ -55,6 +58,7 @@ FETCH_BYTES = 4 << 20
 INDEX_ROWS = 5_000
 INDEX_BYTES = 8 << 20
 _WARN_MS = 60_000
+_KEYS_A_UNIT = 4  # records of a batch that are decoded for their keys
 CALM_S = 1.0  # after this long without a command, journals in debt are indexed, since no lane needs the leader
 
 
@@ -565,7 +569,7 @@ class JournalBacklog:
 
 @dataclass(slots=True)
 class Scanned:
-    """The content of a batch: runs of WRITEs, runs of plain writes, and counts of rejected records by reason.
+    """The content of a batch: runs of WRITEs, of plain writes, and of rejected records, with counts by reason.
 
     ``work``: the cost of scanning the batch, in units.
     """
@@ -573,7 +577,13 @@ class Scanned:
     runs: list[Run] = field(default_factory=list)
     plain: list[Run] = field(default_factory=list)
     rejected: Counter[str] = field(default_factory=Counter)
+    refused: list[RejectedRun] = field(default_factory=list)
     work: int = work.BATCH
+
+    def reject(self, reason: str, base: int, run: FramingRun) -> None:
+        """Add a rejected run of a batch that begins at ``base``."""
+        self.rejected[reason] += run.records
+        self.refused.append(RejectedRun(reason, base + run.first_delta, run.records))
 
 
 def index_fetched(
@@ -615,6 +625,8 @@ def index_fetched(
         )
         runs += scanned.runs
         plain += scanned.plain
+        if are_kept(state):
+            units += _keep_rejected(changes, state, (stream, partition), batch, scanned, wall_ms)
         if batch.base_offset >= known_until:
             for reason, count in scanned.rejected.items():
                 index.reject(stream, partition, reason, count)
@@ -626,6 +638,33 @@ def index_fetched(
     for key, value in added.items():
         changes.set(key, value)
     return units, left
+
+
+def _keep_rejected(
+    changes: Overlay, state: State, place: Place, batch: RawBatch, scanned: Scanned, wall_ms: int
+) -> int:
+    """Keep the rejected records of a batch (`core.rejections`). Returns the units of work that it took."""
+    refused = scanned.refused
+    if scanned.plain and not takes_plain(state, place[0]):
+        done = state.plain.get(place, 0)
+        plain = [run for run in scanned.plain if run.first >= done]
+        refused = refused + [RejectedRun(PLAIN_WRITE, run.first, run.records) for run in plain]
+    until = counted_until(state, *place)
+    if not (refused := [run for run in refused if run.first >= until]):
+        return 0
+    limit = unpacked_limit(state.streams[place[0]].settings, len(batch.data))
+    keys: dict[int, bytes | None] = {}
+    if any(run.reason != _REASONS[Kind.MALFORMED] for run in refused):
+        with suppress(CorruptBatch):
+            records = decode_records(batch.data, limit=limit)
+            keys = {record.offset: record.key for record in records}
+    found = (
+        RejectedRecord(place[1], at, cut_key(keys.get(at)), run.reason, wall_ms)
+        for run in refused
+        for at in range(run.first, run.first + (run.records if keys else 1))
+    )
+    changes.set(*kept(*place, refused, found))
+    return len(refused) * work.LOOK + len(keys) // _KEYS_A_UNIT
 
 
 def _copied(batch: RawBatch, scanned: Scanned, segments: Sequence[SegmentRange]) -> int:
@@ -685,9 +724,9 @@ def scan(batch: RawBatch, rules: Room, *, limit: int = UNPACKED.value) -> Scanne
     for run in found:
         if run.kind is Kind.OP:
             if not native:
-                out.rejected["bad_header"] += run.records
+                out.reject("bad_header", batch.base_offset, run)
         elif native:
-            out.rejected["native_transaction"] += run.records
+            out.reject("native_transaction", batch.base_offset, run)
         elif run.kind is Kind.WRITE:
             # A batch too small to be spliced is decompressed by its merge.
             pure = run.pure and worth_splicing(batch, run.records)
@@ -697,7 +736,7 @@ def scan(batch: RawBatch, rules: Room, *, limit: int = UNPACKED.value) -> Scanne
             whole = splices and len(found) == 1
             out.plain.append(_run(batch, run, _PLAIN_HEADER, run.size, pure=whole))
         else:
-            out.rejected[_REASONS.get(run.kind, "bad_header")] += run.records
+            out.reject(_REASONS.get(run.kind, "bad_header"), batch.base_offset, run)
     return out
 
 

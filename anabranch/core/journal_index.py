@@ -43,6 +43,7 @@ from anabranch.protocol.legal_names import is_state
 from anabranch.protocol.schemas.records import Extent, Receipt, SegmentRange
 
 _COUNT = struct.Struct(">q")
+AFTER_NO_TXN = NO_TXN[:-1] + b"\1"  # every transaction's id is above that of zeros
 
 REASONS = (
     "unknown_transaction",
@@ -153,7 +154,7 @@ class JournalIndex:
         for run in plain:
             if run.first < plain_done:
                 continue
-            if is_state(stream) or stream in state.derivations:  # only certain commits write to it
+            if not takes_plain(state, stream):
                 if run.first >= known_until:
                     self.reject(stream, partition, "plain_write", run.records)
             else:
@@ -222,7 +223,7 @@ class JournalIndex:
                 if txn_id != NO_TXN:
                     run = unpack_run(key, value)
                     found.add(txn_id, place_of(key), run.batch_base, run.batch_size)
-            for key, _ in self.rows.scan(k.REJECTED):
+            for key, _ in self.rows.scan(k.REJECTED, k.REJECTED + AFTER_NO_TXN):
                 found.refused.add(key[1 : 1 + TXN_ID_SIZE])
             self._uncommitted = found
         return self._uncommitted
@@ -287,6 +288,7 @@ class JournalIndex:
         found = [key for key, _ in self.rows.scan(positions[:-4])]
         # Keys of another length belong to a stream with a longer name.
         keys += [key for key in found if len(key) == len(positions)]
+        keys += [key for key, _ in self.rows.scan(k.REJECTED + NO_TXN + name)]
         return {mark: noted, **dict.fromkeys(keys)}
 
     def forget_stream(self, stream: str) -> None:
@@ -353,7 +355,7 @@ class JournalIndex:
                 gone[key] = None
                 if place[0] in state.tables:
                     gone[digest_key(key)] = None
-        for key, _ in self.rows.scan(k.REJECTED):
+        for key, _ in self.rows.scan(k.REJECTED, k.REJECTED + AFTER_NO_TXN):
             if _is_counted(state, key):
                 gone[key] = None
         for txn_id, txn in state.open.items():
@@ -397,6 +399,11 @@ class JournalIndex:
                 )
         out.left_out = total - out.committed
         return out
+
+
+def takes_plain(state: State, stream: str) -> bool:
+    """Whether a stream takes plain writes: only certain commits write to some."""
+    return not (is_state(stream) or stream in state.derivations)
 
 
 def extents_by_place(receipts: Sequence[Receipt]) -> dict[tuple[str, int], dict[int, Extent]]:

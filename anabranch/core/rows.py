@@ -54,6 +54,7 @@ class Entry(IntEnum):
     TABLE = 36
     BASE = 38
     CHANGED = 39
+    REJECTED = 40
     AUDIT_DUE = 44
     FEATURE = 46
 
@@ -94,6 +95,7 @@ _ROWS: dict[Entry, type | tuple[type, ...]] = {
     Entry.BASE: r.BaseRow,
     Entry.CHANGED: r.ChangedRow,
     Entry.AUDIT_DUE: r.AuditRow,
+    Entry.REJECTED: r.RejectedRow,
 }
 _LOCK = struct.Struct(">qq")  # writer, sequence
 # The fields of a `PendingCommitRow` that older builds wrote in the same form.
@@ -114,7 +116,9 @@ OPEN = b"o"  # + txn id -> b"": transactions that are not finished
 FINISHED = b"f"  # + finished ms (8) + txn id -> b"": transactions in the order of their end
 INDEX = b"i"  # runs of journal records (journal_runs)
 DIGEST = b"d"  # keys that runs of tables write (journal_runs, table_writes)
-REJECTED = b"x"  # rejected journal records of open transactions (journal_runs) -> count (8)
+# Rejected journal records of open transactions (journal_runs) -> count (8). Under the id of zeros: all that
+# `core.rejections` has yet to add to the rows of their streams -> a `RejectedRow` with one run of them.
+REJECTED = b"x"
 META = b"m"  # + name: about the table itself
 SERIES_OF = META + b"series "  # + lane -> the number of series that it owns (8)
 OWNED = META + b"owned "  # + lane, 0, rest of a series' key -> b"": the series that the lane owns
@@ -170,6 +174,7 @@ scope_key = _by_name(Entry.SCOPE)
 stream_key = _by_name(Entry.STREAM)
 table_key = _by_name(Entry.TABLE)
 base_key = _by_name(Entry.BASE)
+rejected_row_key = _by_name(Entry.REJECTED)
 forgotten_key = _by_name(Entry.FORGOTTEN)
 lane_key = _by_name(Entry.LANE)
 lane_position_key = _by_name(Entry.LANE_POSITION)

@@ -41,6 +41,7 @@ _SERIES = NO_TXN + bytes((Entry.SERIES,))
 _NO_ROUND = r.RoundRow(0, 0, 0, 0, 0)
 _BY_NAME = {Entry.FORGOTTEN: "forgotten", Entry.LANE: "lanes"}
 _BY_NAME |= {Entry.TABLE: "tables", Entry.BASE: "bases", Entry.AUDIT_DUE: "audit_due"}
+_BY_NAME |= {Entry.REJECTED: "rejected"}
 _ALONE = {
     Entry.TERM: "term",
     Entry.ROUND: "round",
@@ -163,6 +164,7 @@ class State:
         self.tables: dict[str, r.TableRow] = {}
         self.locks = LockTable()
         self.bases: dict[str, r.BaseRow] = {}  # of tables
+        self.rejected: dict[str, r.RejectedRow] = {}  # of streams
         self.open: dict[bytes, OpenTxn] = {}
         self.open_of: dict[str, Ordered[bytes]] = {}  # by the lane that began them
         self.open_in: dict[str, Ordered[bytes]] = {}  # … and by their scope
@@ -197,8 +199,8 @@ class State:
             self.histories_ms, self.derivations, self.layouts, self.epochs, self.places, self.pins,
             self.plain, self.plain_refused, self.low_water, self.forgotten, self._retired, self.quarantined,
             self.lanes, self.lane_positions, self.grants, self.rights, self.audits, self.audit_due, self.processors,
-            self.tasks, self.tables, self.locks, self.bases, self.open, self.open_of, self.open_in, self.committing,
-            self.prepared,
+            self.tasks, self.tables, self.locks, self.bases, self.rejected, self.open, self.open_of, self.open_in,
+            self.committing, self.prepared,
         ):  # fmt: skip
             view.clear()
         for key, value in k.rows_of_views(self._table.scan):

@@ -27,6 +27,15 @@ LONGEST_RETRY_S = 1.0
 FIRST_REPEAT_S = 2.0
 LONGEST_REPEAT_S = 10.0
 
+# A session in the background sends its rows after this time, or as soon as they fill a request.
+SESSION_FLUSH_S = 0.05
+# The requests of a session that are under way, each following the one before it.
+SESSION_IN_FLIGHT = 8
+# The bytes of rows that a session holds; with more, `apply` waits, or raises `SessionFull`.
+SESSION_BYTES = 32 << 20
+# The errors that a session keeps for `flush`. Further ones are only counted.
+SESSION_ERRORS = 1_000
+
 # -- commits ----------------------------------------------------------------------------------------------
 
 # A commit waits until the journals cover its receipts, up to `limits.MAX_WAIT_MS` and within its time-out. This

@@ -82,6 +82,9 @@ LIST_ROWS = Limit(
     "what a list reads for an answer; the next one continues (`more`)",
 )
 WAITERS = Limit(1_000, "askers", "commands that wait for one commit")
+REJECTED = Limit(1_000, "records", "rejected records of a journal that are listed")
+REJECTED_MS = Limit(7 * 86_400_000, "ms", "… for this time")
+REJECTED_KEY = 64  # bytes of the key of a listed record
 HEADERS = Limit(1_000, "headers", "an event")
 EVENT_TIME = Limit(253_402_300_799_999, "ms", "the time of an event, Unix (the end of 9999)")
 SEGMENTS = Limit(10_000, "segments", "a stream, and what one scaling seals or opens")

@@ -18,6 +18,7 @@ from anabranch.client import (
     table_access,
     table_transaction,
     transaction,
+    write_session,
     writer,
 )
 from anabranch.reading import ordered_reader, snapshot, task_reader, transaction_reader
@@ -164,6 +165,12 @@ KINDS = (
         {"tables": "Sequence[str]"},
     ),
     Kind(
+        "WriteSession",
+        ((write_session, "WriteSession"),),
+        "apply put delete flush close",
+        {},
+    ),
+    Kind(
         "Client",
         ((client, "Client"),),
         "reserve commit prepare abort force state is_finished resolve "
@@ -171,13 +178,14 @@ KINDS = (
         "prepared series set_series create_stream create_table streams describe scale alter_stream truncate_stream "
         "forget_stream delete_stream recover_stream effective_settings topic_id together snapshot progress "
         "count_events groups group reset_group compact_table publish_base create_processor reset_processor "
-        "alter_processor mark_copy "
+        "alter_processor mark_copy rejected "
         "import_group delete_processor take_tasks release_tasks processors processor "
         "derive rebuild drop_derivation check_derivation stored lag lanes add_lane block_lane unblock_lane "
         "grants grant revoke audit_log commands leaders feature_level grow_cluster acls system transact close",
         {
             "begin": "Transaction",
             "join": "Writer",
+            "session": "WriteSession",
             "read": "Reader",
             "read_transactions": "TransactionReader",
             "replica": "Replica",

@@ -525,7 +525,9 @@ NEVER_SENT = frozenset(
     (
         "DeadlineExceeded",
         "WriteFailed",
+        "SessionFull",
         "NotLeader",
+        "RowsFailed",
         "NoLedger",
         "LedgerMoved",
         "LedgerDiffers",
@@ -603,6 +605,7 @@ def rows_block() -> str:
         Entry.TASK: (r.TaskRow, "scope/processor/ and the task, 4 bytes"),
         Entry.TABLE: (r.TableRow, "scope/stream"),
         Entry.BASE: (r.BaseRow, "scope/table"),
+        Entry.REJECTED: (r.RejectedRow, "scope/stream"),
         Entry.FEATURE: (r.FeatureRow, "empty"),
         Entry.CHANGED: (r.ChangedRow, "entry type, 1 byte, and identifier of the row of the thing"),
     }

@@ -16,6 +16,7 @@ import pytest
 
 from anabranch.client import row_chain
 from anabranch.client.row_chain import Member
+from anabranch.client.session import Copy
 from anabranch.client.table_locks import Locks
 from anabranch.client.table_transaction import TableTransaction
 from anabranch.core.locks.table_writes import fingerprint
@@ -51,16 +52,12 @@ class Chain(Hot):
         session = self.rows._shared.session
         shot = session.locked_shot
 
-        def noted(command: r.OneShot, deadline: float, sent: Any = None) -> Any:
+        def noted(command: r.OneShot, deadline: float, posted: Copy | None = None) -> Any:
             self.commands.append(command)
-
-            def on_its_way() -> None:
-                if sent is not None:
-                    sent()
-                if self.nested:
-                    Context().run(self.nested.pop(0))
-
-            return shot(command, deadline, on_its_way)
+            posted = posted or session.post(command, deadline)
+            if self.nested:
+                Context().run(self.nested.pop(0))
+            return shot(command, deadline, posted)
 
         session.locked_shot = noted  # type: ignore[method-assign]
         self.rows._chain.note((A, ROW))

@@ -519,17 +519,16 @@ def test_a_row_of_a_commit_under_way_may_be_of_the_time_before(
     def put(row: bytes) -> None:
         rows.transact(lambda txn: txn.put(ORDERS, b"a", row), timeout=5.0)
 
-    def noted(command: r.OneShot, deadline: float, sent: Any = None) -> Any:
+    def noted(command: r.OneShot, deadline: float, posted: Any = None) -> Any:
         sent_by.append(command)
+        answer = shot(command, deadline, posted)
         if len(sent_by) > 1:
-            return shot(command, deadline, sent)
-        answer = shot(command, deadline)
+            return answer
         function: Any = writer._shared.derivations.function(OF)
         with shop.client.outside():
             builder.transact(lambda txn: derivations._begin(txn, function))
             shop.put(others, b="oslo 10")
         rows.snapshot().close()
-        sent()
         Context().run(put, b"rome 3")  # as of another thread
         return answer
 

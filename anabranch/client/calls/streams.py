@@ -27,7 +27,7 @@ from anabranch.protocol.legal_names import check_scope
 from anabranch.protocol.schemas import records as r
 from anabranch.reading.committed_log import client_errors
 from anabranch.topics.names import stream_topic
-from anabranch.types import StreamDescription, description_of
+from anabranch.types import Rejected, RejectedRecord, StreamDescription, description_of
 
 
 class Streams:
@@ -84,6 +84,16 @@ class Streams:
 
     def describe(self, stream: str, deadline: float) -> StreamDescription:
         return self._learn(stream, self._session.describe(stream, deadline))
+
+    def rejected(self, stream: str, deadline: float) -> Rejected:
+        """As `Client.rejected`."""
+        wanted = r.DescribeStreams(None, stream, rejected=True)
+        found = self._session.ask_stream(stream, wanted, deadline)
+        records = [
+            RejectedRecord(one.partition, one.offset, one.key, one.reason, one.at_ms)
+            for one in reversed(found.rejected_records)
+        ]
+        return Rejected(dict(found.rejected), records)
 
     def scale(
         self,

@@ -20,6 +20,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
+from anabranch.core import rejections
 from anabranch.core import rows as k
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal_index import Place, Use, uses
@@ -38,6 +39,8 @@ def clean_up(turn: Turn) -> None:
     """
     if turn.now_ms < turn.cleaning.next_ms:
         return
+    if not rejections.log_new(turn):
+        return  # they are counted before their journals are cut
     turn.cleaning.next_ms = turn.now_ms + turn.settings.clean_ms
     used = uses(turn.index.uncommitted, turn.state.open)
     crowded = []

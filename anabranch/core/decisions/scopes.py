@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from heapq import merge
 from itertools import islice, takewhile
 
 from anabranch import errors
+from anabranch.core import rejections, work
 from anabranch.core import rows as k
-from anabranch.core import work
 from anabranch.core.authorize import CREATORS, EVERYWHERE, Right, of_scope, rights_of, sees
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
@@ -183,7 +184,12 @@ def describe_streams(turn: Turn, command: r.DescribeStreams, to: ReplyTo | None)
         known = turn.state.streams.get(command.stream)
         if known is None or known.state == CREATING:
             known = active_stream(turn, command.stream)
-        turn.reply(to, r.StreamList((stream_info(turn, known, full=True),)))
+        info = stream_info(turn, known, full=True)
+        if command.rejected:
+            row = rejections.of_stream(turn, command.stream)
+            counts = Counter(row.counts) + Counter(_refused(turn, command.stream))
+            info = replace(info, rejected=dict(counts), rejected_records=row.records)
+        turn.reply(to, r.StreamList((info,)))
         return
     found: list[r.StreamInfo] = []
     size = 0
@@ -370,9 +376,12 @@ def stream_info(turn: Turn, row: r.StreamRow, *, full: bool = False) -> r.Stream
 
 def _rejected(turn: Turn, stream: str) -> dict[str, int]:
     """Reason -> journal records rejected since this leader began, or plain writes that brokers ever refused."""
-    rejected = dict(turn.index.rejected.get(stream, {}))
+    return dict(turn.index.rejected.get(stream, {})) | _refused(turn, stream)
+
+
+def _refused(turn: Turn, stream: str) -> dict[str, int]:
     refused = sum(n for (name, _), n in turn.state.plain_refused.items() if name == stream)
-    return rejected | ({REFUSED: refused} if refused else {})
+    return {REFUSED: refused} if refused else {}
 
 
 def _by_partition(row: r.StreamRow, offsets: Mapping[tuple[str, int], int]) -> dict[str, int]:

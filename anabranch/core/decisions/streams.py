@@ -503,7 +503,12 @@ def _rows_of(state: State, stream: str) -> Iterator[bytes]:
             yield k.plain_key(stream, partition)
     for partition in state.retired(stream):
         yield k.retired_key(stream, partition)
-    for rows, key in ((state.tables, k.table_key), (state.bases, k.base_key)):
+    by_name = (
+        (state.tables, k.table_key),
+        (state.bases, k.base_key),
+        (state.rejected, k.rejected_row_key),
+    )
+    for rows, key in by_name:
         if stream in rows:
             yield key(stream)
 

@@ -113,6 +113,8 @@ def _is_latest(turn: Turn, rows: r.FollowedRows) -> bool:
     row = turn.state.txn_row(rows.txn_id)
     if row is None or (row.state, row.owner) != ("COMMITTED", turn.lane):
         return False
+    if not rows.table:
+        return True
     at = row.commit_timestamp
     locks = r.TableLocks(rows.table, at, at, rows.points, ())
     return turn.recent_writes.holds(locks, turn.state.tables[rows.table].last)
@@ -121,11 +123,16 @@ def _is_latest(turn: Turn, rows: r.FollowedRows) -> bool:
 def _check_followed(
     turn: Turn, locked: Sequence[r.TableLocks], follows: Sequence[r.FollowedRows]
 ) -> None:
-    """Raise `InvalidArgument` for malformed rows. Their tables are those of ``locked``, which are checked."""
+    """Raise `InvalidArgument` for malformed rows. Their tables are those of ``locked``, which are checked.
+
+    Without a table there are no rows, and only the order counts.
+    """
     limits.FOLLOWED.check(len(follows), "a transaction")
     turn.charge(work.of_items(len(follows)))
     tables = set(named(locked))
     for rows in follows:
+        if not rows.table and not rows.points:
+            continue
         if rows.table not in tables:
             raise errors.InvalidArgument(
                 f"locks name each table of which rows are followed: {limits.cut(rows.table)} is missing"

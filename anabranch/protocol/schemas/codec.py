@@ -124,6 +124,7 @@ TYPES: dict[int, type] = {
     108: r.TableRow,
     109: r.PendingCommitRow,
     110: r.FeatureRow,
+    111: r.RejectedRow,
 }
 _CODES = {cls: code for code, cls in TYPES.items()}
 

@@ -187,6 +187,34 @@ def write_events(events: Iterable[r.Event]) -> tuple[bytes, list[int]]:
     return b"".join(out), [ends[first] for first in firsts]
 
 
+def event_head(stream: str, segment_id: int) -> bytes:
+    """The first fields of an event: `encoded_event` takes them."""
+    return _name(stream) + _long(segment_id)
+
+
+def encoded_event(
+    head: bytes,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Sequence[tuple[str, bytes | None]] | None,
+    timestamp: int,
+) -> bytes:
+    """One event, as commands have it. The caller has checked the fields. ``timestamp``: Unix ms, or -1."""
+    tail = (
+        _PLAIN_TAIL
+        if not headers and timestamp == -1
+        else _headers(headers or ()) + _long(timestamp)
+    )
+    return b"".join(
+        (
+            head,
+            _NULL if key is None else _some(len(key)) + key,
+            _NULL if value is None else _some(len(value)) + value,
+            tail,
+        )
+    )
+
+
 def _add_events(out: list[bytes], events: Iterable[r.Event]) -> None:
     add = out.append
     if isinstance(events, EncodedEvents):
@@ -333,7 +361,7 @@ def _table_time(time: r.TableTime) -> bytes:
     return _name(time.table) + _long(time.last)
 
 
-def _headers(headers: tuple[r.EventHeader, ...]) -> bytes:
+def _headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
     if not headers:
         return _END
     out = [_varint(2 * len(headers))]

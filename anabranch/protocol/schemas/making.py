@@ -61,6 +61,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         False,
         """
         Asker.decided
+        DescribeStreams.rejected
         CreateStream.adopt ListTransactions.prepared StreamRow.adopt Revalidate.decided OpenInfo.frozen
         Touched.is_table TakeTasks.copying DescribeProcessors.topology
         """,
@@ -74,7 +75,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         PrepareEvents.derivations PrepareEvents.locks SafeTime.tables SafeTimeReply.tables Outcome.tables
         Touch.derivations
         Commit.validated LockReads.locks LockReads.read_from LockReads.tables LockReads.validated Revalidate.writers
-        ReadLockRow.read_from ReadsLocked.locks StreamInfo.blockers DeleteStream.despite
+        ReadLockRow.read_from ReadsLocked.locks StreamInfo.blockers StreamInfo.rejected_records
+        DeleteStream.despite
         """,
     ),
     (b"", "Outcome.prepared_by"),

@@ -257,6 +257,7 @@ class DescribeStreams:
     scope: str | None
     stream: str | None
     after: str | None = None
+    rejected: bool = False
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -346,7 +347,7 @@ class FindScope:
     near: str | None = None
 
 class FollowedRows(NamedTuple):
-    """Rows of a table, read as another transaction writes them. They are locked since its commit."""
+    """Rows of a table, read as another transaction writes them. They are locked since its commit. Without a table: only the order of the two transactions."""
 
     txn_id: bytes
     table: str
@@ -881,6 +882,24 @@ class Registered:
     sequence: int
 
 @dataclass(frozen=True, slots=True)
+class RejectedRecord:
+    """A journal record that was rejected after the broker had acknowledged it."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    reason: str
+    at_ms: int
+
+@dataclass(frozen=True, slots=True)
+class RejectedRow:
+    """Status row: the records of a stream's journal that were rejected."""
+
+    counts: Mapping[str, int]
+    until: Mapping[str, int]
+    records: tuple[RejectedRecord, ...]
+
+@dataclass(frozen=True, slots=True)
 class ReleaseTasks:
     """Command: give up tasks. Repeating it is harmless."""
 
@@ -1197,6 +1216,7 @@ class StreamInfo:
     oldest_snapshot: int = 0
     blockers: tuple[Blocker, ...] = ()
     description: str = ""
+    rejected_records: tuple[RejectedRecord, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class StreamList:

@@ -1,0 +1,254 @@
+"""Sessions over the real controller and the log in memory: each row once, in order, whatever fails."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from anabranch import errors
+from anabranch.client.write_session import Flush, WriteSession, _Sender
+from anabranch.errors import AnabranchError
+from anabranch.ports import LogError, LogUnavailable, LogUncertain
+from anabranch.protocol import defaults, limits
+from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.protocol.schemas.codec import LEVEL
+from tests.client.answers import STREAM
+from tests.client.world import World
+from tests.mutants.planting import wrapping
+from tests.mutants.tables import followed_unseen
+
+TABLE = "nyc/rows"
+
+
+@pytest.fixture(autouse=True)
+def small_requests(world: World) -> Iterator[None]:
+    """Requests of a few rows."""
+    world.client._shared.one_shot_bytes = 150
+    with world.connect(lane=ADMIN_LANE) as operator:
+        operator.feature_level(raise_to=LEVEL)
+    world.client.create_table(TABLE)
+    yield
+    world.fault = None
+
+
+def rows(world: World, stream: str = STREAM) -> list[tuple[bytes | None, bytes | None]]:
+    """Key and value of all committed rows, in the order of their commits; in a commit by key."""
+    found = world.client.snapshot(stream).read(stream)
+    return [
+        (event.key, event.value)
+        for event in sorted(found, key=lambda e: (e.commit_timestamp, e.key or b"~"))
+    ]
+
+
+def numbers(world: World, stream: str = STREAM) -> list[int]:
+    return [int(value or b"") for _, value in rows(world, stream)]
+
+
+@pytest.mark.parametrize("flush", ["sync", "background", "manual"])
+def test_rows_of_streams_and_tables(world: World, flush: Flush) -> None:
+    typed = world.client.stream(STREAM, key=str, value=str)
+    with world.client.session(flush) as session:
+        for number in range(40):
+            assert session.apply(STREAM, b"%d" % number, b"k") == number
+        session.apply(typed, "40", "k")
+        session.apply(STREAM, b"41", headers={"h": b"x"}, timestamp=77)
+        session.put(TABLE, b"a", b"1")
+        session.put(TABLE, b"b", b"2")
+        session.delete(TABLE, b"a")
+    assert numbers(world) == list(range(42))
+    by_key = sorted(rows(world, TABLE), key=lambda row: row[0] or b"")
+    assert by_key == [(b"a", b"1"), (b"a", None), (b"b", b"2")]
+    last = next(event for event in world.client.snapshot(STREAM).read(STREAM) if event.key is None)
+    assert (last.headers, last.timestamp) == ([("h", b"x")], 77)
+    session.close()
+    with pytest.raises(errors.IllegalState):
+        session.apply(STREAM, b"")
+
+
+REFUSED: tuple[tuple[Callable[[Any], int], type[Exception]], ...] = (
+    (lambda s: s.apply("nyc/none", b""), errors.UnknownStream),
+    (lambda s: s.apply("none/none", b""), errors.UnknownScope),
+    (lambda s: s.apply(STREAM, "text"), errors.InvalidArgument),
+    (lambda s: s.apply(STREAM, b"", 5), errors.InvalidArgument),
+    (lambda s: s.apply(STREAM, b"", headers={"ab.txn": b""}), errors.InvalidArgument),
+    (lambda s: s.apply(STREAM, b"", timestamp=-5), errors.InvalidArgument),
+    (lambda s: s.apply(STREAM, bytes(limits.MESSAGE.value)), errors.EventTooLarge),
+    (lambda s: s.apply(TABLE, b"row", None), errors.InvalidArgument),
+    (lambda s: s.put(TABLE, b"", b""), errors.InvalidArgument),
+    (lambda s: s.put(TABLE, b"k", None), errors.InvalidArgument),
+    (lambda s: s.put(STREAM, b"k", b""), errors.InvalidArgument),
+    (lambda s: s.delete(STREAM, b"k"), errors.InvalidArgument),
+)
+
+
+def test_bad_rows_are_refused_at_once(world: World) -> None:
+    """`REFUSED`: calls that the session refuses, and their errors."""
+    with world.client.session("manual") as session:
+        session.apply(STREAM, b"0", b"k")
+        for call, error in REFUSED:
+            with pytest.raises(error):
+                call(session)
+        with world.client.begin("nyc") as txn:
+            txn.write(STREAM, b"9")
+            for act in (lambda: session.apply(STREAM, b"9"), session.flush, world.client.session):
+                with pytest.raises(errors.NonTransactional):
+                    act()
+        assert session.apply(STREAM, b"1", b"k") == 1, "what is refused has no number"
+    assert numbers(world) == [0, 1]
+    with pytest.raises(errors.InvalidArgument, match="sync, background, manual"):
+        world.client.session("later")  # type: ignore[arg-type]
+
+
+def big(session: WriteSession, number: int) -> None:
+    """Write a row of which only the controller notices that its stream takes none of this size."""
+    session._places[STREAM] = session._learned(STREAM)._replace(most=1 << 30)
+    session.apply(STREAM, (b"%d" % number).ljust(limits.LEAST_MESSAGE.value, b" "), b"k")
+
+
+BAD = [3, 17, 18, 39]
+
+
+def after_refusals(world: World) -> list[int]:
+    """Write 40 rows, of which some are refused, in four requests."""
+    world.client.alter_stream(STREAM, {"max.message.bytes": limits.LEAST_MESSAGE.value})
+    session = world.client.session("manual")
+    session._sender._most_bytes = 100_000
+    for number in range(40):
+        if number in BAD:
+            big(session, number)
+        else:
+            session.apply(STREAM, b"%d" % number, b"k")
+        if number % 10 == 9:
+            session._sender.seal()
+    with pytest.raises(errors.RowsFailed, match="4 rows of the session failed") as caught:
+        session.flush()
+    found = [(e.number, e.stream, e.key, type(e.error)) for e in caught.value.errors]
+    assert found == [(number, STREAM, b"k", errors.EventTooLarge) for number in BAD]
+    session.flush()  # each error comes once
+    session.close()
+    return numbers(world)
+
+
+def test_refused_rows_are_found_and_the_order_is_kept(world: World) -> None:
+    assert after_refusals(world) == [n for n in range(40) if n not in BAD]
+
+
+def test_the_test_of_the_order_finds_its_bug(world: World) -> None:
+    with followed_unseen():
+        found = after_refusals(world)
+    assert sorted(found) == [n for n in range(40) if n not in BAD]
+    assert found != sorted(found)
+
+
+@wrapping(_Sender, "_finish")
+def new_ids_after_doubt(real: Any, sender: _Sender, request: Any, deadline: float) -> None:
+    """A request without an answer is sent again as another transaction."""
+    try:
+        real(sender, request, deadline)
+    except AnabranchError:
+        request.txn_id = request.command = None
+        raise
+
+
+def through_faults(world: World, seed: int) -> None:
+    chance = random.Random(seed)
+
+    def fault(name: str) -> LogError | None:
+        if chance.random() >= 0.2:
+            return None
+        if name in ("produce", "fetch"):
+            return LogUnavailable("not reached")
+        return LogUncertain("was it?") if name == "produce.after" else None
+
+    with world.client.session(chance.choice(["background", "manual"])) as session:
+        for number in range(120):
+            session.apply(STREAM, b"%d" % number, b"k")
+            if number % 30 == 20:
+                world.fault = fault if chance.random() < 0.8 else None
+            if number % 30 == 25 and chance.random() < 0.5:
+                world.stop_controller()
+                with pytest.raises(errors.DeadlineExceeded):
+                    session.flush(timeout=chance.choice([0.5, 5, 20]))
+                world.start_controller()
+                with_retries(session)
+        world.fault = None
+        with_retries(session)
+    for _ in range(20):
+        world.clock.sleep(5)
+        world.step()
+
+
+def with_retries(session: WriteSession) -> None:
+    for _ in range(50):
+        try:
+            session.flush()
+        except errors.DeadlineExceeded:
+            continue
+        return
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 60))]
+)
+def test_each_row_once_and_in_order_whatever_is_lost(world: World, seed: int) -> None:
+    through_faults(world, seed)
+    assert numbers(world) == list(range(120))
+
+
+def test_the_test_of_faults_finds_its_bug(world: World) -> None:
+    with new_ids_after_doubt():
+        for seed in range(6):
+            through_faults(world, seed)
+    assert len(numbers(world)) > 6 * 120
+
+
+def test_without_the_feature_one_request_is_under_way() -> None:
+    world = World()
+    world.client.create_stream(STREAM)
+    world.client._shared.one_shot_bytes = 150
+    with world.client.session("manual") as session:
+        for number in range(60):
+            session.apply(STREAM, b"%d" % number)
+    assert numbers(world) == list(range(60))
+
+
+def test_a_full_session(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(defaults, "SESSION_BYTES", 300)
+    session = world.client.session("manual")
+    while session._sender.held <= 300:
+        session.apply(STREAM, b"0")
+    with pytest.raises(errors.SessionFull, match="`flush` it"):
+        session.apply(STREAM, b"0")
+    session.flush()
+    taken = session.apply(STREAM, b"0")
+    session.close()
+    assert len(numbers(world)) == taken + 1
+
+
+@pytest.mark.parametrize("how", ["exception", "dropped", "client", "late"])
+def test_what_was_not_sent_is_said(
+    world: World, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = world.new_client()
+    session = client.session("manual")
+    session.apply(STREAM, b"0")
+    session.apply(STREAM, b"1")
+    if how == "exception":
+        with pytest.raises(ZeroDivisionError), session:
+            raise ZeroDivisionError
+    elif how == "dropped":
+        del session
+        gc.collect()
+    elif how == "client":
+        client.close()
+    else:
+        world.stop_controller()
+        with pytest.raises(errors.DeadlineExceeded, match="2 rows may be committed"):
+            session.close(timeout=1)
+        return
+    assert "2 rows were not sent (from row 0 on)" in caplog.text
+    assert numbers(world) == []
