@@ -207,7 +207,7 @@ class Session:
                 f"{type(command).__name__} has {len(payload)} bytes; the commands topic takes "
                 f"{self._bus.max_command_bytes()}"
             )
-        pauses = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, self._clock)
+        pauses: Backoff | None = None
         refused: r.Refusal | None = None
         copy = self._new_copy(partition, command, payload)
         try:
@@ -219,6 +219,7 @@ class Session:
                     return result
                 # Raised without a local name, which would make a reference cycle through the traceback.
                 over = result.code != NotReady.__name__ or self._closed
+                pauses = pauses or self._pauses()
                 if over or not pauses.sleep(deadline):
                     raise error_of(result.code, _truly(result.message, unanswered))
                 # To be raised if no other answer comes in time.
@@ -228,6 +229,10 @@ class Session:
                     copy = self._new_copy(partition, command, payload)
         finally:
             self._bus.forget(copy.correlation_id)
+
+    def _pauses(self) -> Backoff:
+        """The pauses before a command is sent again. Most commands need none, so they are made when one is due."""
+        return Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, self._clock)
 
     def _new_copy(self, partition: int, command: Any, payload: bytes) -> _Copy:
         headers: RecordHeaders
@@ -248,7 +253,7 @@ class Session:
         sent: Callable[[], None] | None,
     ) -> Any | None:
         digests = (command_digest(copy.payload),)
-        pauses, is_first = Backoff(FIRST_REPEAT_S, LONGEST_REPEAT_S, self._clock), not unanswered
+        repeat_s, is_first = FIRST_REPEAT_S, not unanswered
         waits = copy.correlation_id in unanswered  # earlier copies may be answered, so wait first
         try:
             while True:
@@ -259,16 +264,16 @@ class Session:
                         sent()
                         sent = None
                 waits = False
-                until = min(deadline, self.now() + pauses.next_s)
+                until = min(deadline, self.now() + repeat_s)
                 result = self._receive(copy.correlation_id, digests, until, command, copy.partition)
                 if result is not None:
                     unanswered.pop()
                     return result
                 if self._closed or self.now() >= deadline:
                     return None
-                pauses.begin()
+                repeat_s, is_first = min(2 * repeat_s, LONGEST_REPEAT_S), False
         except NotAuthorized as error:
-            if is_first and pauses.count == 0:
+            if is_first:
                 raise
             raise NotAuthorized(f"{error}; what was sent before may be carried out") from error
 
@@ -708,7 +713,7 @@ class Session:
         scope = command.scope if token is None else "" if by_id else peek(token).scope
         resolve = r.Resolve(txn_id, scope, None if by_id else token)
         ends = FINISHED if getattr(command, "prepare", None) is None else {*FINISHED, "PREPARED"}
-        pauses = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, self._clock)
+        pauses: Backoff | None = None
         while True:
             asked_at = self.now()
             ask_s = (deadline - asked_at) * (1 - RESOLVE_SHARE)
@@ -744,6 +749,7 @@ class Session:
                 )
             if outcome is not None and outcome.state in ends:
                 return outcome if outcome.state == "PREPARED" else committed(outcome)
+            pauses = pauses or self._pauses()
             if outcome is None or not pauses.sleep(deadline):
                 raise unknown("was not known in time", txn_id, token)
 
