@@ -204,7 +204,7 @@ class Session:
         else:
             copy = posted
             unanswered.append(copy.correlation_id)
-        pauses = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, self._clock)
+        pauses: Backoff | None = None
         refused: r.Refusal | None = None
         try:
             while True:
@@ -214,6 +214,7 @@ class Session:
                     return result
                 # Raised without a local name, which would make a reference cycle through the traceback.
                 over = result.code != NotReady.__name__ or self._closed
+                pauses = pauses or self._pauses()
                 if over or not pauses.sleep(deadline):
                     raise error_of(result.code, _truly(result.message, unanswered))
                 # To be raised if no other answer comes in time.
@@ -256,6 +257,10 @@ class Session:
             )
         return self._new_copy(partition, command, payload, also)
 
+    def _pauses(self) -> Backoff:
+        """The pauses before a command is sent again. Most commands need none, so they are made when one is due."""
+        return Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, self._clock)
+
     def _new_copy(
         self, partition: int, command: Any, payload: bytes, also: RecordHeaders = ()
     ) -> Copy:
@@ -276,7 +281,7 @@ class Session:
         unanswered: list[bytes],
     ) -> Any | None:
         digests = (command_digest(copy.payload),)
-        pauses, is_first = Backoff(FIRST_REPEAT_S, LONGEST_REPEAT_S, self._clock), not unanswered
+        repeat_s, is_first = FIRST_REPEAT_S, not unanswered
         waits = copy.correlation_id in unanswered  # earlier copies may be answered, so wait first
         try:
             while True:
@@ -284,16 +289,16 @@ class Session:
                     unanswered.append(copy.correlation_id)
                     self._send(copy)
                 waits = False
-                until = min(deadline, self.now() + pauses.next_s)
+                until = min(deadline, self.now() + repeat_s)
                 result = self._receive(copy.correlation_id, digests, until, command, copy.partition)
                 if result is not None:
                     unanswered.pop()
                     return result
                 if self._closed or self.now() >= deadline:
                     return None
-                pauses.begin()
+                repeat_s, is_first = min(2 * repeat_s, LONGEST_REPEAT_S), False
         except NotAuthorized as error:
-            if is_first and pauses.count == 0:
+            if is_first:
                 raise
             raise NotAuthorized(f"{error}; what was sent before may be carried out") from error
 
@@ -741,13 +746,13 @@ class Session:
         by_secret = by_id and getattr(command, "secret", None) is not None
         scope = command.scope if token is None else "" if by_id else peek(token).scope
         resolve = r.Resolve(txn_id, scope, None if by_id else token)
-        ends: set[str] = {*FINISHED}
+        ends: set[str] | frozenset[str] = FINISHED
         if getattr(command, "prepare", None) is not None:
-            ends.add("PREPARED")
-        also: RecordHeaders = [(DECIDED_HEADER, b"")] if decided else []
+            ends = ends | {"PREPARED"}
+        also: RecordHeaders = ()
         if decided:
-            ends.add("FINALIZE_IN_PROGRESS")
-        pauses = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, self._clock)
+            also, ends = [(DECIDED_HEADER, b"")], ends | {"FINALIZE_IN_PROGRESS"}
+        pauses: Backoff | None = None
         while True:
             asked_at = self.now()
             ask_s = (deadline - asked_at) * (1 - RESOLVE_SHARE)
@@ -784,6 +789,7 @@ class Session:
                 )
             if outcome is not None and outcome.state in ends:
                 return committed(outcome) if outcome.state in FINISHED else outcome
+            pauses = pauses or self._pauses()
             if outcome is None or not pauses.sleep(deadline):
                 raise unknown("was not known in time", txn_id, token)
 

@@ -122,6 +122,8 @@ class Derivations:
     def learn(self, table: str, settings: Mapping[str, str]) -> Needs:
         """Remember the needs of a table."""
         needs = Needs(derivations_of(table, settings), derived_from(settings))
+        if needs == _NONE:
+            needs = _NONE
         self._needs[table] = needs
         return needs
 
@@ -132,6 +134,10 @@ class Derivations:
     def learned(self, table: str) -> Needs:
         """The needs of a table as they were learned last; none if they never were."""
         return self._needs.get(table, _NONE)
+
+    def has_none(self, table: str) -> bool:
+        """Whether a table was learned to need none."""
+        return self._needs.get(table) is _NONE
 
     def needs(self, table: str, deadline: float) -> Needs:
         """The needs of a table. Raises: as `Session.describe`."""

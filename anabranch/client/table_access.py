@@ -475,8 +475,12 @@ class TableAccess:
         """The functions that derive from a table's rows. Raises: DerivationMissing, InvalidArgument."""
         found = self._functions_of.get(table)
         if found is None:
-            deadline = self._shared.deadline(None)
-            found = self._functions_of[table] = self._shared.derivations.functions(table, deadline)
+            known = self._shared.derivations
+            if known.has_none(table):
+                found = ()
+            else:
+                found = known.functions(table, self._shared.deadline(None))
+            self._functions_of[table] = found
         return found
 
     def _locked(self, table: str, key: bytes) -> bytes | None:

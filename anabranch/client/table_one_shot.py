@@ -115,7 +115,8 @@ class TableOneShot:
         if txn_id is None or (is_marked(txn_id) != parts.are_marked and not self.is_sent):
             txn_id = self.txn_id = self._new_id(scope, deadline, marked=parts.are_marked)
         place_null_keys(self._shared, held.events, deadline)
-        pauses, unsure = self._pauses(), False
+        pauses: Backoff | None = None
+        unsure = False
         while True:
             # Take the marks before validating, so that the validation includes everything up to them.
             marks = self._replica.marks()
@@ -155,10 +156,12 @@ class TableOneShot:
             try:
                 self._replica.wait(timestamp, last, deadline)
                 self._wait_for_followed(held.locks, deadline)
-                if changes and not answer.writers and not pauses.sleep(deadline):
-                    raise DeadlineExceeded(
-                        "other writers keep writing the rows that this one changes"
-                    )
+                if changes and not answer.writers:
+                    pauses = pauses or self._pauses()
+                    if not pauses.sleep(deadline):
+                        raise DeadlineExceeded(
+                            "other writers keep writing the rows that this one changes"
+                        )
             except AnabranchError as error:
                 return self._given_up(txn_id, scope, error)
 

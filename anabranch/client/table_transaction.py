@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -481,9 +481,8 @@ class TableTransaction(TableAccess):
                     raise
                 self._result = self._opened.commit_with(parts, timeout)
         elif late:
-            with self._ends():
-                outcome = self._one_shot.resolved(self._scope(), self._shared.deadline(timeout))
-            self._result = result_of(outcome)
+            deadline = self._shared.deadline(timeout)
+            self._result = self._by(lambda: self._one_shot.resolved(self._scope(), deadline))
         elif parts.receipts:
             raise InvalidArgument(
                 "no other process can have written, as the token was never asked for: give no receipts"
@@ -493,9 +492,9 @@ class TableTransaction(TableAccess):
             self._result = Result(NO_TXN, self._view.timestamp, Counts(0, 0, 0))
         else:
             deadline = self._shared.deadline(timeout)
-            with self._ends():
-                outcome = self._one_shot.commit(self._in_memory(), parts, deadline)
-            self._result = result_of(outcome)
+            self._result = self._by(
+                lambda: self._one_shot.commit(self._in_memory(), parts, deadline)
+            )
         self._end(_COMMITTED)
         return self._result
 
@@ -507,11 +506,10 @@ class TableTransaction(TableAccess):
         if usable and (writes or self._wrote or self._opened is not None):
             self._shared.check_outside(call, self)
 
-    @contextmanager
-    def _ends(self) -> Iterator[None]:
-        """End the transaction if an error of its one-shot does."""
+    def _by(self, one_shot: Callable[[], r.Outcome]) -> Result:
+        """The result of a call of the one-shot. Ends the transaction if an error of the call does."""
         try:
-            yield
+            return result_of(one_shot())
         except LocksBroken as error:
             self._fail(error)
         except AnabranchError as error:

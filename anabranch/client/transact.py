@@ -106,13 +106,7 @@ def _transact(
     member: Member | None,
 ) -> Transacted[V]:
     clock = shared.ports.clock
-    pauses = Backoff(
-        defaults.FIRST_TRANSACT_PAUSE_S,
-        defaults.LONGEST_TRANSACT_PAUSE_S,
-        clock,
-        # So that conflicting clients do not retry together.
-        jitter=lambda: shared.session.random64() % 1024 / 1024,
-    )
+    pauses: Backoff | None = None
     lost: AnabranchError | None = None
     asked_again = 0
     value = cast("V", None)
@@ -141,6 +135,7 @@ def _transact(
             except (HotRow, LocksBroken, TransactionAborted, WriteFailed) as error:
                 if txn.txn_id is None and not isinstance(error, HotRow | LocksBroken):
                     raise  # raised by the function
+                pauses = pauses or _pauses(shared)
                 if not pauses.ends_by(deadline):
                     if not isinstance(error, HotRow):
                         raise
@@ -158,6 +153,16 @@ def _transact(
     finally:
         if member is not None:
             member.give_up()
+
+
+def _pauses(shared: Shared) -> Backoff:
+    return Backoff(
+        defaults.FIRST_TRANSACT_PAUSE_S,
+        defaults.LONGEST_TRANSACT_PAUSE_S,
+        shared.ports.clock,
+        # So that conflicting clients do not retry together.
+        jitter=lambda: shared.session.random64() % 1024 / 1024,
+    )
 
 
 class _Commit:

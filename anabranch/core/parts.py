@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from anabranch.core import rows as k
@@ -26,6 +26,8 @@ from anabranch.core.locks.row_changes import Placed
 from anabranch.core.locks.table_writes import Write
 from anabranch.protocol.ids import is_marked
 from anabranch.protocol.schemas import records as r
+
+Step = Callable[[Turn, "Ending"], None]
 
 TOGETHER_LEVEL = 3  # the feature level that allows any parts together
 
@@ -41,7 +43,8 @@ class Ending:
     their check sets ``values``. ``at_once``: whether it is merged in this round. ``pending``: the row that keeps a
     prepare until its coordinator decides, if it needs one. ``events``: the events that a prepare keeps.
 
-    ``gains``: fields that the row of its transaction gets by what the parts hold.
+    ``gains``: fields that the row of its transaction gets by what the parts hold. ``holds``: the steps of its parts
+    that `hold` takes; `check` finds them.
 
     If the commit is not carried out, a check sets one of two fields: ``instead`` (an earlier commit has the name or
     number), or ``again`` (the client has to validate its locks again).
@@ -67,6 +70,7 @@ class Ending:
     placed: Placed = field(default_factory=dict)
     values: Sequence[int] = ()
     gains: dict[str, Any] = field(default_factory=dict)
+    holds: Sequence[Step] = ()
     instead: r.YieldedRow | None = None
     again: r.Revalidate | None = None
 
@@ -77,8 +81,14 @@ def check(turn: Turn, ending: Ending) -> bool:
     Raises: the errors of all checks in `PARTS`; OwnershipLost and UnknownProcessor before all others.
     """
     check_level(turn, ending, ending.txn_id, locks=ending.locks, at_once=ending.at_once)
-    for part in PARTS:
-        part.check(turn, ending)
+    checks, ending.holds = _steps(
+        consumed=ending.consumed is not None,
+        name=ending.name is not None,
+        changes=bool(ending.changes),
+        prepare=ending.prepare is not None,
+    )
+    for step in checks:
+        step(turn, ending)
         if ending.instead is not None or ending.again is not None:
             return False
     return True
@@ -86,7 +96,7 @@ def check(turn: Turn, ending: Ending) -> bool:
 
 def hold(turn: Turn, ending: Ending) -> None:
     """Put what the parts hold. Call it after `check`; then put the transaction's row, with ``ending.gains``."""
-    for take in _HOLDS:
+    for take in ending.holds:
         take(turn, ending)
 
 
@@ -221,19 +231,31 @@ def _hold_coordinator(turn: Turn, ending: Ending) -> None:
 
 
 class Part(NamedTuple):
-    """The steps of a part until the commit is decided. ``hold``: None if the part holds nothing."""
+    """The steps of a part until the commit is decided. ``hold``: None if the part holds nothing.
 
-    check: Callable[[Turn, Ending], None]
-    hold: Callable[[Turn, Ending], None] | None = None
+    ``asked_by``: the field of `Ending` that asks for the part; None: each commit has it.
+    """
+
+    asked_by: str | None
+    check: Step
+    hold: Step | None = None
 
 
-# In the order of the checks. If the name was committed before, that is answered before any lock is checked.
+# In the order of the checks. If the name was committed before, that is answered before any lock is checked. Commits
+# without reads have the part of the locks, too: their writes may break frozen locks of others.
 PARTS: tuple[Part, ...] = (
-    Part(_check_positions, _hold_positions),
-    Part(lambda turn, ending: ending.check_events(turn, ending)),
-    Part(_check_claim, _hold_claim),
-    Part(_check_locks, _hold_locks),
-    Part(_check_changes),
-    Part(_check_coordinator, _hold_coordinator),
+    Part("consumed", _check_positions, _hold_positions),
+    Part(None, lambda turn, ending: ending.check_events(turn, ending)),
+    Part("name", _check_claim, _hold_claim),
+    Part(None, _check_locks, _hold_locks),
+    Part("changes", _check_changes),
+    Part("prepare", _check_coordinator, _hold_coordinator),
 )
-_HOLDS = tuple([part.hold for part in PARTS if part.hold is not None])
+
+
+@cache
+def _steps(**has: bool) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """The checks, and the holds, of a commit that has these parts: an absent part costs nothing."""
+    parts = [part for part in PARTS if part.asked_by is None or has[part.asked_by]]
+    holds = [part.hold for part in parts if part.hold is not None]
+    return tuple([part.check for part in parts]), tuple(holds)

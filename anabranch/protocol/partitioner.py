@@ -18,7 +18,7 @@ from anabranch.protocol.schemas.records import SegmentRange
 
 SPACE = 1 << 32
 _MASK = SPACE - 1
-_NOT_HELD = "the stream's segments do not hold this key"
+_NONE = -1
 
 
 def mix(h: int) -> int:
@@ -78,22 +78,38 @@ def tiles(ranges: Sequence[tuple[int, int]]) -> bool:
 class Layout:
     """The active segments of a stream, indexed for finding the segment of a key."""
 
-    __slots__ = ("_by_number", "_highs", "_lows", "_order", "segments")
+    __slots__ = ("_bounds", "_by_number", "_owners", "segments")
 
     def __init__(self, segments: Sequence[SegmentRange]) -> None:
         self.segments = segments
-        self._order = sorted(range(len(segments)), key=lambda i: segments[i].low)
-        self._lows = [segments[i].low for i in self._order]
-        self._highs = [segments[i].high for i in self._order]
         self._by_number = {segment_number(s.segment_id): i for i, s in enumerate(segments)}
+        # The owner of positions from one bound to the next is the index of a segment. Places below 0 are before the
+        # first bound.
+        self._bounds: list[int] = []
+        self._owners = [_NONE]
+        end = 0
+        for index in sorted(range(len(segments)), key=lambda i: segments[i].low):
+            segment = segments[index]
+            if segment.low > end:
+                self._bounds.append(end)
+                self._owners.append(_NONE)
+            self._bounds.append(segment.low)
+            self._owners.append(index)
+            end = segment.high
+        self._bounds.append(end)
+        self._owners.append(_NONE)
 
     def find(self, key: bytes) -> int:
         """The index of the segment of a key."""
-        position = position_of(key)
-        at = bisect_right(self._lows, position) - 1
-        if at < 0 or position >= self._highs[at]:
-            raise InvalidArgument(_NOT_HELD)
-        return self._order[at]
+        return self._index_of(position_of(key))
+
+    def _index_of(self, place: int) -> int:
+        if place < 0:
+            return self._by_number.get(~place, 0)
+        found = self._owners[bisect_right(self._bounds, place)]
+        if found == _NONE:
+            raise InvalidArgument("the stream's segments do not hold this key")
+        return found
 
     def spread(
         self, places: Sequence[int], numbers: Sequence[int]
@@ -102,17 +118,12 @@ class Layout:
 
         ``places``: the place (`place_of`) of each event, by its number.
         """
-        lows, highs, order, by_number = self._lows, self._highs, self._order, self._by_number
+        bounds, owners = self._bounds, self._owners
         lists: dict[int, list[int]] = {}
         for number in numbers:
-            place = places[number]
-            if place >= 0:
-                at = bisect_right(lows, place) - 1
-                if at < 0 or place >= highs[at]:
-                    raise InvalidArgument(_NOT_HELD)
-                index = order[at]
-            else:
-                index = by_number.get(~place, 0)
+            index = owners[bisect_right(bounds, places[number])]
+            if index == _NONE:
+                index = self._index_of(places[number])
             if index in lists:
                 lists[index].append(number)
             else:

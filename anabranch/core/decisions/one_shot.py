@@ -60,7 +60,7 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
         raise errors.InvalidArgument(
             "the id of a one-shot is marked if it moves positions and has no name, and no other one is"
         )
-    if _answered_before(turn, command, to):
+    if _answered_before(turn, command, to, marked=marked):
         return
     if not marked:
         turn.check_new_id(command.txn_id)
@@ -88,16 +88,17 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
         turn.reply(to, advice)
         return
     parts.hold(turn, ending)
-    placed = row_changes.filled(command, ending.values, ending.placed)
-    timestamp = _append(turn, command.txn_id, placed)
-    row_changes.keep(turn, command, ending.values, timestamp)
-    row_turns.pass_on(turn, command)
+    timestamp = _append_all(turn, command, ending)
+    if command.turn_to is not None:
+        row_turns.pass_on(turn, command, command.turn_to)
     committed = _count(command)
+    tables: tuple[r.TableTime, ...] = ()
+    if command.locks:
+        tables = conflicts.table_times(turn, conflicts.named(command.locks))
     proof = None
     if consumed is not None:
         state = _state_of(ending.placed)
         proof = positions.move(turn, consumed, command.txn_id, timestamp, committed, state)
-    tables = conflicts.table_times(turn, conflicts.named(command.locks))
     if proof is not None and marked:
         outcome = positions.outcome(command.scope, proof, turn.lane)._replace(tables=tables)
     else:
@@ -116,9 +117,19 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     turn.reply(to, outcome)
 
 
-def _answered_before(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> bool:
-    """Answer a repeated one-shot from its row or, if its id is marked, from the row of one of its tasks."""
-    if is_marked(command.txn_id) and command.consumed is not None:
+def _append_all(turn: Turn, command: r.OneShot, ending: parts.Ending) -> int:
+    """Put the events and changes of a one-shot into the round. Returns their commit timestamp."""
+    if not command.changes:
+        return _append(turn, command.txn_id, ending.placed)
+    placed = row_changes.filled(command, ending.values, ending.placed)
+    timestamp = _append(turn, command.txn_id, placed)
+    row_changes.keep(turn, command, ending.values, timestamp)
+    return timestamp
+
+
+def _answered_before(turn: Turn, command: r.OneShot, to: ReplyTo | None, *, marked: bool) -> bool:
+    """Answer a repeated one-shot from its row or, if its id is ``marked``, from the row of one of its tasks."""
+    if marked and command.consumed is not None:
         moved = positions.moved_by(turn, command.consumed, command.txn_id)
         if moved is not None:
             turn.reply(to, positions.outcome(command.scope, moved, turn.lane))
@@ -286,9 +297,8 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
         if state_of(turn.state.streams.get(stream)) == RECOVERING:
             raise errors.NotReady(f"{stream} is being taken back: ask again")
         active_stream(turn, stream)
-    placed = _spread(
-        turn, events, {s: its for s, its in events.by_stream().items() if s not in gone}
-    )
+    kept_there = {s: its for s, its in events.by_stream().items() if s not in gone}
+    placed = _spread(turn, events, kept_there, [s for s in kept_there if is_state(s)])
     frozen.check_free(turn, txn_id, lambda: _writes(turn, placed))
     if gone:
         left_out = sum(len(its) for s, its in events.by_stream().items() if s in gone)
@@ -372,9 +382,12 @@ def _place(turn: Turn, command: r.OneShot | r.PrepareEvents) -> Placed:
 
     Raises: NotAuthorized, InvalidArgument, EventTooLarge, CrossScope; NotReady, StreamLost, UnknownStream.
     """
-    events, state = row_changes.events_of(turn, command), turn.state
-    if isinstance(command, r.OneShot):
+    state = turn.state
+    if isinstance(command, r.OneShot) and command.changes:
+        events = row_changes.events_of(turn, command)
         derivations.check_changes(state, command.changes)
+    else:
+        events = CommandEvents.of(command.events)
     most: dict[str, int] = {}
     tables: dict[str, list[EventRun]] = {}
     of_state = []
@@ -388,7 +401,8 @@ def _place(turn: Turn, command: r.OneShot | r.PrepareEvents) -> Placed:
                 of_state.append(stream)
             else:
                 check_right(state, turn.lane, *writing(state, stream))
-            derivations.check(state, stream, command.derivations)
+            if stream in state.derivations:
+                derivations.check(state, stream, command.derivations)
             active_stream(turn, stream)
             settings = state.streams[stream].settings
             most[stream] = int(settings.get(MAX_MESSAGE, limits.MESSAGE.value))
@@ -410,7 +424,7 @@ def _place(turn: Turn, command: r.OneShot | r.PrepareEvents) -> Placed:
     by_stream = events.by_stream()
     for stream in of_state:
         _check_state(turn, command.consumed, stream, SomeEvents(events, by_stream[stream]))
-    return _spread(turn, events, by_stream)
+    return _spread(turn, events, by_stream, of_state)
 
 
 def _check_event(event: r.Event, most: int, latest: int) -> None:
@@ -437,13 +451,17 @@ def _check_state(turn: Turn, consumed: r.Consumed | None, stream: str, rows: Som
     positions.check_state_size(turn, rows.size)
 
 
-def _spread(turn: Turn, events: CommandEvents, by_stream: Mapping[str, Sequence[int]]) -> Placed:
+def _spread(
+    turn: Turn,
+    events: CommandEvents,
+    by_stream: Mapping[str, Sequence[int]],
+    of_state: Sequence[str],
+) -> Placed:
     """Group events by stream and present segment. ``by_stream``: the numbers of the events.
 
-    Rows of a processor's state go to the segments that they name.
+    ``of_state``: the streams with a processor's state, whose rows go to the segments that they name.
     """
     layouts, places = turn.state.layouts, events.places
-    of_state = [stream for stream in by_stream if is_state(stream)]
     if of_state:
         found = list(places)
         for stream in of_state:

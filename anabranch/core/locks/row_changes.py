@@ -50,10 +50,8 @@ def check_changes(command: r.OneShot) -> None:
             )
 
 
-def events_of(turn: Turn, command: r.OneShot | r.PrepareEvents) -> CommandEvents:
+def events_of(turn: Turn, command: r.OneShot) -> CommandEvents:
     """The events of a command, and one event for each change, with the longest value. Raises: InvalidArgument."""
-    if not isinstance(command, r.OneShot) or not command.changes:
-        return CommandEvents.of(command.events)
     check_changes(command)
     turn.charge(work.of_items(_ITEMS * len(command.changes)))
     longest = _events(command, [LEAST_NUMBER] * len(command.changes))
@@ -103,8 +101,6 @@ def _changed(change: r.RowChange, known: int | None) -> int:
 
 def filled(command: r.OneShot, values: Iterable[int], placed: Placed) -> Placed:
     """The events of `events_of` after they were placed, with these values in the changed rows."""
-    if not command.changes:
-        return placed
     of = next(some.of for by_segment in placed.values() for _, some in by_segment)
     events = of.with_last(_events(command, values))
     return {

@@ -137,11 +137,8 @@ def advice(turn: Turn, command: r.OneShot) -> r.Revalidate | None:
     return None
 
 
-def pass_on(turn: Turn, command: r.OneShot) -> None:
-    """Pass the turn of a one-shot that commits to the transaction that it names. The turn's end stays as it is."""
-    heir = command.turn_to
-    if heir is None:
-        return
+def pass_on(turn: Turn, command: r.OneShot, heir: bytes) -> None:
+    """Pass the turn of a one-shot that commits to another transaction. The turn's end stays as it is."""
     for row, queue in _queues_of(turn, command):
         holder = queue.holder
         if holder is not None and holder[:2] == (command.txn_id, turn.lane):
@@ -150,7 +147,7 @@ def pass_on(turn: Turn, command: r.OneShot) -> None:
 
 def _queues_of(turn: Turn, command: r.OneShot) -> list[tuple[Row, RowQueue]]:
     """The queues for rows that a one-shot has locked or follows."""
-    if turn.row_turns.queues.is_empty:
+    if not (command.locks or command.follows) or turn.row_turns.queues.is_empty:
         return []
     queues = turn.row_turns.queues.as_dict()
     read = {(its.table, point) for its in command.locks for point in its.points}

@@ -104,12 +104,11 @@ def _varint(number: int) -> bytes:
         return bytes((number & 0x7F | 0x80, number >> 7))
     if number <= 0x1FFFFF:
         return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+    low = (number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14 & 0x7F | 0x80)
+    return bytes(low) + _high_varint(number >> 21)
+
+
+_high_varint = lru_cache(1 << 10)(_varint)  # of times, which are often nearly the same
 
 
 _SOME = tuple(b"\x02" + _varint(2 * size) for size in range(4096))
