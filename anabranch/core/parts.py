@@ -30,7 +30,7 @@ from anabranch.protocol.schemas import records as r
 TOGETHER_LEVEL = 3  # the feature level that allows any parts together
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Ending:
     """A commit or a prepare while it is being decided.
 
