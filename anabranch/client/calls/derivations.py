@@ -307,7 +307,7 @@ def function_of(of: r.Derivation, function: DerivingFunction, kind: Kind) -> Any
     if kind == "totals":
         return Totals(of, function)
     values = cast("IndexFunction", function)
-    return Function(of, kind == "unique", Indexed(of.source, of.name, values).of)
+    return Function(of, kind, Indexed(of.source, of.name, values).of)
 
 
 def compared(view: TableSnapshot, made: Function) -> Iterator[str]:
