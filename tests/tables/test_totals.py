@@ -345,6 +345,32 @@ WHILE_BUILT: dict[str, dict[str, str | None]] = {
 }
 
 
+def test_a_build_whose_locks_break_continues_in_small_pieces(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer of the only group breaks each piece of more than one row."""
+    plain = shop.replica(shop.client)
+    shop.put(plain, **{f"k{n:02}": f"oslo {n}" for n in range(16)})
+    real, sizes, writer = _Piece.__call__, list[int](), knowing(shop, 1)
+    others: list[Any] = []
+
+    def call(piece: _Piece, txn: TableTransaction) -> int:
+        done = real(piece, txn)
+        sizes.append(done)
+        if done > 1:
+            with txn._shared.outside():
+                others.extend([] if others else [shop.replica(writer)])
+                shop.put(others[0], z=f"oslo {len(sizes)}")
+        return done
+
+    monkeypatch.setattr(_Piece, "__call__", call)
+    rows = with_totals(shop)
+    assert sizes[:5] == [16, 8, 4, 2, 1]
+    assert len(sizes) <= 2 * 16 + 4
+    assert totals_of(rows)["oslo"].rows == 17
+    assert not shop.client.check_derivation(ORDERS, "by-branch")
+
+
 @pytest.mark.parametrize("at", range(6))
 @pytest.mark.parametrize("case", WHILE_BUILT)
 def test_writes_while_they_are_built(
