@@ -255,6 +255,17 @@ class BatchConflict(BeginAgainError):
         return cls(str(error))
 
 
+class RowRefused(BatchConflict):
+    """A derivation of a table refuses a row of the batch, which has no effect, and is handled again.
+
+    ``value``: the row. ``error``: of the derivation, such as `UniqueViolation`, or of its function.
+    """
+
+    def __init__(self, table: str, key: bytes, value: bytes | None, error: Exception) -> None:
+        super().__init__(str(error), table=table, key=key)
+        self.value, self.error = value, error
+
+
 class Reads(Protocol):
     """Reads of tables at one snapshot: a `TableTransaction`, or in tests a dict of rows."""
 
@@ -306,6 +317,8 @@ class BatchTables:
         self.reads: Reads | None = None  # None before the first read
         # Locked row -> number of its first input commit, and the task of that event.
         self.places: dict[tuple[str, bytes], tuple[int, int]] = {}
+        # Rows that the handled-again batch can't have: table, key and row -> the error of the event that writes it.
+        self.refused: Mapping[tuple[str, bytes, bytes | None], Exception] = {}
         self._source, self._lock_bytes = source, lock_bytes
         self._least = 0
         self._trouble: Exception | None = None
@@ -384,8 +397,10 @@ class BatchTables:
             raise
 
     def put(self, at: HandlerContext, table: str, key: bytes, value: bytes | None) -> None:
-        """Write a row, or delete it. Raises: InvalidArgument, EventTooLarge; as `check`."""
+        """Write a row, or delete it. Raises: InvalidArgument, EventTooLarge; as `check`; as in ``refused``."""
         self.check()
+        if (error := self.refused.get((table, key, value))) is not None:
+            raise error.with_traceback(None)
         size, limits = len(key) + len(value or b""), at.batch.limits
         room = limits.known.get(table)
         if room is not None and room.most is not None and size > room.most:
