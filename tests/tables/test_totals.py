@@ -613,6 +613,12 @@ def test_a_higher_version(shop: Shop) -> None:
 
 # -- refusals -----------------------------------------------------------------------------------------------
 
+
+def look_up(shop: Shop) -> object:
+    with shop.replica(shop.client).snapshot() as view:
+        return view.lookup("by-branch", b"oslo")  # it is refused before the first row is asked for
+
+
 REFUSED: dict[str, tuple[Callable[[Shop, TableTransaction], object], type[Exception], str]] = {
     "unique totals": (
         lambda s, _: s.client.derive(ORDERS, "x", numbers, unique=True, totals=True), InvalidArgument,
@@ -620,6 +626,7 @@ REFUSED: dict[str, tuple[Callable[[Shop, TableTransaction], object], type[Except
     ),
     "another kind": (lambda s, _: s.client.derive(ORDERS, "by-branch", city), StreamExists, "totals"),
     "a look-up": (lambda _, txn: txn.lookup("by-branch", b"oslo"), InvalidArgument, "`total`"),
+    "a look-up in a snapshot": (lambda s, _: look_up(s), InvalidArgument, f"get the rows of {BY_BRANCH}"),
     "a total of rows": (lambda _, txn: txn.total("by-city", b"oslo"), InvalidArgument, "`lookup`"),
     "no bytes": (lambda _, txn: txn.total("by-branch", "oslo"), InvalidArgument, "bytes"),  # type: ignore[arg-type]
     "no such name": (lambda _, txn: txn.total("by-size", b"oslo"), DerivationMissing, "no version"),
