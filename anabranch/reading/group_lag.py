@@ -205,7 +205,7 @@ def check_same_topic(topic: str, wanted: ProcessorInput, ids: Mapping[str, str])
 
 
 def check_partitions(topic: str, counts: Mapping[str, int], tasks: int) -> None:
-    """Raise `UnknownStream` without the plain topic, `IllegalState` if it has more partitions than there are tasks."""
+    """Raise `UnknownStream` without the plain topic, `IllegalState` if it has more partitions than tasks."""
     if topic not in counts:
         raise UnknownStream(f"there is no topic {topic} here: name the cluster that has it")
     if counts[topic] > tasks:
