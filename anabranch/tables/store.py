@@ -353,7 +353,8 @@ class Seen(NamedTuple):
 class Cursor:
     """An iterator for several reads: to make one takes longer than a read. A context manager.
 
-    It keeps the folder open, so errors that are kept must not keep it.
+    An iterator keeps the folder open, and an error's traceback would keep the iterator. So the end of the block
+    drops it.
     """
 
     __slots__ = ("found",)
