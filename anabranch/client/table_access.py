@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import wraps
-from itertools import starmap
+from itertools import chain, starmap
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self, TypeVar, cast, overload
 
@@ -689,29 +689,35 @@ class TableAccess:
     def _rows_of(
         self, ready: _Ready, prefix: bytes, limit: int | None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """The rows of a value, which are read and locked in pieces of `_PIECE` entries."""
+        """The rows of a value. They are read and locked in pieces, of which the first one is read now."""
         # The range of all keys with this prefix, which ends with a zero.
         value = _Value(ready, len(prefix), prefix, prefix[:-1] + b"\1", next=prefix)
-        left = _PIECE if limit is None else limit
-        while left > 0 and not value.is_over:
-            for row in self._next_rows(value, min(left, _PIECE)):
-                if limit is not None:
-                    left -= 1
-                yield row
-                if left == 0:
-                    return
+        first = self._some_rows(value, limit)
+        left = None if limit is None else limit - len(first)
+        return iter(first) if value.is_over else chain(first, self._more_rows(value, left))
+
+    def _more_rows(self, value: _Value, left: int | None) -> Iterator[tuple[bytes, bytes]]:
+        while not value.is_over and left != 0:
+            rows = self._next_rows(value, left)
+            left = None if left is None else left - len(rows)
+            yield from rows
 
     @alone
-    def _next_rows(self, value: _Value, most: int) -> list[tuple[bytes, bytes]]:
-        """The rows of the next entries of a value. The entries, and the range before them, are locked."""
+    def _next_rows(self, value: _Value, most: int | None) -> list[tuple[bytes, bytes]]:
         self._check()
+        return self._some_rows(value, most)
+
+    def _some_rows(self, value: _Value, most: int | None) -> list[tuple[bytes, bytes]]:
+        """The rows of the next entries of a value, at most ``most``. The range of the entries is locked, too."""
+        if most == 0:
+            return []
         self._was_read = True
         self._check_range_is_committed(value.ready.table, value.low, value.high)
+        source, lock = value.ready.of.source, self._reads_lock
         with self._view.cursor() as cursor:
-            keys = self._next_keys(value, most, cursor)
-            source, lock = value.ready.of.source, self._reads_lock
+            keys = self._next_keys(value, min(most or _PIECE, _PIECE), cursor)
             rows = ((key, self._read(source, key, lock, cursor)) for key in keys)
-            return [(key, row) for key, row in rows if row is not None]
+            return [(key, row) for key, row in rows if row is not None][:most]
 
     def _next_keys(self, value: _Value, most: int, cursor: Cursor) -> list[bytes]:
         """The source's keys of the next entries, of which at most ``most`` are stored."""
