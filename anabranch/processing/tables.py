@@ -36,6 +36,7 @@ from anabranch.processing.batch import (
     BatchConflict,
     BatchTables,
     HandlerContext,
+    Refusal,
     RowRefused,
     WorkBatch,
     current_context,
@@ -417,7 +418,7 @@ class Conflicts:
         self._name, self._metrics, self._clock = name, metrics, clock
         self._log_at: dict[str, float] = {}  # by table: from when on a conflict is logged as INFO
         self._counts = Counter[tuple[str, bytes]]()
-        self.refused: dict[tuple[str, bytes, bytes | None], Exception] = {}  # as of `BatchTables`
+        self.refused: dict[tuple[str, bytes], Refusal] = {}  # as of `BatchTables`
         self.task: int | None = None  # whose event locks a row that was broken `_ALONE` times
         self._tries = 0
         self._cuts: deque[int] = deque()  # numbers of input commits of the next batches
@@ -441,7 +442,9 @@ class Conflicts:
             self._cuts.clear()
             self._cuts.append(max(1, batch.commits // 2))
             if batch.commits <= 1:
-                self.refused[conflict.table, conflict.key, conflict.value] = conflict.error
+                row = conflict.table, conflict.key
+                before = self.refused[row].values if row in self.refused else ()
+                self.refused[row] = Refusal(conflict.error, (*before, conflict.value))
             return 0.0
         row = conflict.table, conflict.key
         self._counts[row] += 1
