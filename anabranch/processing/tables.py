@@ -443,8 +443,8 @@ class Conflicts:
             self._cuts.append(max(1, batch.commits // 2))
             if batch.commits <= 1:
                 row = conflict.table, conflict.key
-                before = self.refused[row].values if row in self.refused else ()
-                self.refused[row] = Refusal(conflict.error, (*before, conflict.value))
+                known = self.refused[row].values if row in self.refused else ()
+                self.refused[row] = Refusal(conflict.error, (*known, conflict.value))
             return 0.0
         row = conflict.table, conflict.key
         self._counts[row] += 1
