@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from anabranch.client.writer import Writer
     from anabranch.core.derived_rows import Total
     from anabranch.processing import aggregates
-    from anabranch.processing.app import DerivedTable, Processor
+    from anabranch.processing.app import Processor
+    from anabranch.processing.derived import DerivedTable
+    from anabranch.processing.operations.copies import copy_processor
     from anabranch.reading.snapshot import Snapshot, SnapshotPlan
     from anabranch.tables.changes import Change
     from anabranch.types import (
@@ -57,7 +59,7 @@ __version__ = "0.1.0a1"
 _HOMES = {
     "Change": "anabranch.tables.changes",
     "Client": "anabranch.client.client",
-    "DerivedTable": "anabranch.processing.app",
+    "DerivedTable": "anabranch.processing.derived",
     "Processor": "anabranch.processing.app",
     "Reservation": "anabranch.client.reservation",
     "Snapshot": "anabranch.reading.snapshot",
@@ -68,6 +70,7 @@ _HOMES = {
     "WriteSession": "anabranch.client.write_session",
     "Writer": "anabranch.client.writer",
     "connect": "anabranch.client.connect",
+    "copy_processor": "anabranch.processing.operations.copies",
     "narrow": "anabranch.client.reservation",
 }
 _MODULES = {"aggregates": "anabranch.processing.aggregates", "errors": "anabranch.errors"}
@@ -107,6 +110,7 @@ __all__ = [
     "Writer",
     "aggregates",
     "connect",
+    "copy_processor",
     "errors",
     "narrow",
 ]

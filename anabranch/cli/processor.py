@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from anabranch import Client
     from anabranch.cli.options import Target
     from anabranch.processing.app import Processor
-    from anabranch.processing.dead import Letter
+    from anabranch.processing.operations.dead import Letter
     from anabranch.protocol.schemas.records import ProcessorInfo, TaskInfo, TaskPosition
     from anabranch.reading.committed_log import ReaderPorts
     from anabranch.reading.group_lag import InputLag, Lag
@@ -329,7 +329,7 @@ def list_dead(
     most: Annotated[int, option("--most N", "At most this many, the oldest.", min=1)] = 100,
 ) -> None:
     """List dead letters, oldest first: place, time, where the event came from, and the error. No keys or values."""
-    from anabranch.processing.dead import letters
+    from anabranch.processing.operations.dead import letters
 
     with options.client() as client:
         found = list(islice(letters(client, stream, sent=every), most + 1))
@@ -346,7 +346,7 @@ def show_dead(
     place: Annotated[str, argument("PARTITION@OFFSET", "The letter, as `dead list` shows it.")],
 ) -> None:
     """Show one dead letter whole: its error, and the key, value and headers of the event."""
-    from anabranch.processing.dead import letter_at
+    from anabranch.processing.operations.dead import letter_at
 
     with options.client() as client:
         found = letter_at(client, stream, place)
@@ -376,7 +376,7 @@ def retry_dead(
     repeated after any failure. All letters that are there when the command begins are sent, up to the first that
     can't be sent back. Handlers get the event as a new one: later events of its key have been handled before.
     """
-    from anabranch.processing.dead import retry
+    from anabranch.processing.operations.dead import retry
 
     with options.client_after(
         f"The letters of {stream}, at most {most:,}, are written to their inputs again.", yes=yes

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from operator import methodcaller
@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from anabranch import Client
     from anabranch.client.replica import Replica
     from anabranch.client.table_transaction import TableTransaction
-    from anabranch.protocol.schemas.records import Derivation
     from anabranch.tables.snapshot import TableSnapshot
     from anabranch.types import Result, StreamDescription, Transacted
 
@@ -153,7 +152,7 @@ def list_tables(options: ClusterOptions, scope: OnlyScope = None, limit: Limit =
 
 @app.command("describe")
 def describe(options: ClusterOptions, table: Table) -> None:
-    """Show a table: its segments, settings, newest commit, number of events, and description."""
+    """Show a table: its segments, settings, newest commit, derivations, number of events, and description."""
     with options.client() as client:
         description = _check_table(client, table).description
         found = client.system("tables", split_stream(table)[0], limit=10_000)
@@ -165,20 +164,20 @@ def describe(options: ClusterOptions, table: Table) -> None:
         )
     document = system_row(row) | {"events": events.events, "exact": events.exact}
     document["description"] = description
-    settings = {each.table: each.settings for each in found}
+    due = derivations_of(table, row.settings)
+    derived = [one for each in found if (one := derived_from(each.settings)) is not None]
     document["derivations"] = [
-        _derivation(of, settings.get(derived_table(of), {}))
-        for of in derivations_of(table, row.settings)
+        {
+            "name": one.of.name,
+            "version": one.of.version,
+            "kind": one.kind,
+            "table": derived_table(one.of),
+        }
+        for one in sorted(derived)
+        if one.of in due or (one.asynchronous and one.of.source == table)
     ]
     columns = (*_TABLE_COLUMNS, "derivations", "events", "exact", "description")
     show("tables", [document], columns, as_json=options.json)
-
-
-def _derivation(of: Derivation, settings: Mapping[str, str]) -> dict[str, Any]:
-    """A derivation in force. ``settings``: of its table."""
-    derived = derived_from(settings)
-    kind = None if derived is None else derived.kind
-    return {"name": of.name, "version": of.version, "kind": kind, "table": derived_table(of)}
 
 
 @app.command("get")
@@ -412,7 +411,8 @@ def check(
         of = next((each for each in versions if each.name == derivation), None)
         kind = "asynchronous"  # then it is not in the settings of its source
         if of is not None:
-            kind = _derivation(of, client.describe(derived_table(of)).settings)["kind"]
+            derived = derived_from(client.describe(derived_table(of)).settings)
+            kind = derived.kind if derived is not None else kind
     document = {"table": table, "derivation": derivation, "kind": kind, "differences": found}
     what = f"{derivation} ({kind}) of {table}"
     print_result(document, "\n".join(found) or f"{what} is right", as_json=options.json)

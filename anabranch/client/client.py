@@ -1346,7 +1346,7 @@ class Client:
         resets: int,
         timeout: float | None = None,
     ) -> r.ProcessorInfo:
-        """Begin or end a copy of a processor, for programs that copy: `processing.operations.copies` is one.
+        """Begin or end a copy of a processor, for programs that copy: `anabranch.copy_processor` is one.
 
         ``phase``: 'copying' begins, with the tasks, inputs and stores of ``origin``; from then on tasks can be
         taken only with ``copying``. '' or 'savepoint' ends it. ``origin_resets``, ``resets``:
@@ -1448,9 +1448,9 @@ class Client:
     ) -> TaskOwnership:
         """Take ownership of tasks of a processor (None: all). From now on no other worker can commit for them.
 
-        The call returns when their earlier commits are merged, so that their positions are final. ``holder``: a
-        name of the worker for people; None: this host and process. ``copying``: to fill a copy that `mark_copy`
-        began.
+        The call returns when their earlier commits are merged, so that their positions are final. If it fails, it
+        gives the tasks back, if it can. ``holder``: a name of the worker for people; None: this host and process.
+        ``copying``: to fill a copy that `mark_copy` began.
 
         Raises: IllegalState (it is a savepoint, or a copy that is not complete), OwnershipLost (another worker
         took a task at the same time, and nothing was changed: take them again if they are yours), UnknownScope,

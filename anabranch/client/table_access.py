@@ -6,16 +6,19 @@ The file is long because it has one class: each read depends on what was read, l
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from functools import wraps
-from itertools import starmap
-from typing import Any, Literal, NamedTuple, NoReturn, Self, TypeVar, cast, overload
+from itertools import chain, starmap
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self, TypeVar, cast, overload
 
 from anabranch.client.own_writes import Local, OwnRows, Written, merged
 from anabranch.client.row_chain import HotRow, Member, SentRows, needs_commits
 from anabranch.client.shared import Shared, entered
-from anabranch.client.table_locks import Locks, broken
+from anabranch.client.table_locks import Locks, Span, broken
 from anabranch.client.writer import AllOrNothing
 from anabranch.core.derived_rows import (
     BUILDING,
@@ -58,12 +61,17 @@ from anabranch.types import Headers, K, V
 from anabranch.values import Stream, encoded
 from anabranch.waits import here
 
+if TYPE_CHECKING:
+    from anabranch.tables.store import Cursor, Seen
+
 Isolation = Literal["serializable", "snapshot"]
 # Why a transaction is over.
 BROKEN = "its locks are broken"
 IN_DOUBT = "its outcome is not known here"
 PREPARED = "it is prepared"
 UNDECIDED = ("", IN_DOUBT, PREPARED)
+
+_PIECE = 8  # entries of a look-up that are read, and locked, at once
 
 ONE_COMMAND = "`add`, `min` and `max` are for a transaction of one command"
 
@@ -76,6 +84,31 @@ class _Ready(NamedTuple):
     of: r.Derivation
     kind: Kind
     table: str
+
+
+@dataclass(slots=True)
+class _Value:
+    """The entries of a value that a look-up reads, in [low, high). ``size``: of the value in an entry.
+
+    ``next``: where the next piece begins. ``own``: entries that the transaction wrote before.
+    """
+
+    ready: _Ready
+    size: int
+    low: bytes
+    high: bytes | None
+    next: bytes = b""
+    own: list[tuple[bytes, Written]] | None = None
+    span: Span | None = None
+    is_over: bool = False
+
+    def with_own(self, seen: Sequence[Seen]) -> Iterator[tuple[bytes, Written]]:
+        """The entries of a piece, with own ones up to its end, which are taken away."""
+        own = self.own or []
+        count = len(own) if self.is_over else bisect_right(own, seen[-1].key, key=itemgetter(0))
+        own, self.own = own[:count], own[count:]
+        stored = ((each.key, Written(each.value)) for each in seen)
+        return merged(stored, iter(own), False)
 
 
 def alone(call: F) -> F:
@@ -162,20 +195,23 @@ class TableAccess:
         self._check_unchanged(table, key)
         return self._read(table, check_row_key(key), lock and self._reads_lock)
 
-    def _read(self, table: str, key: bytes, lock: bool) -> bytes | None:
+    def _read(
+        self, table: str, key: bytes, lock: bool, cursor: Cursor | None = None
+    ) -> bytes | None:
+        """A row of own writes, or of the snapshot. ``cursor``: of the snapshot, made after its first read."""
         own = self._own.get(table, key)
         if own is not None:
             self._note(own.by)
             return own.value
         if lock:
-            return self._get_locked(table, key)
+            return self._get_locked(table, key, cursor)
         if self._member is not None:
             self._under_way(self._member, table, key)
         self._was_read = True
         self._read_at_snapshot("a row was read without a lock")
         return self._view.get(table, key)
 
-    def _get_locked(self, table: str, key: bytes) -> bytes | None:
+    def _get_locked(self, table: str, key: bytes, cursor: Cursor | None = None) -> bytes | None:
         """A row that this transaction has not written, with a lock."""
         sent = None if self._member is None else self._under_way(self._member, table, key)
         self._was_read = True
@@ -183,7 +219,7 @@ class TableAccess:
             self._follow(table, key, sent)
             return sent.rows[table, key]
         self._check_has_locks(table)
-        seen = self._view.get_version(table, key)
+        seen = self._view.get_version(table, key, cursor)
         self._locks.point(table, key)
         if seen.timestamp > self._view.timestamp:
             self._break(broken(table, seen, self._view.timestamp))
@@ -607,7 +643,7 @@ class TableAccess:
         """Keys and rows of a table that a derivation has under a value, in byte order of keys; at most ``limit``.
 
         The rows that were returned are locked, and the part of the index before them: the commit fails if a row of
-        this value comes, changes or goes meanwhile.
+        this value comes, changes or goes meanwhile. Without ``limit`` up to 8 rows are read, and locked, at once.
         ``source``: needed if several tables of the replica have a derivation of this name; with the handle of a
         table, keys and rows are decoded.
 
@@ -621,9 +657,7 @@ class TableAccess:
         ready = self._ready(derivation, source)
         prefix = of_value(value)
         if ready.kind == "index":
-            found = self._rows_of(
-                ready.of.source, self._entries_of(ready.table, prefix), len(prefix), limit
-            )
+            found = self._rows_of(ready, prefix, limit)
         elif ready.kind == "unique":
             found = iter(self._row_of(ready, prefix) if limit != 0 else ())
         else:
@@ -649,41 +683,71 @@ class TableAccess:
 
     def _row_of(self, ready: _Ready, entry: bytes) -> Sequence[tuple[bytes, bytes]]:
         """The row of a unique value, if there is one."""
-        key = self._read(ready.table, entry, self._reads_lock)
-        row = None if key is None else self._read(ready.of.source, key, self._reads_lock)
+        with self._view.cursor() as cursor:
+            key = self._read(ready.table, entry, self._reads_lock, cursor)
+            row = (
+                None if key is None else self._read(ready.of.source, key, self._reads_lock, cursor)
+            )
         return () if key is None or row is None else ((key, row),)
 
-    def _entries_of(self, table: str, prefix: bytes) -> Iterator[tuple[bytes, Written]]:
-        """The entries of a value, which are locked as they are iterated over."""
-        self._was_read = True
-        low, high = bounds(None, None, prefix)
-        self._check_range_is_committed(table, low, high)
-        if not self._reads_lock:
-            self._read_at_snapshot("a range was read without a lock")
-        seen = self._seen(table, low, high, False, self._reads_lock)
-        return merged(seen, self._own.scan(table, low, high), False)
-
     def _rows_of(
-        self, source: str, entries: Iterator[tuple[bytes, Written]], size: int, limit: int | None
+        self, ready: _Ready, prefix: bytes, limit: int | None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """The rows of entries; ``size``: of an entry's value."""
-        left = -1 if limit is None else limit
-        while left != 0 and (row := self._next_of(source, entries, size)) is not None:
-            left -= 1
-            yield row
+        """The rows of a value. They are read and locked in pieces, of which the first one is read now."""
+        # The range of all keys with this prefix, which ends with a zero.
+        value = _Value(ready, len(prefix), prefix, prefix[:-1] + b"\1", next=prefix)
+        first = self._some_rows(value, limit)
+        left = None if limit is None else limit - len(first)
+        return iter(first) if value.is_over else chain(first, self._more_rows(value, left))
+
+    def _more_rows(self, value: _Value, left: int | None) -> Iterator[tuple[bytes, bytes]]:
+        while not value.is_over and left != 0:
+            rows = self._next_rows(value, left)
+            left = None if left is None else left - len(rows)
+            yield from rows
 
     @alone
-    def _next_of(
-        self, source: str, entries: Iterator[tuple[bytes, Written]], size: int
-    ) -> tuple[bytes, bytes] | None:
+    def _next_rows(self, value: _Value, most: int | None) -> list[tuple[bytes, bytes]]:
         self._check()
-        for entry, written in entries:
+        return self._some_rows(value, most)
+
+    def _some_rows(self, value: _Value, most: int | None) -> list[tuple[bytes, bytes]]:
+        """The rows of the next entries of a value, at most ``most``. The range of the entries is locked, too."""
+        if most == 0:
+            return []
+        self._was_read = True
+        self._check_range_is_committed(value.ready.table, value.low, value.high)
+        source, lock = value.ready.of.source, self._reads_lock
+        with self._view.cursor() as cursor:
+            keys = self._next_keys(value, min(most or _PIECE, _PIECE), cursor)
+            rows = ((key, self._read(source, key, lock, cursor)) for key in keys)
+            return [(key, row) for key, row in rows if row is not None][:most]
+
+    def _next_keys(self, value: _Value, most: int, cursor: Cursor) -> list[bytes]:
+        """The source's keys of the next entries, of which at most ``most`` are stored."""
+        table = value.ready.table
+        if value.own is None:
+            value.own = list(self._own.scan(table, value.low, value.high))
+        seen = self._view.walk_some(table, value.next, value.high, most, cursor)
+        value.is_over = len(seen) < most
+        if not value.is_over:
+            value.next = seen[-1].key + b"\0"
+        if not self._reads_lock:
+            self._read_at_snapshot("a range was read without a lock")
+        else:
+            value.span = value.span or self._locks.span(table, value.low, value.high)
+            value.span.high = value.high if value.is_over else value.next
+            for each in seen:
+                if each.timestamp > self._view.timestamp:
+                    self._break(broken(table, each, self._view.timestamp))
+        if not value.own:
+            return [each.key[value.size :] for each in seen if each.value is not None]
+        keys = []
+        for entry, written in value.with_own(seen):
             self._note(written.by)
             if written.value is not None:
-                row = self._read(source, entry[size:], self._reads_lock)
-                if row is not None:
-                    return entry[size:], row
-        return None
+                keys.append(entry[value.size :])
+        return keys
 
     def _ready(self, name: str, given: str | Stream[Any, Any] | None) -> _Ready:
         """The version of a derivation that is ready at the snapshot. Its state is read, and locked, once."""
@@ -710,7 +774,10 @@ class TableAccess:
         # Those of workers lack the transaction's own writes, whatever the isolation.
         found = [each for each in named if not each.asynchronous]
         if named and not found:
-            self._check_has_locks(derived_table(named[0].of))
+            raise InvalidArgument(
+                f"derivation {name!r} is derived by a worker, after its source was committed, so its rows can't be "
+                "locked: call `lookup` of a snapshot of the replica"
+            )
         ready = [
             _Ready(each.of, each.kind, table)
             for each in found

@@ -42,7 +42,7 @@ class Function(NamedTuple):
     """A version of a derivation with its function."""
 
     of: r.Derivation
-    unique: bool
+    kind: Kind  # but not "totals"
     values: Callable[[bytes, bytes], frozenset[bytes]]  # of key and row
 
     @property
@@ -51,9 +51,9 @@ class Function(NamedTuple):
         return derived_table(self.of)
 
     @property
-    def kind(self) -> Kind:
-        """The kind of the derived table."""
-        return "unique" if self.unique else "index"
+    def unique(self) -> bool:
+        """Whether a value has one row at most."""
+        return self.kind == "unique"
 
     def entries(self, key: bytes, row: bytes | None) -> dict[bytes, bytes]:
         """The entries of a row. Raises: InvalidArgument (a value is too long, or no bytes), as the function."""

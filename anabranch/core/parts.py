@@ -32,7 +32,7 @@ Step = Callable[[Turn, "Ending"], None]
 TOGETHER_LEVEL = 3  # the feature level that allows any parts together
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Ending:
     """A commit or a prepare while it is being decided.
 

@@ -502,6 +502,11 @@ class Agent(faust.Agent):
         super().add_sink(sink)
 
     @property
+    def sinks(self) -> Sequence[Any]:
+        """Topics, agents and functions that get what the agent yields."""
+        return self._sinks
+
+    @property
     def inboxes(self) -> list[Inbox]:
         """The inboxes of all readers."""
         return [inbox for reader in self.readers for inbox in reader.inboxes]

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, S
 from contextlib import suppress
 from inspect import unwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import faust
 import mode
@@ -36,6 +36,7 @@ from anabranch.faust.words import (
 )
 from anabranch.processing.app import Processor
 from anabranch.processing.batch import Written, current_context, outside
+from anabranch.processing.program import Registered
 from anabranch.processing.worker import Worker
 from anabranch.protocol.legal_names import PLAIN, check_input, is_plain, split_stream
 from anabranch.protocol.limits import copied_time
@@ -162,19 +163,48 @@ class Topic(faust.Topic):
         return sent
 
 
+class _Passed(NamedTuple):
+    """A stream to which an agent passes its events, by `group_by` or `through`."""
+
+    stream: str
+
+
 class Program(Processor):
     """The processor of an app: its agents are its handlers."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        super().__init__(name, **options)
+        self._agents: dict[str, list[Registered]] = {}  # by input
 
     def add_table(self, table: Any) -> Any:
         return self._add(table.name, table)
 
-    def read(self, name: str) -> None:
-        """Add an input of agents."""
+    def read(self, name: str, agent: Any) -> None:
+        """Add an input of an agent."""
         if is_plain(name):
             self.topic(name.removeprefix(PLAIN))
         else:
             self.input(name)
         self.handlers.setdefault(name, [])
+        _, *derived = agent.readers
+        also = [*agent.sinks, *(_Passed(each) for reader in derived for each in reader.inputs)]
+        one = Registered(unwrap(agent.fun), is_async=True, batch=False, also=also)
+        self._agents.setdefault(name, []).append(one)
+
+    def drawn(self, stream: str) -> Sequence[Registered]:
+        """As of `Program`: the agents."""
+        return self._agents[stream]
+
+    def part_of(self, thing: Any) -> Any:
+        """As of `Program`: of a table with windows its table, of a topic its stream."""
+        kind = type(thing)  # a proxy of Faust's would be made by `isinstance`
+        if issubclass(kind, Windowed):
+            return thing.table
+        if issubclass(kind, Agent):
+            thing, kind = thing.channel, type(thing.channel)
+        if issubclass(kind, Topic) and len(thing.topics) == 1 and not thing.is_plain:
+            return thing.topics[0]
+        return thing.stream if kind is _Passed else None
 
     def check(self) -> Sequence[str]:
         """As of `Program`. Raises: InvalidArgument."""
@@ -271,7 +301,7 @@ class Engine(mode.Service):
         for agent in agents:
             for reader in agent.readers:
                 for name in reader.inputs:
-                    self._app.program.read(name)
+                    self._app.program.read(name, agent)
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         app = self._app

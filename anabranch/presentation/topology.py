@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
@@ -161,29 +161,25 @@ def _branches(found: Topology, source: str, drawn: set[str]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Box:
+    """A box of the picture. ``note``: a second line; empty without one."""
+
     kind: str
     name: str
-    note: str
-    x: float
-    y: float
+    note: str = ""
+    x: float = 0.0
+    y: float = 0.0
 
 
 def picture(found: Topology, inputs: Sequence[Mapping[str, Any]], title: str) -> str:
     """The topology as an SVG, of four columns: inputs, handlers, state, outputs. Colours are those of the page."""
-    columns = _columns(found, inputs)
-    deepest = max((len(column) for column in columns), default=0)
-    height = 2 * _MARGIN + max(1, deepest) * (_HEIGHT + _GAP_Y) - _GAP_Y
-    boxes: dict[tuple[str, str], _Box] = {}
-    x = _MARGIN
-    for column in columns:
-        if not column:
-            continue
-        y = (height - len(column) * (_HEIGHT + _GAP_Y) + _GAP_Y) / 2
-        for kind, name, note in column:
-            boxes[kind, name] = _Box(kind, name, note, x, y)
-            y += _HEIGHT + _GAP_Y
-        x += _WIDTH + _GAP_X
-    width = x - _GAP_X + _MARGIN
+    columns = [column for column in _columns(found, inputs) if column]
+    height = 2 * _MARGIN + _height_of(max(map(len, columns), default=1))
+    width = 2 * _MARGIN + len(columns) * (_WIDTH + _GAP_X) - _GAP_X
+    boxes: dict[_Key, _Box] = {}
+    for number, column in enumerate(columns):
+        x, first = _MARGIN + number * (_WIDTH + _GAP_X), (height - _height_of(len(column))) / 2
+        for place, (key, box) in enumerate(column.items()):
+            boxes[key] = replace(box, x=x, y=first + place * (_HEIGHT + _GAP_Y))
     edges = (
         _edge(boxes.get(source), boxes.get(target), kind) for source, target, kind in _edges(found)
     )
@@ -195,26 +191,39 @@ def picture(found: Topology, inputs: Sequence[Mapping[str, Any]], title: str) ->
     )
 
 
-def _columns(
-    found: Topology, inputs: Sequence[Mapping[str, Any]]
-) -> tuple[list[tuple[str, str, str]], ...]:
-    """Kind, name and note of each box, by column."""
-    calls = [("call", str(number), one.name) for number, one in enumerate(found.calls)]
-    state = [("store", name, kind) for name, kind in found.stores.items()]
-    state += [("store", name, "a table") for name in found.tables]
-    state += [("store", name, "a replica") for name in found.replicas if name not in found.tables]
-    outputs = [("output", name, "") for name in found.outputs]
+def _height_of(boxes: int) -> float:
+    return boxes * (_HEIGHT + _GAP_Y) - _GAP_Y
+
+
+# Kind and name of a box; of a function its number, as several may have one name.
+_Key = tuple[str, str | int]
+
+
+def _columns(found: Topology, inputs: Sequence[Mapping[str, Any]]) -> tuple[dict[_Key, _Box], ...]:
+    """The boxes by column, without their places."""
+    state = (
+        dict(found.stores)
+        | dict.fromkeys(found.replicas, "a replica")
+        | dict.fromkeys(found.tables, "a table")
+    )
+    outputs = dict.fromkeys(found.outputs, "")
     if found.dead_letter:
-        outputs.append(("output", found.dead_letter, "dead letters"))
-    return [("input", row["stream"], behind_text(row)) for row in inputs], calls, state, outputs
+        outputs[found.dead_letter] = "dead letters"
+    return (
+        {
+            ("input", row["stream"]): _Box("input", row["stream"], behind_text(row))
+            for row in inputs
+        },
+        {("call", number): _Box("call", one.name) for number, one in enumerate(found.calls)},
+        {("store", name): _Box("store", name, note) for name, note in state.items()},
+        {("output", name): _Box("output", name, note) for name, note in outputs.items()},
+    )
 
 
-Ends = tuple[tuple[str, str], tuple[str, str], str]
-
-
-def _edges(found: Topology) -> Iterator[Ends]:
+def _edges(found: Topology) -> Iterator[tuple[_Key, _Key, str]]:
+    """The lines between boxes: from, to, and the kind of the line."""
     for number, call in enumerate(found.calls):
-        here = ("call", str(number))
+        here: _Key = ("call", number)
         for name in call.of:
             if name in found.stores:
                 yield ("store", name), here, "due"
@@ -246,13 +255,12 @@ def _edge(source: _Box | None, target: _Box | None, kind: str) -> str:
 
 
 def _drawn(box: _Box) -> str:
-    is_call = box.kind == "call"
-    name, note = (box.note, "") if is_call else (box.name, box.note)
+    name, note = box.name, box.note
     x, y = box.x + 10, box.y + (17 if note else 25)
     lines = f"<text class='name' x='{x:g}' y='{y:g}'>{_shown(_cut(name, _NAME))}</text>"
     if note:
         lines += f"<text class='note' x='{box.x + 10:g}' y='{box.y + 32:g}'>{_shown(_cut(note, _NOTE))}</text>"
-    corner = 20 if is_call else 5
+    corner = 20 if box.kind == "call" else 5
     return (
         f"<g class='{box.kind}'><title>{_shown(f'{name}: {note}' if note else name)}</title>"
         f"<rect x='{box.x:g}' y='{box.y:g}' width='{_WIDTH:g}' height='{_HEIGHT:g}' rx='{corner}'/>{lines}</g>"

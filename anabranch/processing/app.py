@@ -1,22 +1,13 @@
-"""`anabranch.Processor`: declares the inputs, outputs, stores, timers and handlers of a processor.
-
-A `DerivedTable` is a processor that derives a table from another one, after the commits of that one. The reasons
-why the derived table equals a fold of its source at each timestamp are in
-docs/inside/decisions/0063-asynchronous-derivations.md.
-"""
+"""`anabranch.Processor`: declares the inputs, outputs, stores, timers and handlers of a processor."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from anabranch.client.calls.derivations import function_of
-from anabranch.client.client import Client
-from anabranch.core.stream_settings import check_derivation, derived_table
-from anabranch.errors import IllegalState, InvalidArgument
+from anabranch.errors import InvalidArgument
 from anabranch.processing.aggregates import Aggregate
 from anabranch.processing.batch import current_context
 from anabranch.processing.joins import Join, KeyJoin, Pair, Within
@@ -36,27 +27,18 @@ from anabranch.processing.stores import Store
 from anabranch.processing.tables import SharedReplica, SharedTable
 from anabranch.processing.timers import Clock, Periodic, Timed, Timer, Windows
 from anabranch.protocol import defaults
-from anabranch.protocol.hybrid_time import to_text
-from anabranch.protocol.ids import NO_TXN, VERSION_HEADER, pack_version
 from anabranch.protocol.legal_names import PLAIN, check_input, check_type, split_stream
 from anabranch.protocol.limits import copied_name
-from anabranch.protocol.schemas import records as r
-from anabranch.reading.history import HistorySearch, Start
+from anabranch.reading.history import Start
 from anabranch.topics.names import stream_topic
-from anabranch.types import Event
 from anabranch.values import Codec, Stream, codec_of, stream_of
 
 if TYPE_CHECKING:
-    from anabranch.core.derived_rows import Function
-    from anabranch.tables.indexes import Index, IndexFunction
+    from anabranch.tables.indexes import Index
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST = 1 << 30
 _MOST_THREADS = 64
-_ENTRIES = "entries"
-_SIZE = 2  # bytes of the length of an entry's key
-_ASK_S = 30.0
-_EVERY = (1 << 64) - 1
 
 
 class Processor(Program):
@@ -501,126 +483,8 @@ class Processor(Program):
             raise InvalidArgument(f"late= of {name} is {late!r:.100}: give an app.output(…)")
 
 
-class DerivedTable(Processor):
-    """A processor that writes a derived table, some milliseconds after the commits to its source.
-
-        app = anabranch.DerivedTable("shop/orders", "by-city", city)
-
-    The source may have any writers. ``function``, ``version``: as of `Client.derive`. ``tasks``,
-    ``commit_interval``, ``cut_bytes``, ``retries``: as of `Processor`. If the function fails in every try, the
-    worker stops, since the table would lack entries.
-    """
-
-    def __init__(
-        self,
-        source: str,
-        name: str,
-        function: IndexFunction,
-        *,
-        version: int = 1,
-        unique: bool = False,
-        tasks: int = defaults.TASKS,
-        commit_interval: float = defaults.DERIVE_INTERVAL_S,
-        cut_bytes: int = defaults.CUT_BYTES,
-        retries: int = defaults.HANDLER_RETRIES,
-    ) -> None:
-        """Raises: InvalidArgument (also with ``unique``)."""
-        check_type("a version", version, int)
-        split_stream(source)
-        if unique:
-            raise InvalidArgument(
-                f"derivation {name!r}: a worker comes after the commit, so it can't refuse a value that another "
-                "row has: use `client.derive`"
-            )
-        of = r.Derivation(source, check_derivation(name), version)
-        super().__init__(
-            derived_table(of),
-            tasks=tasks,
-            commit_interval=commit_interval,
-            cut_bytes=cut_bytes,
-            retries=retries,
-        )
-        self.of, self.function = of, function
-        self._made = cast("Function", function_of(of, function, "asynchronous"))
-        self.derivation = self._made
-        self._entries, self._derived = self.store(_ENTRIES), self.output(self.name)
-        self.on(self.input(source))(self._derive)
-
-    def check(self) -> list[str]:
-        """As `Program.check`. Raises: InvalidArgument (also for other inputs, outputs or stores)."""
-        source, handlers = self.of.source, sum(map(len, self.handlers.values()))
-        parts = *self.inputs, *self.outputs, *self.stores, *self.tables, *self.replicas
-        if parts != (source, self.name, _ENTRIES) or handlers > 1:
-            raise InvalidArgument(
-                f"{self.name} derives a table, and nothing else: put handlers, inputs and stores into another "
-                "processor"
-            )
-        return list(super().check())
-
-    def _derive(self, event: Event) -> None:
-        """Write how a change of a row changes its entries."""
-        key = event.key
-        if key is None:  # such events are no rows
-            return
-        found = self._entries.get(key)
-        before = frozenset() if found is None else _unpacked(found)
-        after = self._made.entries(key, event.value).keys()
-        version = pack_version(event.commit_timestamp, event.txn_id or NO_TXN)
-        headers = [(VERSION_HEADER, version)]
-        for entry in sorted(before - after):
-            self._derived.write(None, entry, headers)
-        for entry in sorted(after - before):
-            self._derived.write(b"", entry, headers)
-        if before != after:
-            if after:
-                self._entries[key] = _packed(after)
-            else:
-                del self._entries[key]
-
-    def prepare(self, client: Client) -> None:
-        """As of `Program`: create the derived table, unless it exists."""
-        of = self.of
-        client.derive(of.source, of.name, self.function, version=of.version, asynchronous=True)
-
-    def check_created(self, client: Client) -> None:
-        """As of `Program`: a processor that has consumed nothing yet has to make the whole table.
-
-        Raises: InvalidArgument (older changes of the source are deleted), IllegalState (the table has rows).
-        """
-        if any(task.positions for task in client.processor(self.name).tasks):
-            return
-        source = self.of.source
-        base = client.describe(source).base
-        if base is not None:
-            raise InvalidArgument(
-                f"{source} was compacted, so its changes up to {to_text(base.timestamp)} are deleted, which "
-                f"{self.name} would be made of: use `client.derive`, which reads rows"
-            )
-        with closing(client.reader_ports().committed_log(_ASK_S)) as log:
-            search = HistorySearch(log, self.name, _ASK_S)
-            used = bool(search.commits(0, _EVERY, 1)) or search.is_cut()
-        # Another worker may have begun meanwhile: its commits move positions, too.
-        if used and not any(task.positions for task in client.processor(self.name).tasks):
-            raise IllegalState(
-                f"{self.name} has rows of an earlier processor: take a higher version, or delete the table first"
-            )
-
-
 def _or_json(value: Any, into: Aggregate | None) -> Any:
     """The codec of values that ``into`` computes. Raises: InvalidArgument (it is no aggregate)."""
     if into is not None and not isinstance(into, Aggregate):
         raise InvalidArgument(f"into={into!r:.100}: an aggregate, such as agg.count()")
     return json if value is None and into is not None else value
-
-
-def _packed(entries: Collection[bytes]) -> bytes:
-    return b"".join(len(one).to_bytes(_SIZE, "big") + one for one in sorted(entries))
-
-
-def _unpacked(data: bytes) -> frozenset[bytes]:
-    found, at = set(), 0
-    while at < len(data):
-        start = at + _SIZE
-        at = start + int.from_bytes(data[at:start], "big")
-        found.add(data[start:at])
-    return frozenset(found)

@@ -17,7 +17,7 @@ from heapq import merge
 from itertools import chain, groupby, islice
 from math import inf
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from anabranch.client.arrow import columns_of
 from anabranch.errors import (
@@ -56,6 +56,7 @@ _READ_AHEAD = 4  # a commit's input has at most this many times the bytes that i
 _ROW_BYTES = 48  # overhead of an event or a row
 _INCARNATION = 2  # bytes of the incarnation, before a row in the state stream
 _KNOWN_KEYS = 20_000
+_MOST_REFUSED = 3  # values of a row
 _MOST_TRACED = 256  # events of a batch whose trace contexts are looked for
 _MISSING: Any = object()
 _TIME = 8  # bytes of a time
@@ -255,6 +256,28 @@ class BatchConflict(BeginAgainError):
         return cls(str(error))
 
 
+class RowRefused(BatchConflict):
+    """A derivation of a table refuses a row of the batch, which has no effect, and is handled again.
+
+    ``value``: the row. ``error``: of the derivation, such as `UniqueViolation`, or of its function.
+    """
+
+    def __init__(self, table: str, key: bytes, value: bytes | None, error: Exception) -> None:
+        super().__init__(str(error), table=table, key=key)
+        self.value, self.error = value, error
+
+
+class Refusal(NamedTuple):
+    """The error of a derivation for a row, and the last values of the row that it refused."""
+
+    error: Exception
+    values: tuple[bytes | None, ...]
+
+    def holds_for(self, value: bytes | None) -> bool:
+        """Whether a value is refused: one of these; after `_MOST_REFUSED`, as handlers make new ones, any."""
+        return value in self.values or len(self.values) >= _MOST_REFUSED
+
+
 class Reads(Protocol):
     """Reads of tables at one snapshot: a `TableTransaction`, or in tests a dict of rows."""
 
@@ -306,6 +329,7 @@ class BatchTables:
         self.reads: Reads | None = None  # None before the first read
         # Locked row -> number of its first input commit, and the task of that event.
         self.places: dict[tuple[str, bytes], tuple[int, int]] = {}
+        self.refused: Mapping[tuple[str, bytes], Refusal] = {}  # by table and key
         self._source, self._lock_bytes = source, lock_bytes
         self._least = 0
         self._trouble: Exception | None = None
@@ -384,8 +408,11 @@ class BatchTables:
             raise
 
     def put(self, at: HandlerContext, table: str, key: bytes, value: bytes | None) -> None:
-        """Write a row, or delete it. Raises: InvalidArgument, EventTooLarge; as `check`."""
+        """Write a row, or delete it. Raises: InvalidArgument, EventTooLarge; as `check`; as in ``refused``."""
         self.check()
+        refusal = self.refused.get((table, key))
+        if refusal is not None and refusal.holds_for(value):
+            raise refusal.error.with_traceback(None)
         size, limits = len(key) + len(value or b""), at.batch.limits
         room = limits.known.get(table)
         if room is not None and room.most is not None and size > room.most:

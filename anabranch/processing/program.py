@@ -80,13 +80,15 @@ class Output:
 class Registered:
     """A handler. ``is_async``: whether its result is awaited. ``batch``: whether it takes Arrow batches.
 
-    ``passes_on``: whether it only writes the events under another key.
+    ``passes_on``: whether it only writes the events under another key. ``also``: parts of the program that it uses,
+    which its code does not name.
     """
 
     call: Handler
     is_async: bool
     batch: bool
     passes_on: bool = False
+    also: Sequence[Any] = ()
 
 
 class NotAHandler(InvalidArgument):
@@ -173,6 +175,14 @@ class Program:
 
     def check_created(self, client: Client) -> None:
         """Check that the processor, which was created or is there, may begin. Raises: FixCallError."""
+
+    def drawn(self, stream: str) -> Sequence[Registered]:
+        """The functions that a topology shows for an input: its handlers."""
+        return self.handlers[stream]
+
+    def part_of(self, thing: Any) -> Keyed | str | None:
+        """The store, or the name of the stream to write, that an object of another library is in a topology."""
+        return None
 
     def moves_time(self, stream: str) -> bool:
         """Whether events of an input move the event time: not if the program writes them again, under another key.

@@ -23,16 +23,21 @@ from anabranch.backoff import Backoff
 from anabranch.client.client import Client
 from anabranch.controller.monitor import Numbers
 from anabranch.errors import (
+    AnabranchError,
     IllegalState,
     InvalidArgument,
     NotReady,
+    NumberOverflow,
+    UniqueViolation,
 )
-from anabranch.ports import Clock
+from anabranch.ports import Clock, TableError
 from anabranch.presentation.rows import bytes_text
 from anabranch.processing.batch import (
     BatchConflict,
     BatchTables,
     HandlerContext,
+    Refusal,
+    RowRefused,
     WorkBatch,
     current_context,
 )
@@ -55,6 +60,7 @@ log = logging.getLogger("anabranch.processor")
 _ALONE = (
     3  # broken locks of a row, after which the input commit that locks it gets a batch of its own
 )
+_BAD_ROW = (UniqueViolation, NumberOverflow, InvalidArgument)  # as a derivation finds
 _FOLDER = "tables"  # in a worker's folder
 
 
@@ -377,17 +383,25 @@ class TaskTables:
 
 
 def write_rows(txn: Transaction | TableTransaction, tables: BatchTables) -> None:
-    """Write the rows of a batch in its transaction. Raises: as its ``write`` or ``put``."""
+    """Write the rows of a batch in its transaction. Raises: RowRefused; as its ``write`` or ``put``."""
     for table, rows in tables.rows.items():
         if txn is not tables.reads:  # nothing was read
             for key, value in rows.items():
                 txn.write(table, value, key=key)
             continue
         for key, value in rows.items():
-            if value is None:
-                tables.reads.delete(table, key)
-            else:
-                tables.reads.put(table, key, value)
+            try:
+                if value is None:
+                    tables.reads.delete(table, key)
+                else:
+                    tables.reads.put(table, key, value)
+            except Exception as error:
+                own = not isinstance(
+                    error, AnabranchError | TableError
+                )  # of a derivation's function
+                if own or isinstance(error, _BAD_ROW):
+                    raise RowRefused(table, key, value, error) from error
+                raise
 
 
 class Conflicts:
@@ -395,12 +409,16 @@ class Conflicts:
 
     If a row's locks are broken `_ALONE` times, the first input commit that locks the row gets a batch of its own.
     The input commits before it are handled first, in another batch. For one thread.
+
+    If a derivation refuses a row, smaller batches find the input commit with the event that wrote it: the order of
+    rows in a larger batch is not that of its events. Then the event's call gets the error, as if it had failed.
     """
 
     def __init__(self, name: str, metrics: Numbers, clock: Clock) -> None:
         self._name, self._metrics, self._clock = name, metrics, clock
         self._log_at: dict[str, float] = {}  # by table: from when on a conflict is logged as INFO
         self._counts = Counter[tuple[str, bytes]]()
+        self.refused: dict[tuple[str, bytes], Refusal] = {}  # as of `BatchTables`
         self.task: int | None = None  # whose event locks a row that was broken `_ALONE` times
         self._tries = 0
         self._cuts: deque[int] = deque()  # numbers of input commits of the next batches
@@ -419,6 +437,15 @@ class Conflicts:
 
     def note(self, conflict: BatchConflict, batch: WorkBatch) -> float:
         """Note that a batch has to be handled again. Returns the seconds to wait before."""
+        if isinstance(conflict, RowRefused):
+            self.task = None
+            self._cuts.clear()
+            self._cuts.append(max(1, batch.commits // 2))
+            if batch.commits <= 1:
+                row = conflict.table, conflict.key
+                known = self.refused[row].values if row in self.refused else ()
+                self.refused[row] = Refusal(conflict.error, (*known, conflict.value))
+            return 0.0
         row = conflict.table, conflict.key
         self._counts[row] += 1
         self._tries += 1
@@ -453,6 +480,7 @@ class Conflicts:
         """Note that a batch is committed."""
         self._pauses.reset()
         self._tries = 0
+        self.refused.clear()
         if self._cuts:
             self._cuts.popleft()
         if not self._cuts:
@@ -462,4 +490,5 @@ class Conflicts:
         """Forget all conflicts: the worker begins with other tasks, or again from their positions."""
         self._cuts.clear()
         self._counts.clear()
+        self.refused.clear()
         self._tries = 0

@@ -626,6 +626,8 @@ class Worker:
         app = self._app
         batch = self._commits.new_batch(app.tasks)
         batch.tables = self._tables.of_batch(ownership, self._handlers.batch_bytes)
+        if batch.tables is not None:
+            batch.tables.refused = self._conflicts.refused
         batch.most_commits = self._conflicts.most_commits
         try:
             return self._fill_and_commit(ownership, reader, batch)

@@ -14,7 +14,7 @@ from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.legal_names import check_type
 from anabranch.protocol.limits import ROW_KEY, check_row_key
 from anabranch.tables.indexes import Indexed
-from anabranch.tables.store import Seen, Store
+from anabranch.tables.store import Cursor, Seen, Store
 from anabranch.types import K, V
 from anabranch.values import Stream
 
@@ -169,7 +169,8 @@ class TableSnapshot:
         """Keys and rows that an index or derivation has under a value, in byte order of keys; at most ``limit``.
 
         For a derivation, the replica needs the source and the derived table. Raises: as `get`; InvalidArgument (the
-        replica has no such index), DerivationMissing (no version of it is ready at this time).
+        replica has no such index, or the derivation has totals), DerivationMissing (no version of it is ready at
+        this time).
         """
         check_limit(limit)
         if not isinstance(value, bytes):
@@ -182,6 +183,10 @@ class TableSnapshot:
                     return islice(self._while_open(found), limit)
         derived = in_use(self, index)
         if derived is not None:
+            if derived.kind == "totals":
+                raise InvalidArgument(
+                    f"derivation {index!r} has totals: get the rows of {derived_table(derived.of)}"
+                )
             return islice(self._while_open(_rows_under(self, derived, value)), limit)
         raise InvalidArgument(
             f"this replica has no index {index!r}: give it to `replica` as index={{name: function}}, or open "
@@ -197,11 +202,16 @@ class TableSnapshot:
                 yield key, row
         self._number(table)  # as in `get`
 
-    def get_version(self, table: str, key: bytes) -> Seen:
-        """A key with its newest version. Raises: as `get`."""
+    def cursor(self) -> Cursor:
+        """As of `Store`. Raises: as `get`."""
+        self.check_open()
+        return self._store.cursor()
+
+    def get_version(self, table: str, key: bytes, cursor: Cursor | None = None) -> Seen:
+        """A key with its newest version. ``cursor``: as of `Store.get`. Raises: as `get`."""
         number = self._number(table)
-        seen = self._store.get(number, check_row_key(key), self.timestamp)
-        self._number(table)  # as in `get`
+        seen = self._store.get(number, check_row_key(key), self.timestamp, cursor)
+        self._check_still(table, number)
         return seen
 
     def row_at(self, table: str, key: bytes, at: int) -> bytes | None:
@@ -234,6 +244,15 @@ class TableSnapshot:
         self._number(table)
         return self._while_open(seen)
 
+    def walk_some(
+        self, table: str, low: bytes, high: bytes | None, most: int, cursor: Cursor
+    ) -> list[Seen]:
+        """The first keys of `walk`, as `Store.scan_some`. Raises: as `get`."""
+        number = self._number(table)
+        seen = self._store.scan_some(number, low, high, self.timestamp, most, cursor)
+        self._check_still(table, number)
+        return seen
+
     def _while_open(self, rows: Iterator[T]) -> Iterator[T]:
         for row in rows:
             if not self.is_open:
@@ -246,8 +265,14 @@ class TableSnapshot:
         if not self.is_open:
             raise IllegalState("the snapshot is closed: take another one")
 
+    def _check_still(self, table: str, number: int) -> None:
+        """Raise if the table was dropped, or the snapshot closed, while it was read. Raises: as `get`."""
+        if not self.is_open or self._store.marks[table].number != number:
+            self._number(table)
+
     def _number(self, table: str) -> int:
-        self.check_open()
+        if not self.is_open or self._store.is_closed:
+            self.check_open()
         number = self._numbers.get(table)
         if number is None:
             raise InvalidArgument(
@@ -310,8 +335,6 @@ def _rows_under(
 ) -> Iterator[tuple[bytes, bytes]]:
     """Keys and rows that a derivation has under a value."""
     source, table, prefix = derived.of.source, derived_table(derived.of), of_value(value)
-    if derived.kind == "totals":
-        raise InvalidArgument(f"derivation {derived.of.name!r} has totals: get the rows of {table}")
     if derived.kind == "unique":
         key = view.get(table, prefix)
         keys: Iterable[bytes] = () if key is None else (key,)

@@ -23,7 +23,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
@@ -287,6 +287,11 @@ class ForkSafe:
         self.check_open()
         yield from ()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is closed, or this is a forked child."""
+        return self._closed or self.forked
+
     def check_open(self) -> None:
         """Raise `IllegalState` once it is closed, and `NotForkSafe` in a forked child."""
         if self.forked or self._closed:
@@ -343,6 +348,25 @@ class Seen(NamedTuple):
     value: bytes | None
     timestamp: int
     txn_id: bytes
+
+
+class Cursor:
+    """An iterator for several reads: to make one takes longer than a read. A context manager.
+
+    An iterator keeps the folder open, and an error's traceback would keep the iterator. So the end of the block
+    drops it.
+    """
+
+    __slots__ = ("found",)
+
+    def __init__(self, found: RdictIter) -> None:
+        self.found: Any = found
+
+    def __enter__(self) -> Cursor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.found = None
 
 
 class Store(ForkSafe):
@@ -513,16 +537,20 @@ class Store(ForkSafe):
 
     # -- reading --------------------------------------------------------------------------------------
 
-    def get(self, number: int, key: bytes, at: int) -> Seen:
-        """A key as of ``at``."""
-        own = versions(table_prefix(number), key)
-        found = self._db.iter()
+    def cursor(self) -> Cursor:
+        """Begin several reads of the rows of now."""
+        return Cursor(self._db.iter())
+
+    def get(self, number: int, key: bytes, at: int, cursor: Cursor | None = None) -> Seen:
+        """A key as of ``at``. ``cursor``: saves half of the time, which it takes to make one."""
+        own = versions(number.to_bytes(TABLE, "big"), key)
+        found = self._db.iter() if cursor is None else cursor.found
         found.seek(own)
         raw = raw_key(found)
         if raw[:-STAMP] != own:
             return Seen(key, None, 0, NO_TXN)
         data: bytes = found.value()
-        newest, txn_id = timestamp_of(raw), data[:TXN_ID_SIZE]
+        newest, txn_id = _ALL - int.from_bytes(raw[_AT], "big"), data[:TXN_ID_SIZE]
         if newest > at:
             found.seek(own + stamp(at))
             data = found.value() if raw_key(found)[:-STAMP] == own else b""
@@ -575,6 +603,14 @@ class Store(ForkSafe):
         return (
             self._backwards(found, begin, end, at) if reverse else _forwards(found, begin, end, at)
         )
+
+    def scan_some(
+        self, number: int, low: bytes, high: bytes | None, at: int, most: int, cursor: Cursor
+    ) -> list[Seen]:
+        """The first keys of `scan`, at most ``most``: for a few it is several times as fast."""
+        prefix = table_prefix(number)
+        end = table_prefix(number + 1) if high is None else place(prefix, high)
+        return list(islice(_forwards(cursor.found, place(prefix, low), end, at), most))
 
     def _backwards(self, found: RdictIter, begin: bytes, end: bytes, at: int) -> Iterator[Seen]:
         found.seek_for_prev(end)

@@ -23,7 +23,9 @@ NOT_HERE = {
     "Replica": {"begin_tasks", "deadline", "marks", "report_due", "step"},
     "TableTransaction": {"added", "check_unique", "commit_with", "unchanged", "write_entries", "write_state"},
     "JoinedTransaction": {"added", "check_unique", "unchanged", "write_entries"},
-    "TableSnapshot": {"check_open", "get_version", "in_place_of", "is_forked", "row_at", "stamped", "walk"},
+    "TableSnapshot": {
+        "check_open", "cursor", "get_version", "in_place_of", "is_forked", "row_at", "stamped", "walk", "walk_some",
+    },
     "Snapshot": set(),
     "Reader": {"after_fork"},
     "TransactionReader": {"after_fork"},

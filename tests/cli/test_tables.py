@@ -13,6 +13,7 @@ import pytest
 
 from anabranch.cli.errors import ExitCode
 from anabranch.errors import UnknownStream
+from anabranch.presentation.system_tables import table_rows
 from anabranch.protocol.hybrid_time import read_moment
 from anabranch.protocol.ids import NO_TXN
 from anabranch.tables.replica import Lag
@@ -207,3 +208,35 @@ def test_a_check_names_the_kind_of_the_derivation(
     document = json.loads(run("table", "check", "a/b", "by-city", "json:dumps", "--json").stdout)
     assert document["kind"] == "totals"
     assert document["differences"] == differences
+
+
+def test_a_table_is_described_with_its_derivations(
+    run: Run, fake: FakeClient, table: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with those of workers, which its settings don't name; and without versions that ended."""
+    table.settings |= {"derive.by-city": "2"}
+    derived = [
+        "a/b by-city 1",
+        "a/b by-city 2 unique",
+        "a/b by-row 1 asynchronous",
+        "a/c by-row 1 asynchronous",
+    ]
+    settings = {"a/b": table.settings} | {
+        "a/{}-{}-v{}".format(*text.removeprefix("a/").split(" ")[:3]): {
+            "table": "true",
+            "derived": text,
+        }
+        for text in derived
+    }
+    rows = list(
+        table_rows([replace(stream(name), settings=its) for name, its in settings.items()], {})
+    )
+    monkeypatch.setattr(fake, "system", lambda *_, **__: rows, raising=False)
+    monkeypatch.setattr(
+        fake, "count_events", lambda _: SimpleNamespace(events=0, exact=True), raising=False
+    )
+    (document,) = json.loads(run("table", "describe", "a/b", "--json").stdout)["tables"]
+    assert document["derivations"] == [
+        {"name": "by-city", "version": 2, "kind": "unique", "table": "a/b-by-city-v2"},
+        {"name": "by-row", "version": 1, "kind": "asynchronous", "table": "a/b-by-row-v1"},
+    ]

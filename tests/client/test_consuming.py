@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from anabranch.client.calls.processors import Processors
 from anabranch.client.client import Client
 from anabranch.client.session import Session
 from anabranch.client.transaction import Transaction
@@ -15,11 +16,13 @@ from anabranch.errors import (
     IllegalState,
     InvalidArgument,
     MalformedRecord,
+    NotReady,
     OutcomeUnknown,
     OwnershipLost,
     TransactionAborted,
     UnsupportedVersion,
 )
+from anabranch.protocol.schemas.records import TakeTasks
 from anabranch.reading.task_reader import TaskReader
 from anabranch.types import Event
 from tests.client.world import World
@@ -254,3 +257,21 @@ def test_an_unreadable_answer_ends_the_reader(
         with pytest.raises(IllegalState, match="take the tasks again"):
             world.client.transact(copies(event), consume=reader)
     assert world.values() == [event.value]
+
+
+def test_tasks_that_were_taken_in_vain_are_given_back(
+    world: Copying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise their workers would wait for this holder for half a minute."""
+    real = Processors.ask
+
+    def ask(self: Processors, processor: str, command: object, deadline: float) -> Any:
+        found = real(self, processor, command, deadline)
+        if isinstance(command, TakeTasks):
+            raise NotReady("a former commit of its tasks is being merged")
+        return found
+
+    monkeypatch.setattr(Processors, "ask", ask)
+    with pytest.raises(NotReady, match="merged"):
+        world.client.take_tasks(NAME)
+    assert {(task.holder, task.term) for task in world.client.processor(NAME).tasks} == {("", 2)}

@@ -10,6 +10,8 @@ import faust
 import pytest
 
 from anabranch.errors import InvalidArgument
+from anabranch.presentation.topology import read_topology
+from anabranch.processing.operations.topology import topology_of
 from anabranch.testing import Driver
 from tests.faust.played import AgentDriver, app_of
 
@@ -265,3 +267,35 @@ BAD = {
 def test_other_windows_are_refused(what: str) -> None:
     with pytest.raises(InvalidArgument, match=what):
         BAD[what](app_of())
+
+
+def test_the_topology_of_an_app() -> None:
+    """Agents with their tables, and streams that they write: named in their code, as sinks, and by `group_by`."""
+    app = app_of()
+    flights, out, even = app.topic("s/flights"), app.topic("s/out"), app.topic("s/even")
+    counts, windows = app.Table("counts", default=int), app.Table("hours", default=int).tumbling(60)
+
+    async def count(stream: Any) -> None:
+        async for key, value in stream.items():
+            counts[key] += 1
+            await out.send(key=key, value=value)
+
+    async def grouped(stream: Any) -> Any:
+        async for key, value in stream.group_by(len, name="size").items():
+            windows[key] += 1
+            yield value
+
+    app.agent(flights)(count)
+    app.agent(flights, sink=[even])(grouped)
+    with AgentDriver(app):
+        found = read_topology(topology_of(app.program))
+    assert found is not None
+    (own,) = (one for one in found.outputs if one.endswith("-flights-size-repartition"))
+    calls = {
+        one.name.rpartition(".")[2]: (one.of, one.uses, set(one.writes)) for one in found.calls
+    }
+    assert calls == {
+        "count": (("s/flights",), ("counts",), {"s/out"}),
+        "grouped": (("s/flights", own), ("hours",), {"s/even", own}),
+    }
+    assert set(found.outputs) == {"s/even", "s/out", own}

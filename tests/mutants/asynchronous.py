@@ -7,7 +7,7 @@ from typing import Any
 
 from anabranch.core.decisions import ownership
 from anabranch.processing import app
-from anabranch.processing.app import DerivedTable
+from anabranch.processing.derived import DerivedTable
 from anabranch.reading.task_reader import TaskReader
 from anabranch.tables import follow
 from anabranch.tables import store as stores

@@ -16,8 +16,8 @@ from anabranch.cli import options
 from anabranch.cli.main import app as cli
 from anabranch.client.transaction import Transaction
 from anabranch.errors import InvalidArgument, NotReady
-from anabranch.processing import dead
 from anabranch.processing.app import Processor
+from anabranch.processing.operations import dead
 from anabranch.protocol.legal_names import PLAIN
 from tests.processing.test_worker import Place
 

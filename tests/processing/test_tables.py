@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -720,6 +721,29 @@ def test_a_batch_that_reads_nothing_writes_to_the_source_of_a_derived_table(shop
     assert shop.rows() == {"a": 7, "b": 7}
     assert not shop.client.check_derivation(ROWS, "by-value")
     assert not shop.dead()
+
+
+def test_an_event_whose_row_a_derivation_refuses_is_a_dead_letter(shop: Shop) -> None:
+    def tens(_: bytes, row: bytes) -> bytes:
+        return b"%d" % (100 // max(0, int(row)))  # only rows above 0
+
+    shop.connect(lane=ADMIN_LANE).grant("open", ROWS, ("operate",))
+    for client in (shop.client, shop.other):
+        client.derive(ROWS, "by-value", tens, unique=True)
+    app, rows = shop.program()
+    wanted, less = {b"a": 5, b"b": 7, b"c": 5, b"e": 9}, itertools.count(-1, -1)
+
+    @app.on(app.input("nyc/in"))
+    def put(event: Any) -> None:
+        rows[event.key] = wanted.get(event.key) or next(less)  # another value in each try
+
+    for keys in ([b"a"], [b"b", b"c", b"d"], [b"e"]):
+        shop.write(*keys)
+    with closing(shop.worker(app)) as worker:
+        steps(worker, 20)
+    assert shop.rows() == {"a": 5, "b": 7, "e": 9}
+    assert [one.split(":")[0] for one in shop.dead()] == ["UniqueViolation", "ZeroDivisionError"]
+    assert not shop.client.check_derivation(ROWS, "by-value")
 
 
 def test_a_worker_continues_when_another_version_comes_into_force(shop: Shop) -> None:

@@ -590,7 +590,7 @@ def test_a_short_transaction_that_began_before_begins_again(shop: Shop) -> None:
             shop.client._shared.derivations.learn(ORDERS, {})
 
     of = r.Derivation(ORDERS, "by-city", 1)
-    made = Function(of, unique=False, values=lambda _, row: frozenset(row.split(b" ")[:1]))
+    made = Function(of, "index", values=lambda _, row: frozenset(row.split(b" ")[:1]))
     shop.client._shared.derivations.add(made)
     rows.transact(write)
     assert len(calls) == 2

@@ -345,6 +345,32 @@ WHILE_BUILT: dict[str, dict[str, str | None]] = {
 }
 
 
+def test_a_build_whose_locks_break_continues_in_small_pieces(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer of the only group breaks each piece of more than one row."""
+    plain = shop.replica(shop.client)
+    shop.put(plain, **{f"k{n:02}": f"oslo {n}" for n in range(16)})
+    real, sizes, writer = _Piece.__call__, list[int](), knowing(shop, 1)
+    others: list[Any] = []
+
+    def call(piece: _Piece, txn: TableTransaction) -> int:
+        done = real(piece, txn)
+        sizes.append(done)
+        if done > 1:
+            with txn._shared.outside():
+                others.extend([] if others else [shop.replica(writer)])
+                shop.put(others[0], z=f"oslo {len(sizes)}")
+        return done
+
+    monkeypatch.setattr(_Piece, "__call__", call)
+    rows = with_totals(shop)
+    assert sizes[:5] == [16, 8, 4, 2, 1]
+    assert len(sizes) <= 2 * 16 + 4
+    assert totals_of(rows)["oslo"].rows == 17
+    assert not shop.client.check_derivation(ORDERS, "by-branch")
+
+
 @pytest.mark.parametrize("at", range(6))
 @pytest.mark.parametrize("case", WHILE_BUILT)
 def test_writes_while_they_are_built(
@@ -586,6 +612,12 @@ def test_a_higher_version(shop: Shop) -> None:
 
 # -- refusals -----------------------------------------------------------------------------------------------
 
+
+def look_up(shop: Shop) -> object:
+    with shop.replica(shop.client).snapshot() as view:
+        return view.lookup("by-branch", b"oslo")  # it is refused before the first row is asked for
+
+
 REFUSED: dict[str, tuple[Callable[[Shop, TableTransaction], object], type[Exception], str]] = {
     "unique totals": (
         lambda s, _: s.client.derive(ORDERS, "x", numbers, unique=True, totals=True), InvalidArgument,
@@ -593,6 +625,7 @@ REFUSED: dict[str, tuple[Callable[[Shop, TableTransaction], object], type[Except
     ),
     "another kind": (lambda s, _: s.client.derive(ORDERS, "by-branch", city), StreamExists, "totals"),
     "a look-up": (lambda _, txn: txn.lookup("by-branch", b"oslo"), InvalidArgument, "`total`"),
+    "a look-up in a snapshot": (lambda s, _: look_up(s), InvalidArgument, f"get the rows of {BY_BRANCH}"),
     "a total of rows": (lambda _, txn: txn.total("by-city", b"oslo"), InvalidArgument, "`lookup`"),
     "no bytes": (lambda _, txn: txn.total("by-branch", "oslo"), InvalidArgument, "bytes"),  # type: ignore[arg-type]
     "no such name": (lambda _, txn: txn.total("by-size", b"oslo"), DerivationMissing, "no version"),

@@ -307,7 +307,7 @@ def function_of(of: r.Derivation, function: DerivingFunction, kind: Kind) -> Any
     if kind == "totals":
         return Totals(of, function)
     values = cast("IndexFunction", function)
-    return Function(of, kind == "unique", Indexed(of.source, of.name, values).of)
+    return Function(of, kind, Indexed(of.source, of.name, values).of)
 
 
 def compared(view: TableSnapshot, made: Function) -> Iterator[str]:
@@ -378,9 +378,13 @@ def _build_rows(replica: Replica, made: AnyFunction, state: bytes) -> None:
         done = view.get(made.table, PROGRESS_KEY)
         seen = view.walk(made.of.source, b"" if done is None else done + b"\0", None)
         keys = [each.key for each in islice(seen, _PIECE)]
+        size = _PIECE
         while keys:
-            piece = _Piece(made, state, begun, keys)
+            piece = _Piece(made, state, begun, keys[:size])
             count = replica.transact(piece).value
+            size = min(
+                _PIECE, 2 * count
+            )  # what broke the locks of a larger piece probably continues
             keys = [*keys[count:], *(each.key for each in islice(seen, count))]
 
 

@@ -38,6 +38,7 @@ from anabranch.topics.names import journal_topic, mirror_group
 from anabranch.types import TaskOwnership
 
 _ROOMS_S = 3.0  # limit for asking about outputs: a worker waits meanwhile, and its session must not time out
+_GIVE_BACK_S = 3.0
 _PAUSE_S = 0.02  # before asking again whether a commit is merged
 
 
@@ -131,7 +132,8 @@ class Processors:
             raise InvalidArgument("a start belongs to inputs that are added: begin, end or a time")
         if plain := [one for one in add if is_plain(one)]:
             raise InvalidArgument(
-                f"{', '.join(plain)}: only streams can be added to a processor; bridge the topic into one"
+                f"{', '.join(plain)}: only streams can be added to a processor: bridge the topic into one "
+                "(`anabranch bridge`), or make a processor of another name that has all inputs from the start"
             )
         info = self.described(processor, deadline)
         known = {one.stream: one for one in info.inputs}
@@ -234,19 +236,32 @@ class Processors:
         who = f"{socket.gethostname()}:{os.getpid()}" if holder is None else holder
         seen = tuple(terms.get(task, 0) for task in wanted)
         command = r.TakeTasks(processor, secret, who, tuple(wanted), seen, copying)
-        while True:
-            info = self.ask(processor, command, deadline)
-            merging = {task.in_progress for task in info.tasks} - {None}
-            if not merging:
-                break
-            if self._session.now() + _PAUSE_S >= deadline:
-                ids = ", ".join(sorted(one.hex() for one in merging if one is not None))
-                raise NotReady(f"the tasks are taken, but {ids} is still being merged: take again")
-            self._shared.ports.clock.sleep(_PAUSE_S)
+        try:
+            info = self._taken(command, deadline)
+        except AnabranchError:
+            # Their workers would wait for this holder for half a minute.
+            back = r.ReleaseTasks(processor, secret, tuple(wanted))
+            with suppress(AnabranchError):
+                self.ask(processor, back, self._session.now() + _GIVE_BACK_S)
+            raise
         found = {task.task: task for task in info.tasks}
         return TaskOwnership(
             processor, info.task_count, info.inputs, found, secret, info.stores, info.incarnation
         )
+
+    def _taken(self, command: r.TakeTasks, deadline: float) -> r.ProcessorInfo:
+        """The processor once the tasks are taken, and no commit of a former owner moves them any more."""
+        while True:
+            info = self.ask(command.processor, command, deadline)
+            merging = {task.in_progress for task in info.tasks} - {None}
+            if not merging:
+                return info
+            if self._session.now() + _PAUSE_S >= deadline:
+                ids = ", ".join(sorted(one.hex() for one in merging if one is not None))
+                raise NotReady(
+                    f"{ids} moves these tasks, and is still being merged: take them again"
+                )
+            self._shared.ports.clock.sleep(_PAUSE_S)
 
     def release_tasks(self, ownership: TaskOwnership, deadline: float) -> None:
         command = r.ReleaseTasks(

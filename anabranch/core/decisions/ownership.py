@@ -246,11 +246,18 @@ def release(turn: Turn, command: r.ReleaseTasks, to: ReplyTo | None) -> None:
     for task in command.tasks:
         known = task_of(turn, command.processor, task)
         if known.fencing_hash == fencing_hash:
-            gone = known._replace(
-                term=known.term + 1, fencing_hash=b"", holder="", taken_ms=turn.wall_ms
-            )
-            turn.put(k.task_key(command.processor, task), gone)
+            turn.put(k.task_key(command.processor, task), _released(turn, known))
     _answer(turn, row, command.tasks, to)
+
+
+def _released(turn: Turn, known: r.TaskRow) -> r.TaskRow:
+    """The row of a task that no worker owns any more; its state and positions stay."""
+    return known._replace(term=known.term + 1, fencing_hash=b"", holder="", taken_ms=turn.wall_ms)
+
+
+def _emptied(turn: Turn, known: r.TaskRow) -> r.TaskRow:
+    """The row of a task that no worker owns any more, and that begins again without state and positions."""
+    return r.TaskRow(known.term + 1, b"", "", turn.wall_ms, 0, NO_TXN, 0, 0, None, ())
 
 
 def _answer(turn: Turn, row: r.ProcessorRow, tasks: tuple[int, ...], to: ReplyTo | None) -> None:
@@ -291,24 +298,16 @@ def copy_processor(turn: Turn, command: r.CopyProcessor, to: ReplyTo | None) -> 
                 f"{command.processor} exists, and is no copy of {command.origin} that was begun: choose another "
                 "name"
             )
-        if command.phase == COPYING:
-            row = _begun_copy(turn, command, known)
-        elif command.phase in ("", SAVEPOINT):
-            if known is None:
-                raise UnknownProcessor(f"no copy {command.processor!r} was begun")
-            row = replace(known, phase=command.phase, resets=known.resets + 1)
-        else:
-            raise InvalidArgument(f"a copy has no phase {command.phase!r}")
-        tasks = {} if known is None else _may_end(turn, known, command.resets)
+        row = (
+            _begun_copy(turn, command, known)
+            if command.phase == COPYING
+            else _ended_copy(command, known)
+        )
+        tasks = {} if known is None else _may_move(turn, known, command.resets)
         note_change(turn, thing, to)
-        for task, left in tasks.items():
-            if command.phase == COPYING:
-                gone = r.TaskRow(left.term + 1, b"", "", turn.wall_ms, 0, NO_TXN, 0, 0, None, ())
-            else:
-                gone = left._replace(
-                    term=left.term + 1, fencing_hash=b"", holder="", taken_ms=turn.wall_ms
-                )
-            turn.put(k.task_key(row.processor, task), gone)
+        without = _emptied if command.phase == COPYING else _released
+        for task, known_task in tasks.items():
+            turn.put(k.task_key(row.processor, task), without(turn, known_task))
         turn.put(thing, row)
         turn.audit(command, f"{row.processor} from {row.origin}: {row.phase or 'may be run'}")
     row = processor_of(turn, command.processor)
@@ -355,6 +354,15 @@ def _begun_copy(
     )
 
 
+def _ended_copy(command: r.CopyProcessor, known: r.ProcessorRow | None) -> r.ProcessorRow:
+    """The row of a copy that ends: workers may run it, or it is a savepoint."""
+    if command.phase not in ("", SAVEPOINT):
+        raise InvalidArgument(f"a copy has no phase {command.phase!r}")
+    if known is None:
+        raise UnknownProcessor(f"no copy {command.processor!r} was begun")
+    return replace(known, phase=command.phase, resets=known.resets + 1)
+
+
 def alter_processor(turn: Turn, command: r.AlterProcessor, to: ReplyTo | None) -> None:
     """Change the inputs of a processor. All task ownership ends, since positions name inputs by their numbers.
 
@@ -368,7 +376,7 @@ def alter_processor(turn: Turn, command: r.AlterProcessor, to: ReplyTo | None) -
         if row.phase:
             raise _not_to_run(row)
         _check_derives_nothing(turn, row.processor)
-        tasks = _may_end(turn, row, command.resets)
+        tasks = _may_move(turn, row, command.resets)
         kept = _kept(row, command)
         inputs = (*(row.inputs[number] for number in kept), *command.add)
         _check_inputs(row.processor, inputs)
@@ -381,13 +389,7 @@ def alter_processor(turn: Turn, command: r.AlterProcessor, to: ReplyTo | None) -
                 for position in known.positions
                 if position.input in new_numbers
             )
-            left = known._replace(
-                term=known.term + 1,
-                fencing_hash=b"",
-                holder="",
-                taken_ms=turn.wall_ms,
-                positions=positions,
-            )
+            left = _released(turn, known)._replace(positions=positions)
             turn.put(k.task_key(row.processor, task), left)
         row = replace(ended, inputs=inputs)
         turn.put(k.processor_key(row.processor), row)
@@ -420,7 +422,7 @@ def reset_processor(turn: Turn, command: r.ResetProcessor, to: ReplyTo | None) -
         if row.phase:
             raise _not_to_run(row)
         _check_derives_nothing(turn, row.processor)
-        tasks = _may_end(turn, row, command.resets)
+        tasks = _may_move(turn, row, command.resets)
         if not command.inputs and not command.keep_state:
             raise InvalidArgument(
                 "without its state a processor has no position to go by: say where it starts, or keep its state"
@@ -434,7 +436,7 @@ def reset_processor(turn: Turn, command: r.ResetProcessor, to: ReplyTo | None) -
         ended = _ended(row, keep_state=command.keep_state)
         note_change(turn, thing, to)
         for task, known in tasks.items():
-            left = r.TaskRow(known.term + 1, b"", "", turn.wall_ms, 0, NO_TXN, 0, 0, None, ())
+            left = _emptied(turn, known)
             if command.keep_state:
                 left = left._replace(
                     sequence=known.sequence,
@@ -458,7 +460,7 @@ def delete_processor(turn: Turn, command: r.DeleteProcessor, to: ReplyTo | None)
     if not is_repeated(turn, thing, to):
         row = processor_of(turn, command.processor)
         check_informed(turn, thing, to)
-        tasks = _may_end(turn, row, command.resets)
+        tasks = _may_move(turn, row, command.resets)
         gone = _ended(row, keep_state=False)
         aborted = end_stream(turn, state_stream(row.processor), "its processor is deleted")
         for task in tasks:
@@ -493,8 +495,8 @@ def _ended(row: r.ProcessorRow, *, keep_state: bool) -> r.ProcessorRow:
     return replace(row, incarnation=incarnation, resets=row.resets + 1, kinds=kinds)
 
 
-def _may_end(turn: Turn, row: r.ProcessorRow, resets: int) -> dict[int, r.TaskRow]:
-    """The rows of a processor's tasks, if it may be reset or deleted now.
+def _may_move(turn: Turn, row: r.ProcessorRow, resets: int) -> dict[int, r.TaskRow]:
+    """The rows of a processor's tasks, if their positions may be changed, or dropped, now.
 
     Raises: IllegalState (it was reset meanwhile), NotReady and ReservedByPrepared (a commit moves a task).
     """

@@ -26,11 +26,13 @@ _CALLS = ("_call", "_closed")  # attributes of stores that are a program's funct
 
 def topology_of(app: Program) -> str:
     """The topology as JSON. Parts are left out if it would be too long."""
+    calls = list(_calls(app))
+    written = {stream for one in calls for stream in one["writes"]}
     found = {
-        "calls": list(_calls(app)),
+        "calls": calls,
         "stores": {name: store.kind for name, store in app.stores.items()},
         "late": {name: late.stream for name, store in app.stores.items() if (late := _late(store))},
-        "outputs": sorted(set(app.outputs) - {app.dead_letter}),
+        "outputs": sorted((set(app.outputs) | written) - {app.dead_letter}),
         "tables": sorted(app.tables),
         "replicas": sorted({name for one in app.replicas for name in one.tables}),
         "dead_letter": app.dead_letter,
@@ -46,11 +48,12 @@ def topology_of(app: Program) -> str:
 def _calls(app: Program) -> Iterator[dict[str, Any]]:
     """Functions of the program: what each is called for, uses and writes."""
     made: dict[Any, dict[str, Any]] = {}
-    for stream, handlers in app.handlers.items():
-        for one in handlers:
+    for stream in app.handlers:
+        for one in app.drawn(stream):
             store = _store_of(one.call)
             call = made.setdefault(
-                id(store) if store else id(one.call), _call(app, _name(one, store), one.call)
+                id(store) if store else id(one.call),
+                _call(app, _name(one, store), one.call, one.also),
             )
             if stream not in call["of"]:
                 call["of"].append(stream)
@@ -61,10 +64,12 @@ def _calls(app: Program) -> Iterator[dict[str, Any]]:
     yield from made.values()
 
 
-def _call(app: Program, name: str, call: Any) -> dict[str, Any]:
+def _call(app: Program, name: str, call: Any, also: Iterable[Any] = ()) -> dict[str, Any]:
     uses, writes = list[str](), list[str]()
-    for one in _named_by(call):
-        if isinstance(one, Output):
+    for one in _named_by(app, call, also):
+        if isinstance(one, str):
+            known, into, name_of = True, writes, one
+        elif isinstance(one, Output):
             known, into = one.stream in app.outputs, writes
             name_of = one.stream
         elif isinstance(one, SharedReplica):
@@ -110,10 +115,15 @@ def _late(store: Keyed) -> Output | None:
     return late if isinstance(late, Output) else None
 
 
-def _named_by(call: Any) -> Iterator[Keyed | Output | SharedTable | SharedReplica]:
-    """Parts of a program that a function names, itself or in other functions of its module."""
+def _named_by(
+    app: Program, call: Any, also: Iterable[Any]
+) -> Iterator[Keyed | Output | SharedTable | SharedReplica | str]:
+    """Parts of a program that a function names, itself or in other functions of its module; and ``also``.
+
+    A text is the name of a stream that it writes.
+    """
     homes = {_home(call)}
-    waiting, seen = [call], set[int]()
+    waiting, seen = [call, *also], set[int]()
     while waiting and len(seen) < _MOST_SEEN:
         one = waiting.pop(0)
         if id(one) in seen:
@@ -122,6 +132,8 @@ def _named_by(call: Any) -> Iterator[Keyed | Output | SharedTable | SharedReplic
         kind = type(one)
         if issubclass(kind, Output | SharedTable | SharedReplica | Keyed):
             yield one
+        elif (part := app.part_of(one)) is not None:
+            yield part
         elif issubclass(kind, MethodType):
             if issubclass(type(one.__self__), Keyed):  # a word of the program
                 yield one.__self__
