@@ -347,7 +347,7 @@ class FindScope:
     near: str | None = None
 
 class FollowedRows(NamedTuple):
-    """Rows of a table, read as another transaction writes them. They are locked since its commit. Without a table: only the order of the two transactions."""
+    """Rows of a table, read as another transaction writes them, locked since its commit. Without a table: only their order."""
 
     txn_id: bytes
     table: str
