@@ -401,18 +401,24 @@ def test_a_decided_commit_is_answered_before_its_merge(level: int) -> None:
     world.begin("big")
     world.touch("big")
     world.write("big", "w", size=2 * CHUNK)
+    world.ask("scale", r.Scale("nyc/a", 1, (), ()))
     command = world.committing("big", own=[world.receipt("big", "w")])
     assert world.ask("patient", command) == "", "its decision is logged, and an abort is possible"
     world.at_decision = True
-    enabled = level == DECIDED_LEVEL
+    told = []
     for name in ("quick", "again"):
-        world.ask(name, command)
-        assert world.row("big").state == "FINALIZE_IN_PROGRESS"
-        assert [result.state for _, result in world.said] == ["FINALIZE_IN_PROGRESS"] * enabled
+        for turn in (lambda name=name: world.ask(name, command), lambda: world.wait(60)):
+            turn()
+            told += [(to.correlation_id, result.state) for to, result in world.said]
+    assert world.row("big").state == "FINALIZE_IN_PROGRESS"
+    enabled = level == DECIDED_LEVEL
+    assert (
+        told == [(b"quick", "FINALIZE_IN_PROGRESS"), (b"again", "FINALIZE_IN_PROGRESS")] * enabled
+    )
     ((key, row),) = world.state.open[world.id("big")].staged_merges.items()
     done = replace(row, cursor=9, first=0, end=1, count=1, done=True)
     world.log_rows([(k.staged_merge_key(world.id("big"), *key), done)])
     world.wait(60)
-    told = {to.correlation_id: result.state for to, result in world.said}
-    waited = [b"patient"] if enabled else [b"patient", b"quick", b"again"]
-    assert told == dict.fromkeys(waited, "COMMITTED")
+    waited = {to.correlation_id: result.state for to, result in world.said}
+    names = [b"patient"] if enabled else [b"patient", b"quick", b"again"]
+    assert waited == dict.fromkeys(names, "COMMITTED")
