@@ -407,9 +407,10 @@ def test_a_decided_commit_is_answered_before_its_merge(level: int) -> None:
     world.at_decision = True
     told = []
     for name in ("quick", "again"):
-        for turn in (lambda name=name: world.ask(name, command), lambda: world.wait(60)):
-            turn()
-            told += [(to.correlation_id, result.state) for to, result in world.said]
+        world.ask(name, command)
+        said = [*world.said]
+        world.wait(60)
+        told += [(to.correlation_id, result.state) for to, result in [*said, *world.said]]
     assert world.row("big").state == "FINALIZE_IN_PROGRESS"
     enabled = level == DECIDED_LEVEL
     assert (
