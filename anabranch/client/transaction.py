@@ -675,7 +675,7 @@ class Transaction:
                 )
             if self._token is None or self.state in USABLE:
                 self._open(deadline)
-            if self._result is None:
+            if self._result is None or not self._result.is_merged:
                 self._commit_open(parts, deadline)
             return self._done()
 

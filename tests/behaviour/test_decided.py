@@ -53,7 +53,7 @@ def test_the_decision_is_answered_and_the_rest_survives_the_leader(
             assert txn.commit(wait="decided") is first
             assert not client.commit(token, wait="decided").is_merged
             assert not other.commit(wait="decided").is_merged
-            with pytest.raises(DeadlineExceeded, match="have not ended in time"):
+            with pytest.raises(DeadlineExceeded):
                 list(client.finished(ids, timeout=0.05))
             future = pool.submit(txn.merged)
 
