@@ -344,7 +344,7 @@ class FindScope:
     near: str | None = None
 
 class FollowedRows(NamedTuple):
-    """Rows of a table, read as another transaction writes them. They are locked since its commit."""
+    """Rows of a table, read as another transaction writes them. They are locked since its commit. Without a table: only the order of the two transactions."""
 
     txn_id: bytes
     table: str
