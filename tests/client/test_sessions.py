@@ -114,7 +114,8 @@ BAD = [3, 17, 18, 39]
 
 def after_refusals(world: World) -> list[int]:
     """Write 40 rows, of which some are refused, in four requests."""
-    world.client.alter_stream(STREAM, {"max.message.bytes": limits.LEAST_MESSAGE.value})
+    with world.connect(lane=ADMIN_LANE) as operator:
+        operator.alter_stream(STREAM, {"max.message.bytes": limits.LEAST_MESSAGE.value})
     session = world.client.session("manual")
     session._sender._most_bytes = 100_000
     for number in range(40):
