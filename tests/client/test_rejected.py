@@ -10,6 +10,7 @@ from anabranch.core import rejections
 from anabranch.errors import FeatureNotEnabled, UnknownStream
 from anabranch.ports import TopicPartition
 from anabranch.protocol import limits
+from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.testing.memory.cluster import MemoryCluster
 from anabranch.testing.memory.table import MemoryStore
 from anabranch.topics.names import journal_topic
@@ -108,7 +109,8 @@ def test_a_new_stream_of_the_name_has_none() -> None:
     world.write(b"")
     world.cluster.advance(10)
     world.write(b"")
-    world.client.delete_stream(TABLE)
+    with world.cluster.connect(lane=ADMIN_LANE) as operator:
+        operator.delete_stream(TABLE)
     with pytest.raises(UnknownStream):
         world.seen()
     world.client.create_table(TABLE)

@@ -22,6 +22,7 @@ from tests.mutants.planting import wrapping
 from tests.mutants.tables import followed_unseen
 
 TABLE = "nyc/rows"
+SMALL = "nyc/small"  # it takes only small events
 
 
 @pytest.fixture(autouse=True)
@@ -105,8 +106,8 @@ def test_bad_rows_are_refused_at_once(world: World) -> None:
 
 def big(session: WriteSession, number: int) -> None:
     """Write a row of which only the controller notices that its stream takes none of this size."""
-    session._places[STREAM] = session._learned(STREAM)._replace(most=1 << 30)
-    session.apply(STREAM, (b"%d" % number).ljust(limits.LEAST_MESSAGE.value, b" "), b"k")
+    session._places[SMALL] = session._learned(SMALL)._replace(most=1 << 30)
+    session.apply(SMALL, (b"%d" % number).ljust(limits.LEAST_MESSAGE.value, b" "), b"k")
 
 
 BAD = [3, 17, 18, 39]
@@ -114,23 +115,24 @@ BAD = [3, 17, 18, 39]
 
 def after_refusals(world: World) -> list[int]:
     """Write 40 rows, of which some are refused, in four requests."""
-    world.client.alter_stream(STREAM, {"max.message.bytes": limits.LEAST_MESSAGE.value})
+    most = str(limits.LEAST_MESSAGE.value)
+    world.client.create_stream(SMALL, settings={"max.message.bytes": most})
     session = world.client.session("manual")
     session._sender._most_bytes = 100_000
     for number in range(40):
         if number in BAD:
             big(session, number)
         else:
-            session.apply(STREAM, b"%d" % number, b"k")
+            session.apply(SMALL, b"%d" % number, b"k")
         if number % 10 == 9:
             session._sender.seal()
     with pytest.raises(errors.RowsFailed, match="4 rows of the session failed") as caught:
         session.flush()
     found = [(e.number, e.stream, e.key, type(e.error)) for e in caught.value.errors]
-    assert found == [(number, STREAM, b"k", errors.EventTooLarge) for number in BAD]
+    assert found == [(number, SMALL, b"k", errors.EventTooLarge) for number in BAD]
     session.flush()  # each error comes once
     session.close()
-    return numbers(world)
+    return numbers(world, SMALL)
 
 
 def test_refused_rows_are_found_and_the_order_is_kept(world: World) -> None:

@@ -186,6 +186,7 @@ def describe_streams(turn: Turn, command: r.DescribeStreams, to: ReplyTo | None)
             known = active_stream(turn, command.stream)
         info = stream_info(turn, known, full=True)
         if command.rejected:
+            turn.state.check_enabled(rejections.LEVEL, "a list of rejected records")
             row = rejections.of_stream(turn, command.stream)
             counts = Counter(row.counts) + Counter(_refused(turn, command.stream))
             info = replace(info, rejected=dict(counts), rejected_records=row.records)
