@@ -2,8 +2,8 @@
 
 A session's requests are one-shots. Several are under way, and each names the one before it (`OneShot.follows`), so
 none is committed unless that one is. A request that is refused for a row is halved until the row is found. Requests
-that were sent after it were refused with it, and are sent again under their ids, once it has an outcome. So the order
-is kept, and no row is committed twice (``docs/inside/decisions/0064-sessions.md``).
+that were sent after it were refused with it, and are sent again under their ids, once it has an outcome.
+So the order is kept, and no row is committed twice (``docs/inside/decisions/0064-sessions.md``).
 """
 
 from __future__ import annotations
