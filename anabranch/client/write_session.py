@@ -1,9 +1,9 @@
 """Sessions: rows that a client writes one by one, and that are committed in this order, many in a request.
 
 A session's requests are one-shots. Several are under way, and each names the one before it (`OneShot.follows`), so
-none is committed unless that one is. A request that is refused for a row is halved until the row is found. What was
-sent after it was refused with it, and is sent again under its own id, once that one has an outcome. So the order is
-kept, and no row is committed twice (``docs/inside/decisions/0064-sessions.md``).
+none is committed unless that one is. A request that is refused for a row is halved until the row is found. Requests
+that were sent after it were refused with it, and are sent again under their ids, once it has an outcome.
+So the order is kept, and no row is committed twice (``docs/inside/decisions/0064-sessions.md``).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _Rows(EncodedEvents):
 
 
 class _Place(NamedTuple):
-    """Where the rows of a stream go, and what they may be.
+    """The place of a stream's rows, and their limits.
 
     ``head``: the first fields of a row with a key; ``keyless``: of rows without one, by segment. ``most``: bytes of
     a row. ``until``: when the segments are to be asked for again.
@@ -131,7 +131,7 @@ class _Sender:
     def __init__(self, shared: Shared, most_bytes: int) -> None:
         self._shared, self._session = shared, shared.session
         self._most_bytes = most_bytes
-        # Of what `add` changes; held for a few lines. The garbage collector may call `stop` inside of them.
+        # Guards all that `add` changes; held for a few lines. The garbage collector may call `stop` inside of them.
         self._guard = threading.RLock()
         self._pumping = here().lock()
         self._changed = here().condition()
@@ -355,7 +355,7 @@ class _Sender:
             self._refused(request, command, error, deadline)
             return
         if isinstance(answer, r.Revalidate):
-            # What it followed was not committed then; it has an outcome now.
+            # The request that it followed was not committed then, and has an outcome now.
             self._is_broken = request.in_doubt = True
             return
         self._end(request)

@@ -11,6 +11,7 @@ from tests.aio.calls import KINDS, PAGE, Kind, text
 
 # Of workers of `Processor`, of programs that read topics themselves, and of the client's own parts.
 NOT_HERE = {
+    "WriteSession": {"keepalive_ms", "live_token", "gone", "client_closes", "after_fork"},
     "Client": {"heart", "reader_ports", "check_outputs", "mirror"},
     "Transaction": {
         "acknowledged", "after_fork", "client_closes", "commit_with", "gone", "identity", "keep", "left_by",
