@@ -28,7 +28,7 @@ from anabranch.protocol.schemas import fast
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.making import DEFAULTS
 
-LEVEL = 3  # the highest feature level that this release knows
+LEVEL = 4  # the highest feature level that this release knows
 
 # Record type -> class. A number is never reused; a changed record gets a new number, or fields of a new level.
 TYPES: dict[int, type] = {
@@ -84,6 +84,12 @@ TYPES: dict[int, type] = {
     52: r.TakeTurn,
     53: r.AlterProcessor,
     54: r.CopyProcessor,
+    57: r.Enlist,
+    58: r.Enlisted,
+    59: r.AskVote,
+    60: r.Vote,
+    61: r.Decide,
+    62: r.Done,
     64: r.TermRow,
     65: r.RoundRow,
     66: r.ScopeRow,
@@ -124,6 +130,9 @@ TYPES: dict[int, type] = {
     108: r.TableRow,
     109: r.PendingCommitRow,
     110: r.FeatureRow,
+    112: r.VotesRow,
+    113: r.PartitionRow,
+    114: r.CoordinatorRow,
 }
 _CODES = {cls: code for code, cls in TYPES.items()}
 
