@@ -47,6 +47,9 @@ class Entry(IntEnum):
     LABEL = 24
     READ_LOCK = 25
     READS = 26
+    VOTES = 27
+    PARTITION = 28
+    COORDINATOR = 29
     GRANT = 32
     AUDIT = 33
     PROCESSOR = 34
@@ -86,6 +89,9 @@ _ROWS: dict[Entry, type | tuple[type, ...]] = {
     Entry.LABEL: r.LabelRow,
     Entry.READ_LOCK: (r.ReadLockRow, r.ValidatedRow),
     Entry.READS: r.ReadsRow,
+    Entry.VOTES: r.VotesRow,
+    Entry.PARTITION: r.PartitionRow,
+    Entry.COORDINATOR: r.CoordinatorRow,
     Entry.FEATURE: r.FeatureRow,
     Entry.GRANT: r.GrantRow,
     Entry.AUDIT: r.AuditRow,
@@ -192,6 +198,8 @@ pending_key = _of_txn(Entry.PENDING_COMMIT)
 reads_key = _of_txn(Entry.READS)
 yielded_key = _of_txn(Entry.YIELDED)
 prepared_key = _of_txn(Entry.PREPARED)
+votes_key = _of_txn(Entry.VOTES)
+coordinator_key = _of_txn(Entry.COORDINATOR)
 writer_key = _by_writer(Entry.WRITER)
 label_key = _by_writer(Entry.LABEL)
 
@@ -240,6 +248,11 @@ def owned_key(lane: str, series: bytes) -> bytes:
 
 def participant_key(txn_id: bytes, stream: str) -> bytes:
     return txn_id + bytes((Entry.PARTICIPANT,)) + stream.encode()
+
+
+def partition_key(txn_id: bytes, partition: int) -> bytes:
+    """The key of a participant. ``partition``: its control partition."""
+    return txn_id + bytes((Entry.PARTITION,)) + partition.to_bytes(2, "big")
 
 
 def read_lock_key(txn_id: bytes, writer: int, sequence: int) -> bytes:

@@ -416,11 +416,16 @@ def table(head: str, rows: list[list[Any]]) -> str:
 
 def types_block() -> str:
     """The type numbers of all records but status rows, as byte 1, in lines of five."""
-    others = (32, 33, 34)
-    commands = {n: c for n, c in TYPES.items() if n < 64 and n not in others}
+    others, messages = (32, 33, 34), (14, *range(57, 63))
+    commands = {n: c for n, c in TYPES.items() if n < 64 and n not in (*others, *messages)}
+    between = {n: TYPES[n] for n in messages}
     rest = {n: c for n, c in TYPES.items() if n in others or 96 <= n <= 98}
     lines = []
-    for kind, types in (("commands:", commands), ("other records:", rest)):
+    for kind, types in (
+        ("commands:", commands),
+        ("messages between controllers:", between),
+        ("other records:", rest),
+    ):
         names = [f"{n:02x} {c.__name__:21}" for n, c in sorted(types.items())]
         lines += [kind, *["".join(names[i : i + 5]).rstrip() for i in range(0, len(names), 5)]]
     return "```\n" + "\n".join(lines) + "\n```\n"
@@ -594,6 +599,9 @@ def rows_block() -> str:
             "writer and number from 1 on, 8 bytes each",
         ),
         Entry.READS: (r.ReadsRow, "empty"),
+        Entry.VOTES: (r.VotesRow, "empty"),
+        Entry.PARTITION: (r.PartitionRow, "the participant's control partition, 2 bytes"),
+        Entry.COORDINATOR: (r.CoordinatorRow, "empty"),
         Entry.SUSPECT: (r.SuspectRow, "empty"),
         Entry.QUARANTINED: (r.QuarantineRow, "the offset, 8 bytes, and the lane"),
         Entry.LANE: (r.LaneRow, "lane"),

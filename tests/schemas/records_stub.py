@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 '''
-WORDS = ("ChangeKind", "ParticipantOp", "ShownStreamState", "StreamState", "TxnState")
+WORDS = (
+    "Asks", "ChangeKind", "ParticipantOp", "ShownStreamState", "StreamState", "TxnState", "Verdict", "VoteAnswer",
+)  # fmt: skip
 
 
 def text() -> str:

@@ -6,7 +6,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -75,11 +75,8 @@ def named_strategy(name: str) -> st.SearchStrategy[Any]:
         return st.binary(min_size=16, max_size=16)
     if name == "anabranch.Secret":
         return st.binary(min_size=32, max_size=32)
-    for enum, symbols in (("TxnState", r.TxnState), ("ChangeKind", r.ChangeKind)):
-        if name == f"anabranch.{enum}":
-            return st.sampled_from(symbols.__args__)  # type: ignore[attr-defined]
-    if name == "anabranch.ParticipantOp":
-        return st.sampled_from(r.ParticipantOp.__args__)  # type: ignore[attr-defined]
+    if words := get_args(getattr(r, name.removeprefix("anabranch."), None)):
+        return st.sampled_from(words)
     return record_strategy(name)
 
 

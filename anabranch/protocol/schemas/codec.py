@@ -84,6 +84,12 @@ TYPES: dict[int, type] = {
     52: r.TakeTurn,
     53: r.AlterProcessor,
     54: r.CopyProcessor,
+    57: r.Enlist,
+    58: r.Enlisted,
+    59: r.AskVote,
+    60: r.Vote,
+    61: r.Decide,
+    62: r.Done,
     64: r.TermRow,
     65: r.RoundRow,
     66: r.ScopeRow,
@@ -125,6 +131,9 @@ TYPES: dict[int, type] = {
     109: r.PendingCommitRow,
     110: r.FeatureRow,
     111: r.RejectedRow,
+    112: r.VotesRow,
+    113: r.PartitionRow,
+    114: r.CoordinatorRow,
 }
 _CODES = {cls: code for code, cls in TYPES.items()}
 

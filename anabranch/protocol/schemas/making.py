@@ -41,7 +41,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         ListOpen.after OpenList.more ListTableLocks.after TableLockList.more
         Resolve.token Force.outcome StreamChange.base StreamInfo.base StreamList.more StreamRow.change
         SetSeries.owner TransactionList.more TxnRow.consumes OpenInfo.waits
-        Outcome.broken ReadsLocked.broken TxnRow.broken
+        AskVote.prepare Enlisted.head Enlisted.refusal Outcome.broken ReadsLocked.broken TxnRow.broken Vote.error
+        Vote.revalidate
         """,
     ),
     (
@@ -55,6 +56,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         Receipt.seen TaskRow.state_sequence Touch.writer Begin.snapshot Outcome.snapshot TxnRow.snapshot
         StreamInfo.oldest_snapshot ReadsLocked.sequence MovedRow.latest OpenInfo.locks
         TableRow.unknown TableRow.bounded SeriesInfo.taken_ms
+        CoordinatorRow.prepare_timestamp Decide.timestamp PartitionRow.committed PartitionRow.left_out
+        PartitionRow.rejected Vote.committed Vote.left_out Vote.timestamp
         """,
     ),
     (
@@ -63,7 +66,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         Asker.decided
         DescribeStreams.rejected
         CreateStream.adopt ListTransactions.prepared StreamRow.adopt Revalidate.decided OpenInfo.frozen
-        Touched.is_table TakeTasks.copying DescribeProcessors.topology
+        Touched.is_table TakeTasks.copying DescribeProcessors.topology CoordinatorRow.staged PartitionRow.done
+        Vote.stages VotesRow.own_merged
         """,
     ),
     (-1, "CommitRecord.vector_at TaskPosition.offset TaskPosition.segment"),
@@ -75,8 +79,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         PrepareEvents.derivations PrepareEvents.locks SafeTime.tables SafeTimeReply.tables Outcome.tables
         Touch.derivations
         Commit.validated LockReads.locks LockReads.read_from LockReads.tables LockReads.validated Revalidate.writers
-        ReadLockRow.read_from ReadsLocked.locks StreamInfo.blockers StreamInfo.rejected_records
-        DeleteStream.despite
+        ReadLockRow.read_from ReadsLocked.locks StreamInfo.blockers StreamInfo.rejected_records DeleteStream.despite
+        AskVote.receipts AskVote.events AskVote.changes AskVote.locks AskVote.follows AskVote.derivations
         """,
     ),
     (b"", "Outcome.prepared_by"),
@@ -85,7 +89,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         """
         CreateProcessor.topology CreateStream.description OpenInfo.ends ProcessorInfo.origin ProcessorInfo.phase
         ProcessorInfo.topology ProcessorRow.origin ProcessorRow.phase ProcessorRow.topology SeriesInfo.owner
-        StreamChange.description StreamInfo.description StreamRow.description
+        StreamChange.description StreamInfo.description StreamRow.description Decide.reason PartitionRow.reason
         """,
     ),
 )

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+Asks = Literal["VOTE", "TIMESTAMP", "REOPEN"]
 ChangeKind = Literal["ADD", "MIN", "MAX"]
 ParticipantOp = Literal["BEGIN_TXN", "BEGIN_COMMIT", "FINALIZE_COMMIT", "ABORT_TXN"]
 ShownStreamState = Literal[
@@ -19,6 +20,8 @@ TxnState = Literal[
     "ABORTED",
     "PREPARED",
 ]
+Verdict = Literal["COMMIT", "ABORT"]
+VoteAnswer = Literal["YES", "WAITING", "AGAIN", "NO"]
 
 def is_record(cls: type) -> bool: ...
 
@@ -54,6 +57,23 @@ class AlterStream:
     settings: Mapping[str, str]
     unset: tuple[str, ...]
     description: str | None = None
+
+@dataclass(frozen=True, slots=True)
+class AskVote:
+    """Message to a participant: can it commit? It is repeated until this round of votes has a vote."""
+
+    txn_id: bytes
+    head: TxnHead
+    votes_round: int
+    asks: Asks
+    exactly: bool
+    receipts: tuple[Receipt, ...] = ()
+    prepare: Prepare | None = None
+    events: tuple[Event, ...] = ()
+    changes: tuple[RowChange, ...] = ()
+    locks: tuple[TableLocks, ...] = ()
+    follows: tuple[FollowedRows, ...] = ()
+    derivations: tuple[Derivation, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class Asker:
@@ -185,6 +205,14 @@ class Consumed:
     steps: tuple[TaskStep, ...]
 
 @dataclass(frozen=True, slots=True)
+class CoordinatorRow:
+    """Status row: what a participant has promised to the coordinator of a transaction."""
+
+    votes_round: int
+    prepare_timestamp: int = 0
+    staged: bool = False
+
+@dataclass(frozen=True, slots=True)
 class CopyProcessor:
     """Command: begin a copy of a processor under a new name, or end it. Repeating it is harmless."""
 
@@ -214,6 +242,16 @@ class CreateStream:
     settings: Mapping[str, str]
     adopt: bool = False
     description: str = ""
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Message to a participant: the decision. It is repeated until `Done`."""
+
+    txn_id: bytes
+    head: TxnHead
+    verdict: Verdict
+    timestamp: int = 0
+    reason: str = ""
 
 @dataclass(frozen=True, slots=True)
 class DeleteProcessor:
@@ -260,10 +298,40 @@ class DescribeStreams:
     rejected: bool = False
 
 @dataclass(frozen=True, slots=True)
+class Done:
+    """Message to a coordinator: a participant has carried out `Decide`."""
+
+    txn_id: bytes
+    partition: int
+    committed: int
+    left_out: int
+    rejected: int
+    reason: str
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """Reply to Heartbeat if some transactions are committed or aborted."""
 
     not_open: tuple[Outcome, ...]
+
+@dataclass(frozen=True, slots=True)
+class Enlist:
+    """Message to a coordinator: a client touches a stream of another control partition. May it?"""
+
+    txn_id: bytes
+    partition: int
+    scope: str
+    token: bytes
+    lane: str
+
+@dataclass(frozen=True, slots=True)
+class Enlisted:
+    """Message to a participant: the answer to `Enlist`."""
+
+    txn_id: bytes
+    scope: str
+    head: TxnHead | None = None
+    refusal: Refusal | None = None
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
@@ -695,6 +763,17 @@ class ParticipantRow:
 
     stream: str
     reference_epoch: int
+
+@dataclass(frozen=True, slots=True)
+class PartitionRow:
+    """Status row: a participant of a transaction, at its coordinator."""
+
+    scopes: tuple[str, ...]
+    done: bool = False
+    committed: int = 0
+    left_out: int = 0
+    rejected: int = 0
+    reason: str = ""
 
 @dataclass(frozen=True, slots=True)
 class PendingCommitRow:
@@ -1411,6 +1490,17 @@ class TruncateStream:
     stream: str
     until: int
 
+@dataclass(frozen=True, slots=True)
+class TxnHead:
+    """What a participant has to know of a transaction of another control partition."""
+
+    scope: str
+    owner: str
+    keepalive_ms: int
+    begun_ms: int
+    secret: bytes
+    snapshot: int
+
 class TxnRow(NamedTuple):
     """Status row: a transaction."""
 
@@ -1447,6 +1537,29 @@ class ValidatedRow:
     sequence: int
     validated_through: int
     due: int
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """Message to a coordinator: a participant's answer to `AskVote`, from its rows."""
+
+    txn_id: bytes
+    partition: int
+    votes_round: int
+    answer: VoteAnswer
+    timestamp: int = 0
+    stages: bool = False
+    committed: int = 0
+    left_out: int = 0
+    error: Refusal | None = None
+    revalidate: Revalidate | None = None
+
+@dataclass(frozen=True, slots=True)
+class VotesRow:
+    """Status row: the round of votes of a transaction with participants, at its coordinator."""
+
+    votes_round: int
+    asks: Asks
+    own_merged: bool = False
 
 @dataclass(frozen=True, slots=True)
 class WaitInfo:

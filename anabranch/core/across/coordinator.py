@@ -1,0 +1,128 @@
+"""What a coordinator does with votes, and what it still has to send.
+
+Votes are kept in memory: a successor asks again, and gets the same ones. The round of votes is logged, and so is
+the decision, before anything is sent because of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from enum import Enum
+from typing import Literal, NamedTuple
+
+from anabranch.protocol.schemas import records as r
+
+Votes = Mapping[int, r.Vote]  # by participant
+HELD_MS = 100  # how long timestamps are kept while votes are missing; then they are taken back
+
+
+class Step(Enum):
+    """What follows from the votes so far."""
+
+    WAIT = "votes are missing"
+    TIMESTAMPS = "ask for timestamps, in the same round of votes"
+    TAKE_BACK = (
+        "ask for votes without timestamps, in the next round of votes, so that nothing is held"
+    )
+    AGAIN = "reopen the participants in the next round of votes, and ask again later"
+    REFUSE = "reopen the participants in the next round of votes, and answer with the refusal"
+    DECIDE = "log the commit timestamp, and merge the coordinator's own part"
+    DECIDE_LATER = "log that it commits: the timestamp follows when all merges are staged"
+
+
+def counts(votes: r.VotesRow | None, one: r.Vote) -> bool:
+    """Whether a vote counts: only one of the present round of votes does (C1)."""
+    return votes is not None and votes.votes_round == one.votes_round
+
+
+def next_step(asks: r.Asks, partitions: Mapping[int, r.PartitionRow], votes: Votes, *, late: bool,
+              held_ms: int, decided: bool) -> Step:  # fmt: skip
+    """What a coordinator does now.
+
+    ``asks``: for what it asks. ``votes``: those that count. ``late``: whether the command's deadline has passed.
+    ``held_ms``: since when the first timestamp is there. ``decided``: whether it is logged that the transaction
+    commits, without a timestamp yet; then no vote is a no, and there is no way back (C4).
+    """
+    if asks == "REOPEN":
+        return Step.WAIT
+    answers = {one.answer for one in votes.values()}
+    if not decided:
+        if "NO" in answers or late:
+            return Step.REFUSE
+        if "AGAIN" in answers:
+            return Step.AGAIN
+    if votes.keys() < partitions.keys() or answers - {"YES"}:
+        if any(one.timestamp for one in votes.values()) and held_ms >= HELD_MS:
+            return Step.TAKE_BACK
+        return Step.WAIT
+    if all(one.timestamp for one in votes.values()):
+        return Step.DECIDE
+    if any(one.stages for one in votes.values()):
+        if any(one.timestamp for one in votes.values()):
+            return Step.TAKE_BACK
+        return Step.WAIT if decided else Step.DECIDE_LATER
+    return Step.TIMESTAMPS if asks == "VOTE" else Step.WAIT
+
+
+def raise_round(votes: r.VotesRow | None, asks: r.Asks) -> r.VotesRow:
+    """The next round of votes, which is logged before it is asked for (C1)."""
+    return r.VotesRow(1 if votes is None else votes.votes_round + 1, asks)
+
+
+def with_timestamps(votes: r.VotesRow) -> r.VotesRow:
+    """The same round of votes, with timestamps. They are never taken back within a round of votes."""
+    return replace(votes, asks="TIMESTAMP")
+
+
+def commit_timestamp(votes: Votes, fresh: int) -> int:
+    """The commit timestamp: not below any prepare timestamp, nor below what the coordinator would give (C2)."""
+    return max([fresh, *[one.timestamp for one in votes.values()]])
+
+
+class Due(NamedTuple):
+    """A message that a participant has not answered yet."""
+
+    partition: int
+    what: Literal["ask", "commit", "commit_later", "abort"]
+
+
+def may_enlist(row: r.TxnRow, pending: r.PendingCommitRow | None) -> bool:
+    """Whether a participant may be added: not while a commit waits, nor after the decision (O1)."""
+    return row.state == "OPEN" and pending is None
+
+
+def due(
+    row: r.TxnRow,
+    votes: r.VotesRow | None,
+    partitions: Mapping[int, r.PartitionRow],
+    answered: Votes,
+) -> Iterator[Due]:
+    """What a coordinator has to send, from its rows (M1), until it is answered. ``answered``: votes that count."""
+    if row.state in ("ABORT_IN_PROGRESS", "ABORTED"):
+        yield from (Due(one, "abort") for one, its in partitions.items() if not its.done)
+        return
+    if row.state == "FINALIZE_IN_PROGRESS" and row.commit_timestamp:
+        yield from (Due(one, "commit") for one, its in partitions.items() if not its.done)
+        return
+    if votes is None or row.state == "COMMITTED":
+        return
+    for one in partitions:
+        last = answered.get(one)
+        if row.state == "FINALIZE_IN_PROGRESS" and (last is None or last.stages):
+            yield Due(one, "commit_later")
+        if _lacks(votes.asks, last):
+            yield Due(one, "ask")
+
+
+def _lacks(asks: r.Asks, last: r.Vote | None) -> bool:
+    """Whether the last vote of a participant is not what the coordinator asks for."""
+    if last is None or asks == "REOPEN":
+        return last is None
+    return last.answer != "YES" or last.stages or (asks == "TIMESTAMP" and not last.timestamp)
+
+
+def is_over(row: r.TxnRow, votes: r.VotesRow, partitions: Mapping[int, r.PartitionRow]) -> bool:
+    """Whether a decided transaction is finished everywhere, so that COMMITTED or ABORTED is logged (O2)."""
+    merged = votes.own_merged or row.state != "FINALIZE_IN_PROGRESS"
+    return merged and all(its.done for its in partitions.values())

@@ -1,0 +1,147 @@
+"""What a participant does with a message of a coordinator, and what it promises.
+
+A message may come late, twice, out of order, or from a former leader: the table says what each one means in each
+state. A participant ends only when it is told how (O2), and never decides alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from typing import Literal
+
+from anabranch.errors import InvariantViolation, check
+from anabranch.protocol.schemas import records as r
+
+
+class Action(Enum):
+    """What to do with a message."""
+
+    VOTE = "check whether it can commit; log the vote, or answer that it can't yet, or can't"
+    PROMISE = "it is prepared already: log the round of votes, with a timestamp if one is asked for, and answer"
+    REOPEN = "drop the vote: log it as open, with the round of votes, and answer"
+    ANSWER = "nothing changes: answer from the rows"
+    ABORT = "log it as aborted, and answer that this is done"
+    STAGE = "log that it commits; its timestamp follows when its merge is staged"
+    MERGE = "log the commit timestamp; merge when the holds let it go, and then answer"
+    DONE = "answer that it is done"
+    PASS = "an old message: do nothing"
+    IMPOSSIBLE = "no coordinator says this"
+
+
+Known = Literal["none", "OPEN", "PREPARED", "FINALIZE_IN_PROGRESS", "COMMITTED", "ABORTED"]
+Said = Literal[
+    "vote",  # asked for a vote of a higher round of votes, or again in the same one
+    "reopen",  # in a higher round of votes
+    "reopen_again",  # in the same one
+    "old",  # any question of a lower round of votes
+    "abort",
+    "commit",  # with its timestamp
+    "commit_later",  # … which follows
+]
+_ORDER: tuple[Known, ...] = (
+    "none", "OPEN", "PREPARED", "FINALIZE_IN_PROGRESS", "COMMITTED", "ABORTED",
+)  # fmt: skip
+_A = Action
+
+# fmt: off
+_TABLE: dict[Said, tuple[Action, ...]] = {
+    # none, OPEN, PREPARED, FINALIZE_IN_PROGRESS, COMMITTED, ABORTED
+    "vote":         (_A.VOTE, _A.VOTE, _A.PROMISE, _A.PROMISE, _A.PASS, _A.ANSWER),
+    # Also without a row: a question that was overtaken must find the higher round of votes.
+    "reopen":       (_A.REOPEN, _A.REOPEN, _A.REOPEN, _A.IMPOSSIBLE, _A.PASS, _A.ANSWER),
+    "reopen_again": (_A.PASS, _A.ANSWER, _A.PASS, _A.PASS, _A.PASS, _A.ANSWER),
+    "old":          (_A.PASS, _A.PASS, _A.PASS, _A.PASS, _A.PASS, _A.PASS),
+    # Also without a row: a question that was overtaken must find that it is aborted (O3).
+    "abort":        (_A.ABORT, _A.ABORT, _A.ABORT, _A.IMPOSSIBLE, _A.IMPOSSIBLE, _A.DONE),
+    "commit":       (_A.IMPOSSIBLE, _A.IMPOSSIBLE, _A.MERGE, _A.MERGE, _A.DONE, _A.IMPOSSIBLE),
+    "commit_later": (_A.IMPOSSIBLE, _A.IMPOSSIBLE, _A.STAGE, _A.ANSWER, _A.PASS, _A.IMPOSSIBLE),
+}
+# fmt: on
+TRANSITIONS: dict[tuple[Known, Said], Action] = {
+    (known, said): action
+    for said, row in _TABLE.items()
+    for known, action in zip(_ORDER, row, strict=True)
+}
+
+
+def known_as(row: r.TxnRow | None) -> Known:
+    """The state of the table for a transaction's row."""
+    if row is None:
+        return "none"
+    if row.state == "ABORT_IN_PROGRESS":
+        return "ABORTED"
+    if row.state == "COMMIT_IN_PROGRESS":
+        raise InvariantViolation("a participant is decided by its coordinator alone")
+    return row.state
+
+
+def asked(row: r.TxnRow | None, its: r.CoordinatorRow | None, ask: r.AskVote) -> Action:
+    """What to do with a question. ``its``: what was promised so far."""
+    before = -1 if its is None else its.votes_round
+    said: Said = "vote"
+    if ask.votes_round < before:
+        said = "old"
+    elif ask.asks == "REOPEN":
+        said = "reopen" if ask.votes_round > before else "reopen_again"
+    if row is not None and row.state == "FINALIZE_IN_PROGRESS" and row.commit_timestamp:
+        return Action.PASS  # the question is older than the decision
+    return TRANSITIONS[known_as(row), said]
+
+
+def told(row: r.TxnRow | None, decision: r.Decide, *, forgotten: bool = False) -> Action:
+    """What to do with a decision.
+
+    ``forgotten``: whether the id is so old that its row may have been purged. What is not finished is never purged,
+    so the decision was carried out.
+    """
+    if row is None and forgotten:
+        return Action.DONE
+    if row is not None and row.state == "FINALIZE_IN_PROGRESS" and row.commit_timestamp:
+        check(decision.verdict == "COMMIT", "a decided commit is aborted")
+        return Action.PASS  # it waits to be merged
+    said: Said = "abort"
+    if decision.verdict == "COMMIT":
+        said = "commit" if decision.timestamp else "commit_later"
+    return TRANSITIONS[known_as(row), said]
+
+
+def promise(
+    its: r.CoordinatorRow | None, ask: r.AskVote, *, staged: bool, fresh: int
+) -> r.CoordinatorRow:
+    """What is promised with a yes. ``fresh``: a timestamp later than all that were given here.
+
+    A timestamp is kept within its round of votes, however often it is asked for, and taken back by a higher one.
+    A merge that has to be staged gets none before that (``staged`` False).
+    """
+    kept = its.prepare_timestamp if its is not None and its.votes_round == ask.votes_round else 0
+    if ask.asks == "TIMESTAMP" and staged and not kept:
+        kept = fresh
+    return r.CoordinatorRow(ask.votes_round, kept, staged)
+
+
+def reopened(its: r.CoordinatorRow | None, ask: r.AskVote) -> r.CoordinatorRow:
+    """What is left of a promise that is taken back."""
+    if its is None:
+        return r.CoordinatorRow(ask.votes_round)
+    return replace(its, votes_round=ask.votes_round, prepare_timestamp=0)
+
+
+def vote(
+    txn_id: bytes, partition: int, its: r.CoordinatorRow, answer: r.VoteAnswer, *,
+    committed: int = 0, left_out: int = 0, error: r.Refusal | None = None,
+    revalidate: r.Revalidate | None = None,
+) -> r.Vote:  # fmt: skip
+    """The message with a vote, as the rows have it."""
+    return r.Vote(
+        txn_id,
+        partition,
+        its.votes_round,
+        answer,
+        its.prepare_timestamp if answer == "YES" else 0,
+        answer == "YES" and not its.staged,
+        committed,
+        left_out,
+        error,
+        revalidate,
+    )
