@@ -1,7 +1,8 @@
 """The handles of transactions that read and write tables (docs/inside/tables.md).
 
 `TableTransaction` is the handle of the process that begins one, `JoinedTransaction` that of a process that joins
-it. Their reads, writes and locks are those of `anabranch.client.table_access`.
+it. Their reads, writes and locks are those of `anabranch.client.table_access`. The file is long because a handle is
+whole: docstrings of its public calls are most of it.
 """
 
 from __future__ import annotations

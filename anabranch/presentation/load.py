@@ -14,7 +14,7 @@ LEAST = 0.05  # share of a core below which a control partition is no load
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a control partition does.
+    """The load of a control partition.
 
     ``leader``: host, process and start time. ``commits``: a second. ``busy``: share of a core that the leader's
     thread takes. Both are None if there is only one answer of this leader, and ``busy`` below feature level 4.
@@ -59,7 +59,7 @@ def loads(before: Iterable[LeaderInfo], after: Iterable[LeaderInfo], seconds: fl
 
 
 def advice(found: Iterable[Load]) -> list[str]:
-    """What would help, in sentences; empty if no controller is full, or nothing helps."""
+    """Proposals, as sentences; empty if no controller is full, or nothing helps."""
     by_leader: dict[str, list[Load]] = {}
     for load in found:
         by_leader.setdefault(load.leader, []).append(load)

@@ -56,13 +56,15 @@ def test_each_row_once_and_in_order(broker: Broker, log: Log, tmp_path: Path) ->
             controller.start().wait_leading()
         ended = wait_for(writer, ended + 2_000)
         writer.kill()
-        writer.communicate()
+        writer.wait()
         time.sleep(0.5)  # for requests that were under way
         found = read_stream(log, stream)
     finally:
         if writer is not None:
             writer.kill()
-            writer.communicate()
+            writer.wait()
+            assert writer.stdout is not None
+            writer.stdout.close()
         controller.kill()
     check_stream(found)
     numbers = [int(event.value) for event in found.events]

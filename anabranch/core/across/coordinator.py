@@ -1,4 +1,4 @@
-"""What a coordinator does with votes, and what it still has to send.
+"""The coordinator's next step after a vote, and the messages that it still has to send.
 
 Votes are kept in memory: a successor asks again, and gets the same ones. The round of votes is logged, and so is
 the decision, before anything is sent because of it.
@@ -18,7 +18,7 @@ HELD_MS = 100  # how long timestamps are kept while votes are missing; then they
 
 
 class Step(Enum):
-    """What follows from the votes so far."""
+    """The next step, by the votes so far."""
 
     WAIT = "votes are missing"
     TIMESTAMPS = "ask for timestamps, in the same round of votes"
@@ -38,7 +38,7 @@ def counts(votes: r.VotesRow | None, one: r.Vote) -> bool:
 
 def next_step(asks: r.Asks, partitions: Mapping[int, r.PartitionRow], votes: Votes, *, late: bool,
               held_ms: int, decided: bool) -> Step:  # fmt: skip
-    """What a coordinator does now.
+    """The coordinator's next step.
 
     ``asks``: for what it asks. ``votes``: those that count. ``late``: whether the command's deadline has passed.
     ``held_ms``: since when the first timestamp is there. ``decided``: whether it is logged that the transaction
@@ -98,7 +98,7 @@ def due(
     partitions: Mapping[int, r.PartitionRow],
     answered: Votes,
 ) -> Iterator[Due]:
-    """What a coordinator has to send, from its rows (M1), until it is answered. ``answered``: votes that count."""
+    """The messages that are due, by the coordinator's rows (M1), until they are answered. ``answered``: votes that count."""
     if row.state in ("ABORT_IN_PROGRESS", "ABORTED"):
         yield from (Due(one, "abort") for one, its in partitions.items() if not its.done)
         return

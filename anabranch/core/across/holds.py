@@ -1,6 +1,6 @@
 """Holds: the timestamps on a stream that are given, and not merged yet.
 
-An *entry* is such a timestamp. It is *open* if it is a prepare timestamp: the commit will not be earlier. It is
+An *entry* is such a timestamp. A prepare timestamp is an *open* entry: the commit will not be earlier. An entry is
 *fixed* if the commit is decided, or if a commit that waits here has *taken* the timestamp. Merges of a stream go in
 the order of (timestamp, id), and none goes past an open entry.
 
@@ -116,8 +116,8 @@ class Holds:
     def expire(self, now_ms: int) -> list[bytes]:
         """Take back timestamps that waiting commits have had for `KEPT_MS`. Returns these commits.
 
-        Nobody was told of them. A one-shot is refused then; another commit waits on, and gets a fresh timestamp
-        when it may go.
+        No client has received them. A one-shot is then refused. Another commit still waits, and gets a new timestamp
+        when it is merged.
         """
         late = {entry.txn_id for entry in self.on() if 0 <= entry.since_ms <= now_ms - KEPT_MS}
         for txn_id in late:

@@ -56,7 +56,7 @@ def raised(clock: int, brought: int, now_us: int, skew_ms: int) -> int:
 
 
 class Meeting(Enum):
-    """What a vote does that meets another transaction, of which one's writes may break the other's locks."""
+    """A vote has met another transaction, and the writes of one may break the locks of the other."""
 
     WAIT = "wait"
     AGAIN = "again"
@@ -70,9 +70,9 @@ def age(txn_id: bytes) -> tuple[int, bytes, int]:
 def meet(asker: bytes, other: bytes, *, decided: bool) -> Meeting:
     """Whether a vote waits for another transaction, or is refused and asked for again (L2).
 
-    The older one waits, as the younger one gives way wherever they meet. So waits go from older to younger alone,
-    which is no cycle, and the oldest is never refused. Nobody waits for a transaction that is decided: it merges
-    only after the open entries before it, and these may wait for the asker.
+    The older transaction waits, and the younger one gives way, wherever they meet. So an older one only waits for a
+    younger one: there is no cycle, and the oldest is never refused. No vote waits for a decided transaction, because
+    that one merges only after the open entries before it, and their votes may wait for this one.
     """
     if decided or age(other) < age(asker):
         return Meeting.AGAIN

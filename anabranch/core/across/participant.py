@@ -1,7 +1,7 @@
-"""What a participant does with a message of a coordinator, and what it promises.
+"""A participant's answer to a message of its coordinator, and the promise that is logged with it.
 
 A message may come late, twice, out of order, or from a former leader: the table says what each one means in each
-state. A participant ends only when it is told how (O2), and never decides alone.
+state. A participant ends only by a decision of its coordinator (O2), and never decides alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from anabranch.protocol.schemas import records as r
 
 
 class Action(Enum):
-    """What to do with a message."""
+    """How a participant answers a message."""
 
     VOTE = "check whether it can commit; log the vote, or answer that it can't yet, or can't"
     PROMISE = "it is prepared already: log the round of votes, with a timestamp if one is asked for, and answer"
@@ -77,7 +77,7 @@ def known_as(row: r.TxnRow | None) -> Known:
 
 
 def asked(row: r.TxnRow | None, its: r.CoordinatorRow | None, ask: r.AskVote) -> Action:
-    """What to do with a question. ``its``: what was promised so far."""
+    """The action after a question. ``its``: what was promised so far."""
     before = -1 if its is None else its.votes_round
     said: Said = "vote"
     if ask.votes_round < before:
@@ -89,11 +89,11 @@ def asked(row: r.TxnRow | None, its: r.CoordinatorRow | None, ask: r.AskVote) ->
     return TRANSITIONS[known_as(row), said]
 
 
-def told(row: r.TxnRow | None, decision: r.Decide, *, forgotten: bool = False) -> Action:
-    """What to do with a decision.
+def decided(row: r.TxnRow | None, decision: r.Decide, *, forgotten: bool = False) -> Action:
+    """The action after a decision.
 
-    ``forgotten``: whether the id is so old that its row may have been purged. What is not finished is never purged,
-    so the decision was carried out.
+    ``forgotten``: whether the id is so old that its row may have been purged. An unfinished one is never purged, so
+    the decision was carried out.
     """
     if row is None and forgotten:
         return Action.DONE
@@ -109,7 +109,7 @@ def told(row: r.TxnRow | None, decision: r.Decide, *, forgotten: bool = False) -
 def promise(
     its: r.CoordinatorRow | None, ask: r.AskVote, *, staged: bool, fresh: int
 ) -> r.CoordinatorRow:
-    """What is promised with a yes. ``fresh``: a timestamp later than all that were given here.
+    """The promise of a yes. ``fresh``: a timestamp later than all that were given here.
 
     A timestamp is kept within its round of votes, however often it is asked for, and taken back by a higher one.
     A merge that has to be staged gets none before that (``staged`` False).
@@ -121,7 +121,7 @@ def promise(
 
 
 def reopened(its: r.CoordinatorRow | None, ask: r.AskVote) -> r.CoordinatorRow:
-    """What is left of a promise that is taken back."""
+    """The row after a promise is taken back."""
     if its is None:
         return r.CoordinatorRow(ask.votes_round)
     return replace(its, votes_round=ask.votes_round, prepare_timestamp=0)

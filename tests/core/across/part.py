@@ -296,7 +296,7 @@ class Part:
 
     def on_decide(self, message: r.Decide, sender: int) -> None:
         txn_id, row = message.txn_id, self.rows.get(message.txn_id)
-        action = participant.told(row, message)
+        action = participant.decided(row, message)
         if action is Action.IMPOSSIBLE:
             raise Bad(f"{message.verdict} in state {row and row.state}")
         if action is Action.ABORT:

@@ -96,16 +96,16 @@ def o2_a_coordinator_forgets_before_all_are_done(patch: Patch) -> None:
 
 @planted
 def o3_an_unknown_id_is_not_logged_as_aborted(patch: Patch) -> None:
-    told = participant.told
+    real = participant.decided
 
     def lazy(row: r.TxnRow | None, decision: r.Decide, **more: Any) -> Action:
         return (
             Action.DONE
             if row is None and decision.verdict == "ABORT"
-            else told(row, decision, **more)
+            else real(row, decision, **more)
         )
 
-    patch.setattr(participant, "told", lazy)
+    patch.setattr(participant, "decided", lazy)
 
 
 # -- commit ----------------------------------------------------------------------------------------------
