@@ -75,11 +75,16 @@ class BytesColumn(NamedTuple):
 _NO_COLUMN = BytesColumn()
 
 
-def _one(value: bytes | None) -> BytesColumn:
-    """A column of one row."""
-    size = -1 if value is None else len(value)
-    data = np.frombuffer(value or b"", dtype=np.uint8)
-    return BytesColumn(np.zeros(1, dtype=np.int64), np.array([size], dtype=np.int64), data)
+def bytes_column(values: Sequence[bytes | None]) -> BytesColumn:
+    """A column of these values."""
+    try:
+        sizes = np.fromiter(map(len, values), np.int64, len(values))  # type: ignore[arg-type]
+        data = b"".join(values)  # type: ignore[arg-type]
+    except TypeError:
+        sizes = np.array([-1 if value is None else len(value) for value in values], np.int64)
+        data = b"".join(value for value in values if value is not None)
+    lengths = np.maximum(sizes, 0)
+    return BytesColumn(np.cumsum(lengths) - lengths, sizes, np.frombuffer(data, dtype=np.uint8))
 
 
 class HeadersColumn(NamedTuple):
@@ -122,7 +127,8 @@ class EventColumns:
         if len(self.headers.counts):
             return self
         zeros, ones = np.zeros(self.rows, dtype=np.int64), np.ones(self.rows, dtype=np.int64)
-        return replace(self, headers=HeadersColumn(zeros, ones, _one(name.encode()), _one(value)))
+        names, values = bytes_column([name.encode()]), bytes_column([value])
+        return replace(self, headers=HeadersColumn(zeros, ones, names, values))
 
     def sizes(self) -> Numbers:
         """The bytes of each event's key, value and headers, as the size limit counts them."""

@@ -16,6 +16,7 @@ from zlib import crc32
 from anabranch.client.ports import JournalWriter
 from anabranch.core.journal_runs import CRC_MODULUS, not_covered
 from anabranch.errors import AlreadyCommitted, InvalidArgument, MalformedRecord
+from anabranch.extras import has
 from anabranch.ports import JournalRecord, RecordHeaders, TopicPartition
 from anabranch.protocol.ids import TXN_HEADER, pack_txn_header
 from anabranch.protocol.legal_names import is_state
@@ -51,6 +52,7 @@ log = logging.getLogger("anabranch.client")
 STICKY_BYTES = 32 << 10
 RECORD_OVERHEAD = 128  # upper bound of framing and the ab.txn header
 _SECONDS_MS = 10**11  # March 1973 if it is in milliseconds, the year 5138 if in seconds
+_MANY_ROWS = 300  # from this many on, rows of a state are written as columns
 _KNOWN_KEYS = 20_000  # limit of each cache of the places of keys, one for each stream
 
 WriteFunction: TypeAlias = (
@@ -121,8 +123,16 @@ class StreamLane:
         """Write events. If an event is refused, the earlier events are already written."""
         self._journal.write_many(self.topic, self._records(events))
 
-    def write_rows(self, partition: int, rows: Iterable[StateRow]) -> None:
+    def write_rows(self, partition: int, rows: Sequence[StateRow]) -> None:
         """Write rows of a processor's state to the given partition. Errors: as `write_many`."""
+        if len(rows) >= _MANY_ROWS and has("numba"):
+            from anabranch.batches.columns_write import EventColumns, bytes_column
+
+            keys, values = zip(*rows, strict=True)
+            columns = EventColumns(bytes_column(values), bytes_column(keys))
+            self._check_bytes(int(columns.sizes().max()))
+            if self._write_columns(self._placed([0], [partition]), columns):
+                return
         self._journal.write_many(self.topic, self._rows(self.accounts[partition], rows))
 
     def _rows(self, account: Account, rows: Iterable[StateRow]) -> Iterator[JournalRecord]:
@@ -143,28 +153,32 @@ class StreamLane:
     def write_columns(self, columns: EventColumns) -> None:
         """Write checked rows. After an error some of the rows may be written."""
         traced = columns.with_header(*self._trace[0]) if self._trace else columns
-        counted = self._journal.write_columns(self.topic, self._placing, traced)
-        if counted is None:
+        if not self._write_columns(self._placing, traced):
             self.write_many(columns.events())
-            return
+
+    def _write_columns(self, placing: Placing, columns: EventColumns) -> bool:
+        """Returns False if the rows are to be written as events."""
+        counted = self._journal.write_columns(self.topic, placing, columns)
+        if counted is None:
+            return False
         for partition, rows, crc_sum in counted:
             self.accounts[partition].count += rows
             self.accounts[partition].crc_sum += crc_sum
+        return True
 
     @cached_property
     def _placing(self) -> Placing:
         """The placing rule of `_make_places`, for columns."""
+        ordered = sorted(self._segments, key=lambda segment: segment.low)
+        return self._placed(
+            [segment.low for segment in ordered], [segment.partition for segment in ordered]
+        )
+
+    def _placed(self, lows: list[int], partitions: list[int]) -> Placing:
         from anabranch.batches.columns_write import Placing
 
-        ordered = sorted(self._segments, key=lambda segment: segment.low)
-        return Placing(
-            [segment.low for segment in ordered],
-            [segment.partition for segment in ordered],
-            self._header[1],
-            self._writer % len(ordered),
-            STICKY_BYTES,
-            RECORD_OVERHEAD,
-        )
+        first = self._writer % len(lows)
+        return Placing(lows, partitions, self._header[1], first, STICKY_BYTES, RECORD_OVERHEAD)
 
     def check(self, key: bytes | None, value: bytes | None, headers: RecordHeaders | None) -> None:
         """Raise for an event that the stream does not take, as `check_columns`."""

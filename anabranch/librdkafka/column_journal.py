@@ -114,7 +114,7 @@ class ColumnJournal:
     def __init__(self, pool: ColumnJournals) -> None:
         self._pool = pool
         self._producer: JournalProducer | None = None
-        self._encoders: dict[str, ColumnEncoder] = {}
+        self._encoders: dict[tuple[str, tuple[int, ...]], ColumnEncoder] = {}  # by partitions
         self.codec = pool.codec
         self.queued = False  # whether something was written since the last flush
 
@@ -128,9 +128,10 @@ class ColumnJournal:
         """Encode the rows, and send the batches that are full. ``max_bytes``: the topic's limit."""
         if self._producer is None:
             self._producer = self._pool.take(deadline)
-        encoder = self._encoders.get(topic)
+        where = topic, tuple(placing.partitions)
+        encoder = self._encoders.get(where)
         if encoder is None:
-            encoder = self._encoders[topic] = self._pool.encoder(placing, max_bytes, self.codec)
+            encoder = self._encoders[where] = self._pool.encoder(placing, max_bytes, self.codec)
         self.queued = True
         now_ms = int(self._pool.clock.wall() * 1000)
         for partition, batch in encoder.encode(columns, now_ms):
@@ -141,7 +142,7 @@ class ColumnJournal:
         """Send the remaining rows, and wait until everything is acknowledged."""
         if self._producer is None or not self.queued:
             return
-        for topic, encoder in self._encoders.items():
+        for (topic, _), encoder in self._encoders.items():
             for partition, batch in encoder.rest():
                 self._producer.append(TopicPartition(topic, partition), batch, deadline)
         self._producer.flush(deadline)

@@ -142,6 +142,7 @@ class WorkBatch:
         self.is_ended = False
         self.commits = 0  # input commits that were handled to their ends
         self.most_commits = inf  # input commits that this batch may have
+        self.times: dict[int, int] = {}  # event times of tasks that were asked for
         # Whether an event's time is too far ahead, by the clock of the thread that handles it.
         self.is_ahead: Callable[[Event], bool] = lambda _: False
         self.tables: BatchTables | None = None  # None: the program has no tables
@@ -550,13 +551,16 @@ class HandlerContext:
         batch = self.batch
         if not batch.open:
             _refuse()
-        size, here = len(value or b""), len(row)
+        size, here = 0 if value is None else len(value), len(row)
         if here + size > batch.most_of_row:
             batch.limits.check(batch.limits.state, row, _INCARNATION + here + size, None)
         changed = batch.rows.get(task)
         if changed is None:
             changed = batch.rows[task] = {}
-        self.change(changed, row, value)
+        before = changed.get(row, _MISSING)  # `change`, inlined for speed
+        batch.size += size + here + _ROW_BYTES if before is _MISSING else size
+        self.undo.append((changed, row, before))
+        changed[row] = value
 
     def change(self, rows: dict[bytes, bytes | None], row: bytes, value: bytes | None) -> None:
         """Set a row in some of the batch's rows."""

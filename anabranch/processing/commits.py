@@ -237,7 +237,7 @@ class Commits:
             for task, sequence in sequences.items()
         }
         self._asked_again = 0
-        self._table.write(((task, rows.items()) for task, rows in batch.rows.items()), marks)
+        self.rows.write([(task, rows.items()) for task, rows in batch.rows.items()], marks)
         if batch.tables is not None:
             batch.tables.committed(timestamp)
         self._count(batch, self._clock.monotonic() - begun)

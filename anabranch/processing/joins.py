@@ -6,7 +6,6 @@ Both are stores with handlers of their inputs. A `Join` keeps the events of a ke
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from struct import Struct
@@ -17,7 +16,7 @@ from anabranch.errors import InvalidArgument
 from anabranch.processing.batch import HandlerContext, current_context
 from anabranch.processing.failures import Case
 from anabranch.processing.program import Input, Output, check_plain, check_result
-from anabranch.processing.spans import Entry, Row, Spans, milliseconds
+from anabranch.processing.spans import Entry, Row, Spans, entries_of, milliseconds
 from anabranch.processing.stores import Keyed, after
 from anabranch.processing.timers import event_time
 from anabranch.protocol.limits import NAME
@@ -33,6 +32,7 @@ _PLACE = Struct(">QIQ")  # of a row's change: commit timestamp, partition, offse
 _SIZE = Struct(">H")  # bytes of a key
 _KINDS = ("inner", "left", "outer")
 Pair = Callable[[Any, Any], Any]
+_make = tuple.__new__  # faster than the class itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,24 +110,37 @@ class Join(Spans):
         if time + within.reach(right) < now or at.batch.is_ahead(event):
             self.note_late(at, event)
             return
-        low, high = (within.after, within.before) if right else (within.before, within.after)
-        flags, own = right | (_HAS_VALUE if at.value is not None else 0), at.timestamp
-        found = list[Entry]()
-        for n, (other, data) in enumerate(row.entries):
-            if data[0] & _RIGHT != right and time - low <= other <= time + high:
-                found.append((other, data))
-                flags |= _MATCHED
-                row.entries[n] = other, bytes([data[0] | _MATCHED]) + data[1:]
+        flags = right if at.value is None else right | _HAS_VALUE
+        found = self._found(row, right, time)
+        if found:
+            flags |= _MATCHED
         mine = time, self._waiting(event, flags) + (at.value or b"")
-        row.entries.insert(bisect_right(row.entries, time, key=lambda entry: entry[0]), mine)
-        self.save(row)
+        row.add(*mine)
+        self.save(row, added=self._due_of(mine))
+        if not found:
+            return
+        own, call = at.timestamp, self._call
         for entry in found:
             first = self._event(entry, event.key)
             at.waited = first, self._raw(entry)
             at.timestamp = max(event.timestamp, first.timestamp)
-            pair = (first, event) if right else (event, first)
-            check_result(self._call, self._call(*pair))
+            result = call(first, event) if right else call(event, first)
+            if result is not None:
+                check_result(call, result)
         at.timestamp, at.waited = own, None
+
+    def _found(self, row: Row, right: int, time: int) -> list[Entry]:
+        """The waiting events of the other side that are near a time, which are then marked as matched."""
+        within = self._within
+        low, high = (within.after, within.before) if right else (within.before, within.after)
+        first, last, found = time - low, time + high, list[Entry]()
+        for n, entry in enumerate(row.entries):
+            other, data = entry
+            if data[0] & _RIGHT != right and first <= other <= last:
+                found.append(entry)
+                if not data[0] & _MATCHED:
+                    row.entries[n] = other, bytes([data[0] | _MATCHED]) + data[1:]
+        return found
 
     def _raw(self, entry: Entry) -> bytes | None:
         """The value of an event that waited, undecoded."""
@@ -144,22 +157,21 @@ class Join(Spans):
         flags, commit, segment, partition, offset = _WAITING.unpack_from(data)
         side = self._sides[flags & _RIGHT]
         value = side.codec.decode(data[_WAITING.size :]) if flags & _HAS_VALUE else None
-        return Event(side.stream, key, value, [], time, None, commit, segment, partition, offset)
+        fields: Any = side.stream, key, value, [], time, None, commit, segment, partition, offset
+        return _make(Event, fields)
 
     def _due_of(self, entry: Entry) -> int:
         return entry[0] + self._within.reach(entry[1][0] & _RIGHT) + 1
 
     def first_due(self, entries: list[Entry]) -> int | None:
         # Entries are in order of time, so that of each side the first one is due first.
-        seen, found = set[int](), list[int]()
+        dues = dict[int, int]()
         for entry in entries:
-            right = entry[1][0] & _RIGHT
-            if right not in seen:
-                seen.add(right)
-                found.append(self._due_of(entry))
-                if len(seen) == len(self._sides):
+            if (right := entry[1][0] & _RIGHT) not in dues:
+                dues[right] = self._due_of(entry)
+                if len(dues) == len(self._sides):
                     break
-        return min(found)
+        return min(dues.values())
 
     def call_due(self, row: Row, key: bytes, due: int) -> None:
         if (
@@ -184,14 +196,12 @@ class Join(Spans):
 
     def case(self, place: str, row: bytes, due: int, data: bytes | None) -> Case:
         """As of `Timed`: the event that found no other."""
-        some = (
-            rest for time, rest in self.stored(data or b"") if self._due_of((time, rest)) == due
-        )
+        some = (rest for time, rest in entries_of(data or b"") if self._due_of((time, rest)) == due)
         return Case(place, next(some, b"")[_WAITING.size :], row, (), due)
 
     def entry(self, row: bytes, data: bytes) -> tuple[bytes, list[tuple[str, int, Any]]]:
         """As of `Keyed`: a key, and stream, time and value of the events that wait."""
-        events = (self._event(entry, row) for entry in self.stored(data))
+        events = (self._event(entry, row) for entry in entries_of(data))
         return row, [(event.stream, event.timestamp, event.value) for event in events]
 
 

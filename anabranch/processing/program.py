@@ -16,7 +16,7 @@ from anabranch.protocol.legal_names import is_plain, split_stream
 from anabranch.protocol.limits import copied_time
 from anabranch.reading.history import Start
 from anabranch.types import Event, Headers
-from anabranch.values import Codec, Stream, event_decoder
+from anabranch.values import RAW, Codec, Stream, event_decoder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,8 +48,8 @@ class Output:
     def __init__(self, stream: Stream[Any, Any], *, text_keys: bool) -> None:
         """``text_keys``: without a codec of keys, these may be texts, too."""
         self.stream = stream.name
-        self._encode = stream.encode
-        self._text_keys = text_keys
+        self._encode, self._encode_value = stream.encode, stream.value.encode
+        self._text_keys, self._raw_keys = text_keys, stream.key is RAW
 
     def write(
         self,
@@ -67,9 +67,15 @@ class Output:
         at = current_context()
         if self._text_keys and isinstance(key, str):
             key = key.encode()
-        raw, value = self._encode(key, value)
+        if self._raw_keys and key.__class__ is bytes and value is not None:
+            try:  # the fast path of what follows
+                value = self._encode_value(value)
+            except Exception:  # noqa: BLE001 - `encode` names the codec
+                _, value = self._encode(key, value)
+        else:
+            key, value = self._encode(key, value)
         time = copied_time(at.timestamp) if timestamp is None else timestamp
-        at.write(self.stream, (value, raw, headers, time))
+        at.write(self.stream, (value, key, headers, time))
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Write the rows of an Arrow batch, as `Transaction.write_batch`; values are bytes or strings."""
@@ -124,6 +130,8 @@ def check_plain(what: str, call: Handler) -> None:
 
 def check_result(call: Handler, found: object) -> None:
     """Raise `NotAHandler` for a generator, `Awaited` for an awaitable; other results are ignored."""
+    if found is None:
+        return
     if inspect.isgenerator(found) or inspect.isasyncgen(found):
         raise NotAHandler(f"{_name(call)} returned a generator, and none of its code has run")
     if inspect.isawaitable(found):

@@ -61,13 +61,8 @@ class Row:
         data = at.batch.get(task, row)
         if data is None:
             return
-        (self.armed,) = _HEAD.unpack_from(data)
-        place, end = _HEAD.size, len(data)
-        while place < end:
-            time, size = _ENTRY.unpack_from(data, place)
-            place += _ENTRY.size
-            self.entries.append((time, data[place : place + size]))
-            place += size
+        self.armed = int.from_bytes(data[: _HEAD.size], "big")
+        self.entries = entries_of(data)
 
     def packed(self) -> bytes:
         """The row's value."""
@@ -75,6 +70,28 @@ class Row:
         for time, data in self.entries:
             parts += (_ENTRY.pack(time, len(data)), data)
         return b"".join(parts)
+
+    def add(self, time: int, data: bytes) -> None:
+        """Add an entry, after those of the same time."""
+        entries = self.entries
+        if not entries or entries[-1][0] <= time:
+            entries.append((time, data))
+        else:
+            entries.insert(bisect_right(entries, time, key=_time_of), (time, data))
+
+
+def entries_of(data: bytes) -> list[Entry]:
+    """The entries of a stored row."""
+    found, place, end, unpack = list[Entry](), _HEAD.size, len(data), _ENTRY.unpack_from
+    while place < end:
+        time, size = unpack(data, place)
+        place += _ENTRY.size + size
+        found.append((time, data[place - size : place]))
+    return found
+
+
+def _time_of(entry: Entry) -> int:
+    return entry[0]
 
 
 class Spans(Timed):
@@ -97,13 +114,22 @@ class Spans(Timed):
     def row_of(self, event: Event) -> Row:
         """The row of an event's key. Raises: InvalidArgument (it has no key, or belongs to another task)."""
         at = current_context()
-        self.key_of(event)
-        return Row(at, *self._place(at, self.raw_of(event, at.key)))
+        key: Any = event.key
+        if key.__class__ is not bytes:
+            self.key_of(event)
+            key = self.raw_of(event, at.key)
+        return Row(at, *self._place(at, key))
 
-    def save(self, row: Row, *, firing: bool = False) -> None:
-        """Store the row, and set its timer. ``firing``: after its timer. Raises: EventTooLarge."""
+    def save(self, row: Row, *, firing: bool = False, added: int | None = None) -> None:
+        """Store the row, and set its timer. Raises: EventTooLarge.
+
+        ``firing``: after its timer. ``added``: when the entry is due that an event has added, or moved to a later
+        time, if that is all that has changed.
+        """
         at, task, place = row.at, row.task, row.row
-        due = self.first_due(row.entries) if row.entries else None
+        due = added
+        if due is None:
+            due = self.first_due(row.entries) if row.entries else None
         if firing:
             row.armed = due or 0
             if due is not None:
@@ -135,15 +161,6 @@ class Spans(Timed):
     def next_due(self, at: HandlerContext, place: bytes) -> int | None:
         data = at.batch.get(at.task, place)
         return None if data is None else _HEAD.unpack_from(data)[0] or None
-
-    def stored(self, data: bytes) -> list[Entry]:
-        """The entries of a stored row."""
-        found, place = list[Entry](), _HEAD.size
-        while place < len(data):
-            time, size = _ENTRY.unpack_from(data, place)
-            place += _ENTRY.size + size
-            found.append((time, data[place - size : place]))
-        return found
 
     def name_of(self, key: bytes) -> Any:
         """A key as handlers see it."""
@@ -249,17 +266,17 @@ class Sessions(Spans):
             del row.entries[at]
         begin, end, state = entry
         data = _END.pack(end) + (b"" if state is None else self._codec.encode(state))
-        row.entries.insert(bisect_right(row.entries, (begin, data)), (begin, data))
-        self.save(row)
+        row.add(begin, data)
+        self.save(row, added=self._due_of(data))
 
     def _joined(self, event: Event) -> tuple[Row, tuple[int, int, Any] | None]:
         """The sessions that an event joins, as one, taken out of the row; None for a late event."""
         row = self.row_of(event)
         now, time = event_time(row.at.batch, row.task), max(event.timestamp, 0)
-        near, others = list[Entry](), list[Entry]()
-        for start, data in row.entries:
-            is_near = start - self._gap < time < _END.unpack_from(data)[0] + self._gap
-            (near if is_near else others).append((start, data))
+        near, others, gap = list[Entry](), list[Entry](), self._gap
+        for entry in row.entries:
+            is_near = entry[0] - gap < time < int.from_bytes(entry[1][: _END.size], "big") + gap
+            (near if is_near else others).append(entry)
         is_closed = not near and time + self._gap + self.grace <= now
         if is_closed or row.at.batch.is_ahead(event):
             self.note_late(row.at, event)
@@ -294,7 +311,7 @@ class Sessions(Spans):
 
     def case(self, place: str, row: bytes, due: int, data: bytes | None) -> Case:
         """As of `Timed`: the value of the session that closes."""
-        found = (rest for _, rest in self.stored(data or b"") if self._due_of(rest) == due)
+        found = (rest for _, rest in entries_of(data or b"") if self._due_of(rest) == due)
         value = next(found, b"")[_END.size :]
         return Case(place, value, row, (), due)
 
@@ -302,7 +319,7 @@ class Sessions(Spans):
         """As of `Keyed`: a key, and start, end and value of its open sessions."""
         return row, [
             (start, _END.unpack_from(rest)[0], self.result(self._state(rest)))
-            for start, rest in self.stored(data)
+            for start, rest in entries_of(data)
         ]
 
 
@@ -349,7 +366,7 @@ class Sliding(Spans):
             self.note_late(row.at, event)
             return None
         entries = row.entries
-        at = bisect_right(entries, time, key=lambda entry: entry[0])
+        at = bisect_right(entries, time, key=_time_of)
         same = at > 0 and entries[at - 1][0] == time
         state = self._codec.decode(entries[at - 1][1][1:]) if same else None
         data = _OPEN + self._codec.encode(self._into.after(state, event))
@@ -357,7 +374,7 @@ class Sliding(Spans):
             entries[at - 1] = time, data
         else:
             entries.insert(at, (time, data))
-        self.save(row)
+        self.save(row, added=time + self.grace + 1)
         return self._value(entries, time)
 
     def _value(self, entries: list[Entry], end: int) -> Any:
@@ -400,12 +417,12 @@ class Sliding(Spans):
         """As of `Timed`: the value of the window that closes."""
         value: bytes | None = None
         with suppress(Exception):  # the aggregate itself may be what has failed
-            value = self._codec.encode(self._value(self.stored(data or b""), due - self.grace - 1))
+            value = self._codec.encode(self._value(entries_of(data or b""), due - self.grace - 1))
         return Case(place, value, row, (), due)
 
     def entry(self, row: bytes, data: bytes) -> tuple[bytes, list[tuple[int, Any]]]:
         """As of `Keyed`: a key, and its times with the state of the events at each of them."""
-        return row, [(time, self._codec.decode(rest[1:])) for time, rest in self.stored(data)]
+        return row, [(time, self._codec.decode(rest[1:])) for time, rest in entries_of(data)]
 
 
 class Latest(Store):
@@ -452,8 +469,7 @@ class Versions(Spans):
             self.note_late(row.at, event)
             return
         value = row.at.value
-        version = time, (_DELETED if value is None else _SET + value)
-        row.entries.insert(bisect_right(row.entries, time, key=lambda entry: entry[0]), version)
+        row.add(time, _DELETED if value is None else _SET + value)
         self._prune(row, now)
         self.save(row)
 
@@ -471,14 +487,14 @@ class Versions(Spans):
                 raise SnapshotExpired(
                     f"{self.name} keeps values for {self._keep / 1000:g} s, and {at:.0f} is earlier: raise keep="
                 )
-            count = bisect_right(entries, at, key=lambda entry: entry[0])
+            count = bisect_right(entries, at, key=_time_of)
         if count == 0 or entries[count - 1][1] == _DELETED:
             return default
         return self._codec.decode(entries[count - 1][1][1:])
 
     def _prune(self, row: Row, now: int) -> None:
         """Delete versions that no event time may ask for any more."""
-        first = bisect_right(row.entries, now - self._keep, key=lambda entry: entry[0]) - 1
+        first = bisect_right(row.entries, now - self._keep, key=_time_of) - 1
         if first > 0:
             del row.entries[:first]
 
@@ -497,7 +513,7 @@ class Versions(Spans):
         """As of `Keyed`: a key, and its versions; None where it was deleted."""
         return row, [
             (time, None if rest == _DELETED else self._codec.decode(rest[1:]))
-            for time, rest in self.stored(data)
+            for time, rest in entries_of(data)
         ]
 
 

@@ -102,7 +102,9 @@ class Keyed:
         return raw
 
     def _place(self, at: HandlerContext, key: bytes | str) -> tuple[int, bytes]:
-        raw = key if key.__class__ is bytes else self.encoded(key, at.key)
+        raw: Any = key if key.__class__ is bytes else self.encoded(key, at.key)
+        if at.batch.known.get(raw) == at.task and not at.own_key:
+            return at.task, self.prefix + raw  # the fast path of what follows
         self._check_task(at)
         if at.own_key and raw != at.key:
             raise InvalidArgument(

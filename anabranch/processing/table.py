@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rocksdict import Rdict, WriteBatch, WriteOptions
 
@@ -38,6 +38,10 @@ _MARKS = b"\xff\xff"  # no task has this number
 _IDENTITY = b"\xff\xfe"  # and none this
 _VERSION = "1"
 NOT_WHOLE = -1
+# Rows that a thread keeps in memory: their bytes, and what Python takes for each of them.
+_KEPT_BYTES = 8 << 20
+_KEPT_OVERHEAD = 150
+_MISSING: Any = object()
 
 
 class Mark(NamedTuple):
@@ -63,7 +67,7 @@ class Table:
         """Open it, or make it; a damaged folder is emptied. Raises: IllegalState, TableError (the disk is full)."""
         self.folder = folder
         self.emptied = 0  # how often the folder was emptied
-        self._tasks = [task.to_bytes(_TASK, "big") for task in range(1 << 10)]
+        self.tasks = [task.to_bytes(_TASK, "big") for task in range(1 << 10)]
         self._to_flush = False
         self._writing = threading.RLock()
         self._logged, self._unlogged = WriteOptions(), WriteOptions()
@@ -116,7 +120,7 @@ class Table:
 
     def get(self, task: int, row: bytes) -> bytes | None:
         try:
-            value: bytes | None = self._get(self._tasks[task] + row)
+            value: bytes | None = self._get(self.tasks[task] + row)
         except Exception as error:
             if not of_disk(error):
                 raise
@@ -125,7 +129,7 @@ class Table:
 
     def scan(self, task: int, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Rows from ``low`` up to ``high`` (not included), in order, as of now."""
-        prefix = self._tasks[task]
+        prefix = self.tasks[task]
         return _below(prefix + high, Walk(self._rows, self.folder, prefix + low))
 
     def write(
@@ -138,14 +142,14 @@ class Table:
         batch = WriteBatch(raw_mode=True)
         put, delete = batch.put, batch.delete
         for task, rows in changes:
-            prefix = self._tasks[task]
+            prefix = self.tasks[task]
             for row, value in rows:
                 if value is None:
                     delete(prefix + row)
                 else:
                     put(prefix + row, value)
         for task, mark in marks.items():
-            put(_MARKS + self._tasks[task], "/".join(map(str, (_VERSION, *mark))).encode())
+            put(_MARKS + self.tasks[task], "/".join(map(str, (_VERSION, *mark))).encode())
         with self._writing, named(self.folder, "written"):
             if logged:
                 self.flush()  # otherwise a crash could lose only the earlier changes
@@ -162,7 +166,7 @@ class Table:
     def mark(self, task: int) -> Mark | None:
         """The mark of a task; None if the task has no rows here."""
         with named(self.folder, "read"):
-            data = self._rows.get(_MARKS + self._tasks[task])
+            data = self._rows.get(_MARKS + self.tasks[task])
         if data is None:
             return None
         version, topic_id, *numbers = data.decode().split("/")
@@ -171,7 +175,7 @@ class Table:
         return Mark(topic_id, *map(int, numbers))
 
     def clear(self, task: int) -> None:
-        prefix = self._tasks[task]
+        prefix = self.tasks[task]
         with named(self.folder, "written"):
             self._rows.delete(_MARKS + prefix)
             self._rows.delete_range(prefix, (task + 1).to_bytes(_TASK, "big"))
@@ -182,12 +186,50 @@ class Table:
 
 
 class TaskTable:
-    """The rows of a `Table`, for one thread of several: ``due`` depends on what its batches changed."""
+    """The rows of a `Table`, for one thread of several. It keeps rows that were looked up lately in memory.
+
+    One thread looks up, and another one may write: rows that the first does not look up until they are written,
+    because it finds them in the batch that is being committed (`WorkBatch`).
+    """
 
     def __init__(self, table: Table) -> None:
-        self.due: dict[tuple[int, bytes], int] = {}
+        self.due: dict[tuple[int, bytes], int] = {}  # depends on what the thread's batches changed
         self.known = table.known
-        self.get, self.scan = table.get, table.scan
+        self._table, self.scan = table, table.scan
+        # By task and row. Each has at most about `_KEPT_BYTES`: when the first is full, the other is dropped.
+        self._recent: dict[bytes, bytes | None] = {}
+        self._older: dict[bytes, bytes | None] = {}
+        self._room = _KEPT_BYTES
+        self._tasks = table.tasks
+
+    def get(self, task: int, row: bytes) -> bytes | None:
+        place = self._tasks[task] + row
+        value: bytes | None = self._recent.get(place, _MISSING)
+        if value is not _MISSING:
+            return value
+        value = self._older.get(place, _MISSING)
+        if value is _MISSING:
+            value = self._table.get(task, row)
+        self._room -= len(place) + (0 if value is None else len(value)) + _KEPT_OVERHEAD
+        if self._room < 0:
+            self._older, self._recent, self._room = self._recent, {}, _KEPT_BYTES
+        self._recent[place] = value
+        return value
+
+    def write(self, changes: Sequence[tuple[int, Rows]], marks: dict[int, Mark]) -> None:
+        """As `Table.write`. Raises: TableError; then call `forget`."""
+        self._table.write(changes, marks)
+        for task, rows in changes:
+            prefix = self._tasks[task]
+            for row, value in rows:
+                place = prefix + row
+                if place in self._recent or place in self._older:
+                    self._recent[place] = value
+                    self._room -= 0 if value is None else len(value)
+
+    def forget(self) -> None:
+        """Forget all rows that are in memory, as others may have written them."""
+        self._recent, self._older, self._room = {}, {}, _KEPT_BYTES
 
 
 def _below(end: bytes, walk: Walk) -> Iterator[tuple[bytes, bytes]]:

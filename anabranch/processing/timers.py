@@ -6,7 +6,7 @@ order of (due, store, key). So the results do not depend on where batches begin 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from heapq import heappop, heappush
@@ -41,7 +41,10 @@ def _time(ms: int) -> bytes:
 
 def event_time(batch: WorkBatch, task: int) -> int:
     """The event time of a task, in Unix milliseconds; 0 before the first event."""
-    return int.from_bytes(batch.get(task, _NOW) or b"", "big")
+    found = batch.times.get(task)
+    if found is None:
+        found = batch.times[task] = int.from_bytes(batch.get(task, _NOW) or b"", "big")
+    return found
 
 
 def _put_due(at: HandlerContext, task: int, kind: bytes, due: int, row: bytes) -> None:
@@ -234,9 +237,13 @@ class Clock:
 class Window:
     """The value of a key in a window, from ``start`` up to ``end`` (Unix milliseconds). For handlers only."""
 
+    __slots__ = ("_at", "_closed", "_row", "_task", "_windows", "end", "raw", "start")
+
     def __init__(self, windows: Windows, key: bytes, start: int, *, closed: bool = False) -> None:
         self.start, self.end = start, start + windows.size
         self._windows, self.raw, self._closed = windows, key, closed
+        self._at: HandlerContext | None = None  # of the last call
+        self._task, self._row = -1, b""
 
     @property
     def key(self) -> Any:
@@ -246,13 +253,22 @@ class Window:
     @property
     def value(self) -> Any:
         """The value; None if it is not set yet. Setting it raises `IllegalState` once the window is closed."""
-        return self._windows.result(self._windows.value(self.raw, self.start))
+        windows = self._windows
+        return windows.result(windows.state(self._place(), self._row))
 
     @value.setter
     def value(self, value: Any) -> None:
         if self._closed:
             self._windows.refuse(self.start)
-        self._windows.put(self.raw, self.start, value)
+        self._windows.put(self._place(), self._row, self.start, value)
+
+    def _place(self) -> HandlerContext:
+        """Find out the window's row, once in a call of a handler. Returns that call."""
+        at = current_context()
+        if at is not self._at or at.task != self._task:
+            self._task, self._row = self._windows.row(at, self.raw, self.start)
+            self._at = at
+        return at
 
 
 class Windows(Timed):
@@ -297,32 +313,46 @@ class Windows(Timed):
 
         Raises: InvalidArgument (it has no key).
         """
-        at, given = current_context(), cast("Any", event.key)
-        if given is None:
-            raise InvalidArgument(f"windows {self.name} are by key, and the event has none")
-        key = given if given.__class__ is bytes else self.raw_of(event, at.key)
-        now = event_time(at.batch, at.task)
-        time = max(event.timestamp, 0)
-        last = time - time % self._every
-        first = max(0, last - (self.size - 1) // self._every * self._every)
-        is_late = is_ahead = at.batch.is_ahead(event)
-        for start in () if is_ahead else range(first, last + 1, self._every):
-            if start + self.size <= time:
-                continue
-            if start + self.size + self._grace <= now:
-                is_late = True
-            else:
-                yield Window(self, key, start)
-        if is_late:
-            self.note_late(at, event)
+        at = current_context()
+        key = self._raw(at, event)
+        return iter([Window(self, key, start) for start in self._open(at, event)])
 
     def add(self, event: Event) -> None:
         """Add an event to all of its open windows by ``into``. Raises: InvalidArgument, EventTooLarge."""
-        if self.into is None:
+        into = self.into
+        if into is None:
             raise InvalidArgument(f"windows {self.name} have no into=")
-        for window in self.of(event):
-            raw, start = window.raw, window.start
-            self.put(raw, start, self.into.after(self.value(raw, start), event))
+        at = current_context()
+        key = self._raw(at, event)
+        for start in self._open(at, event):
+            _, row = self.row(at, key, start)
+            self.put(at, row, start, into.after(self.state(at, row), event))
+
+    def _raw(self, at: HandlerContext, event: Event) -> bytes:
+        given = cast("Any", event.key)
+        if given is None:
+            raise InvalidArgument(f"windows {self.name} are by key, and the event has none")
+        return given if given.__class__ is bytes else self.raw_of(event, at.key)
+
+    def _open(self, at: HandlerContext, event: Event) -> Sequence[int]:
+        """The starts of the open windows of an event's time. If it is late for any, it is noted as late."""
+        if at.batch.is_ahead(event):
+            self.note_late(at, event)
+            return ()
+        # Windows that begin at this time or earlier are closed.
+        over = event_time(at.batch, at.task) - self.size - self._grace
+        time = max(event.timestamp, 0)
+        last = time - time % self._every
+        if self._every == self.size and last > over:
+            return (last,)
+        first = max(0, last - (self.size - 1) // self._every * self._every)
+        starts = [
+            start for start in range(first, last + 1, self._every) if start + self.size > time
+        ]
+        found = [start for start in starts if start > over]
+        if len(found) < len(starts):
+            self.note_late(at, event)
+        return found
 
     def entry(self, row: bytes, data: bytes) -> tuple[tuple[bytes, int], Any]:
         """As of `Keyed`: a key with the window's start, and the window's value."""
@@ -341,25 +371,28 @@ class Windows(Timed):
         """A state's value for users."""
         return state if state is None or self.into is None else self.into.result(state)
 
-    def value(self, key: bytes, start: int) -> Any:
-        """The value of a key in a window that begins at ``start``."""
-        at = current_context()
-        data = at.batch.get(*self._row(at, key, start))
+    def state(self, at: HandlerContext, row: bytes) -> Any:
+        """The state in a window's row; None without one."""
+        data = at.batch.get(at.task, row)
         return None if data is None else self._codec.decode(data)
 
-    def put(self, key: bytes, start: int, value: Any) -> None:
-        """Set the value of a key in a window. The first value also sets the timer that closes the window.
+    def put(self, at: HandlerContext, row: bytes, start: int, state: Any) -> None:
+        """Set the state in a window's row. The first one also sets the timer that closes the window.
 
-        Raises: IllegalState (the window is closed).
+        Raises: IllegalState (the window is closed), EventTooLarge.
         """
-        at = current_context()
-        task, row = self._row(at, key, start)
+        task = at.task
         if at.batch.get(task, row) is None:
             closes = start + self.size + self._grace
             if closes <= event_time(at.batch, task):
                 self.refuse(start)
             _put_due(at, task, _DUE, closes, row)
-        self._set(at, task, row, self._codec.encode(value))
+        self._set(at, task, row, self._codec.encode(state))
+
+    def row(self, at: HandlerContext, key: bytes, start: int) -> tuple[int, bytes]:
+        """The task, which is that of the call, and the row of a key's window. Raises: as `_place`."""
+        task, _ = self._place(at, key)
+        return task, self.prefix + _time(start) + key
 
     def refuse(self, start: int) -> NoReturn:
         """Refuse a change of a closed window. Raises: IllegalState."""
@@ -379,10 +412,6 @@ class Windows(Timed):
     def case(self, place: str, row: bytes, due: int, data: bytes | None) -> Case:
         """The arguments of `on_close`, for a dead letter. ``data``: the value as stored."""
         return Case(place, data, row[_SIZE:], (), due)
-
-    def _row(self, at: HandlerContext, key: bytes, start: int) -> tuple[int, bytes]:
-        task, _ = self._place(at, key)
-        return task, self.prefix + _time(start) + key
 
 
 class TimeOfTasks:
@@ -482,6 +511,7 @@ class TimeOfTasks:
         if timestamp > event_time(at.batch, task):
             at.task = task
             at.put(task, _NOW, _time(timestamp))
+            at.batch.times[task] = timestamp
             for one in self._noting:
                 one.before_due(at, timestamp)
             self._fire(at, task, _DUE, timestamp)

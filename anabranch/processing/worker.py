@@ -539,6 +539,7 @@ class Worker:
             self._check_holder(wanted)  # commits of another owner explain the error, too
             raise
         state.forget(wanted)  # from now on this worker's commits set their marks
+        self._commits.rows.forget()
         self._handlers.resume(self._commits.rows, wanted)
         self._reader, self._derived_through = self._read(ownership), 0
         if self._app.on_lost == "skip":

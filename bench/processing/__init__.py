@@ -19,8 +19,8 @@ our input is scaled. *batch*: map with Arrow batches, the JSON cut by a regular 
 
 Not equal: our input is committed in transactions of 10,000, each of *latency* by itself, and another process, the
 controller, decides our commits. faust-streaming is at least once, with its table in memory and a commit every
-2.8 s, its default. Kafka Streams runs in a JVM with Jackson, the peers in Python with orjson, ours with json; the
-sessions have six seconds.
+2.8 s, its default. Kafka Streams runs in a JVM with Jackson, the peers in Python with orjson, ours with msgspec;
+the sessions have six seconds.
 """
 
 from __future__ import annotations

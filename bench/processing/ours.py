@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,6 +25,7 @@ from anabranch import aggregates
 from anabranch.processing.app import Processor
 from anabranch.processing.worker import AllTasks, Worker
 
+JSON = msgspec.json.encode, msgspec.json.decode
 _SAY_S = 0.2
 _HOUR_S = 3600.0
 _DAY_S = 86_400.0
@@ -39,7 +41,7 @@ def program(job: dict[str, Any], name: str) -> Processor:
     """The processor of a job's work."""
     tasks, interval = job["partitions"], job["commit_ms"] / 1000
     app = Processor(name, tasks=tasks, commit_interval=interval)
-    codec = None if job["work"] == "batch" else json
+    codec = None if job["work"] == "batch" else JSON
     source = app.input(job["source"], value=codec)
     target = app.output(job["target"], value=codec)
     if job["work"] == "batch":
@@ -62,11 +64,11 @@ def program(job: dict[str, Any], name: str) -> Processor:
             target.write(value, key=event.key)
 
     elif job["work"] in ("table", "join"):
-        other = app.input(job["other"], value=json)
+        other = app.input(job["other"], value=JSON)
         with_two_inputs(app, job["work"], source, other, target)
 
     elif job["work"] == "window":
-        days = app.windows("days", _DAY_S, value=json)
+        days = app.windows("days", _DAY_S, value=JSON)
 
         @app.on(source)
         def count_in_window(event: anabranch.Event) -> None:
@@ -75,14 +77,14 @@ def program(job: dict[str, Any], name: str) -> Processor:
                 target.write({"n": window.value}, key=event.key)
 
     elif job["work"] == "session":
-        visits = app.sessions("visits", _HOUR_S, into=aggregates.count())
+        visits = app.sessions("visits", _HOUR_S, value=JSON, into=aggregates.count())
 
         @app.on(source)
         def visit(event: anabranch.Event) -> None:
             target.write({"n": visits.add(event)}, key=event.key)
 
     else:
-        counts = app.store("counts", value=json)
+        counts = app.store("counts", value=JSON)
 
         @app.on(source)
         def count(event: anabranch.Event) -> None:

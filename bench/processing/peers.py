@@ -194,7 +194,7 @@ FAUST_STREAMING = Python(
 
 @dataclass(frozen=True)
 class Ours:
-    """anabranch, one process and one worker; JSON by Python's own module."""
+    """anabranch, one process and one worker; JSON by msgspec."""
 
     name: str = "anabranch"
     streams: bool = True
@@ -206,7 +206,7 @@ class Ours:
 
     def about(self) -> dict[str, str]:
         """Its version."""
-        return {"version": version("anabranch"), "json": "json", "store": "RocksDB, state topic"}
+        return {"version": version("anabranch"), "json": "msgspec", "store": "RocksDB, state topic"}
 
     @property
     def failover(self) -> Mapping[str, str]:

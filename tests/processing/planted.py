@@ -119,13 +119,12 @@ BUGS: dict[str, Callable[[], Any]] = {
 def session_timer_stays() -> Any:
     """A key's timer is not set earlier for a session that ends earlier."""
 
-    def save(self: spans.Spans, row: spans.Row, *, firing: bool = False) -> None:
-        due = self.first_due(row.entries) if row.entries and not firing else None
-        if due is None or not isinstance(self, spans.Sessions):
-            spans_save(self, row, firing=firing)
-            return
-        with patch.object(self, "first_due", lambda _: max(due, row.armed)):
-            spans_save(self, row)
+    def save(
+        self: spans.Spans, row: spans.Row, *, firing: bool = False, added: int | None = None
+    ) -> None:
+        if added is not None and isinstance(self, spans.Sessions):
+            added = max(added, row.armed)
+        spans_save(self, row, firing=firing, added=added)
 
     spans_save = spans.Spans.save
     return patch.object(spans.Spans, "save", save)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from contextlib import closing
@@ -13,8 +14,9 @@ import pytest
 from anabranch.batches.records import Record
 from anabranch.errors import IllegalState, NotReady
 from anabranch.ports import TopicPartition, TopicSpec
+from anabranch.processing import table as table_module
 from anabranch.processing.state import StateReader
-from anabranch.processing.table import Mark, Table
+from anabranch.processing.table import Mark, Table, TaskTable
 from anabranch.protocol.schemas.records import TaskInfo
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.testing.memory.log import MemoryBrokers
@@ -86,3 +88,21 @@ def test_a_copy_past_the_end_of_the_topic_is_deleted(tmp_path: Path) -> None:
         table.write([(0, [(b"k", b"v")])], {0: mark})
         reader.follow([0], clock.monotonic() + 1)
         assert not list(table.scan(0, b"", b"\xff"))
+
+
+def test_rows_in_memory_are_those_of_the_folder(tmp_path: Path) -> None:
+    """Looked up, written and deleted at random, with room in memory for a few rows."""
+    rng, expected = random.Random(0), dict[tuple[int, bytes], bytes | None]()
+    with closing(Table(tmp_path)) as table, patch.object(table_module, "_KEPT_BYTES", 2000):
+        rows = TaskTable(table)
+        assert rows.get(1, b"k") is None
+        for step in range(3000):
+            task, row = rng.randrange(2), b"%d" % rng.randrange(40)
+            if rng.random() < 0.3:
+                value = rng.choice((None, b"%d" % step))
+                rows.write([(task, [(row, value)])], {})
+                expected[task, row] = value
+            assert rows.get(task, row) == expected.get((task, row))
+        table.write([(1, [(b"k", b"of another owner")])], {})
+        rows.forget()
+        assert rows.get(1, b"k") == b"of another owner"
