@@ -19,7 +19,6 @@ from anabranch.cli.options import (
 )
 from anabranch.cli.output import Column, Grid, Row, print_line, print_result, show
 from anabranch.errors import InvalidArgument, count_of
-from anabranch.presentation.load import advice, loads
 from anabranch.presentation.rows import time_text
 from anabranch.protocol.legal_names import OPEN_LANE
 
@@ -173,6 +172,8 @@ def status(
 
     BUSY is the share of a core that its leader takes; leaders in one process share a core.
     """
+    from anabranch.presentation.load import advice, loads
+
     with options.client() as client:
         before, begun = client.leaders(), time.monotonic()
         time.sleep(seconds)

@@ -302,6 +302,7 @@ def test_a_partition_that_comes_back_waits_for_the_leader_that_did_not_stop(
         """In a call to a broker that is away."""
 
         lease = None
+        rounds = 0
 
         def __init__(self, *_: object, **__: object) -> None:
             self.hand_over = self.resign = self.look = lambda: None
