@@ -55,6 +55,7 @@ WIDE = {
     "anabranch/librdkafka/groups.py": (1, "a thread of its own: its owner ends the process"),
     "anabranch/librdkafka/reconnecting_consumer.py": (1, "a thread of its own: raised by the caller's"),
     "anabranch/processing/failures.py": (3, "what handlers raise is judged; an error is pickled"),
+    "anabranch/processing/program.py": (1, "the codec is called again by `encode`, which names it"),
     "anabranch/processing/threads.py": (3, "threads of their own: raised by the worker's"),
     "anabranch/processing/worker.py": (1, "a thread of its own: raised by the worker's"),
     "anabranch/controller/carrier.py": (1, "a thread of its own: raised by the leader's"),

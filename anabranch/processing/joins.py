@@ -114,9 +114,9 @@ class Join(Spans):
         found = self._found(row, right, time)
         if found:
             flags |= _MATCHED
-        mine = time, self._waiting(event, flags) + (at.value or b"")
-        row.add(*mine)
-        self.save(row, added=self._due_of(mine))
+        data = self._waiting(event, flags) + (at.value or b"")
+        row.add(time, data)
+        self.save(row, added=self._due_of((time, data)))
         if not found:
             return
         own, call = at.timestamp, self._call

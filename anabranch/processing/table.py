@@ -186,7 +186,7 @@ class Table:
 
 
 class TaskTable:
-    """The rows of a `Table`, for one thread of several. It keeps rows that were looked up lately in memory.
+    """The rows of a `Table`, for one thread of several. Rows that were looked up lately are kept in memory.
 
     One thread looks up, and another one may write: rows that the first does not look up until they are written,
     because it finds them in the batch that is being committed (`WorkBatch`).
