@@ -79,6 +79,24 @@ def test_it_is_known_after_a_takeover(table: bool, pause: int) -> None:
     assert [event.key for event in rows] == [b"good", b"good"]
 
 
+def test_a_former_leaders_table_adds_nothing_again() -> None:
+    """Leaders with tables of their own take turns: what one has read, and not logged, the other has counted."""
+    world = World()
+    world.cluster.advance(7)  # the cleaner has just been here
+    world.write(b"", b"good")
+    former = world.cluster._store
+    assert any(key.startswith(b"x") for key in former.snapshot()), "it is in the table, and not logged"
+    world.lead_again(table=False)
+    world.cluster.advance(20)
+    world.cluster.stop_controller()
+    world.cluster._store = former
+    world.cluster.start_controller()
+    world.cluster.advance(1)
+    assert world.seen() == ({"bad_key": 1}, [(0, b"", "bad_key")])
+    world.cluster.advance(20)
+    assert world.seen() == ({"bad_key": 1}, [(0, b"", "bad_key")])
+
+
 def test_counts_are_kept_for_ever_and_records_for_a_week(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "REJECTED", limits.REJECTED._replace(value=5))
     world = World()
