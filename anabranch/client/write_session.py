@@ -263,7 +263,7 @@ class _Sender:
                 if self._open is not None and not self._queue:
                     self._queue.append(self._open)
                     self._open = None
-            self._try(self._shared.deadline(None))
+            self._try(self.count, self._shared.deadline(None))
 
     def _due_in(self) -> float:
         """Seconds until something is to be sent."""
@@ -274,10 +274,10 @@ class _Sender:
                 return threading.TIMEOUT_MAX
             return self._open.begun + defaults.SESSION_FLUSH_S - self._session.now()
 
-    def _try(self, deadline: float) -> bool:
+    def _try(self, ended: int, deadline: float) -> bool:
         """`pump`, and pause after an error that may pass. Returns False at the deadline."""
         try:
-            self.pump(deadline)
+            self.pump(ended, deadline)
         except (RetryError, AskOutcomeError) as error:
             self.trouble = error
             return self._pauses.sleep(deadline)
@@ -287,15 +287,15 @@ class _Sender:
     def pump_until(self, ended: int, deadline: float) -> bool:
         """Send until this number of rows have an outcome. Returns False at the deadline."""
         while self.ended < ended and not self.is_stopped:
-            if self._session.now() >= deadline or not self._try(deadline):
-                return False
+            if self._session.now() >= deadline or not self._try(ended, deadline):
+                break
         return self.ended >= ended
 
     def _backoff(self) -> Backoff:
         return Backoff(defaults.FIRST_RETRY_S, defaults.LONGEST_RETRY_S, self._shared.ports.clock)
 
-    def pump(self, deadline: float) -> None:
-        """Send all requests in the queue, and wait for their outcomes.
+    def pump(self, ended: int, deadline: float) -> None:
+        """Send the requests in the queue until this number of rows have an outcome, or the queue is empty.
 
         Raises: RetryError, AskOutcomeError. Then the next call continues.
         """
@@ -303,7 +303,7 @@ class _Sender:
         if not self._pumping.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
             raise DeadlineExceeded("another call sends the session's rows")
         try:
-            while not self.is_stopped and self._fill(deadline):
+            while self.ended < ended and not self.is_stopped and self._fill(deadline):
                 self._finish(self._under_way[0], deadline)
         finally:
             for request in self._under_way if self.is_stopped else ():
@@ -703,7 +703,8 @@ class WriteSession:
         sender = self._sender
         ended = sender.seal()
         sender.notify()
-        ends = sender.pump_until if self._job is None else sender.wait
+        is_served = self._job is not None and self._job.is_alive()
+        ends = sender.wait if is_served else sender.pump_until
         if not ends(ended, deadline):
             raise self._late()
         failed = self._failed()

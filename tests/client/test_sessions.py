@@ -16,6 +16,7 @@ from anabranch.ports import LogError, LogUnavailable, LogUncertain
 from anabranch.protocol import defaults, limits
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas.codec import LEVEL
+from anabranch.protocol.schemas.fast import encoded_event
 from tests.client.answers import STREAM
 from tests.client.world import World
 from tests.mutants.planting import wrapping
@@ -352,6 +353,28 @@ def test_sync_raises_the_error_of_its_row(
         monkeypatch.setattr(defaults, "SESSION_ERRORS", 0)
     with pytest.raises(errors.EventTooLarge):
         big(session, 0)
+    session.close()
+
+
+def test_a_call_sends_no_longer_than_its_row_needs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = world.client.session("sync")
+    add, real, calls = session._sender.add, session._session.locked_shot, []
+
+    def shot(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) < 100:  # other threads write meanwhile
+            place = session._places[STREAM]
+            add(place, encoded_event(place.head, b"k", b"0", None, -1))
+            session._sender.seal()
+        return real(*arguments)
+
+    monkeypatch.setattr(session._session, "locked_shot", shot)
+    session.apply(STREAM, b"0", b"k")
+    assert len(calls) == 1
+    session.flush()
+    assert len(calls) == 2, "the others send their rows"
     session.close()
 
 
