@@ -147,6 +147,7 @@ class _Sender:
         # Of what `add` changes; held for a few lines. The garbage collector may call `stop` inside of them.
         self._guard = threading.RLock()
         self._pumping = here().lock()
+        self._is_pumping = False
         self._changed = here().condition()
         self._open: _Request | None = None
         self._queue: deque[_Request] = deque()
@@ -244,6 +245,8 @@ class _Sender:
             self.is_stopped = True
             sent = sum(len(each.rows) for each in list(self._under_way) if each.txn_id is not None)
             unsent = self.count - self.ended - sent
+        if not self._is_pumping:  # else `pump` does it
+            self._forget()
         self.notify()
         said = [f"{count_of(unsent, 'row')} {_were(unsent)} not sent"] if unsent else []
         said += [f"{count_of(sent, 'row')} may be committed"] if sent else []
@@ -302,14 +305,21 @@ class _Sender:
         left = max(0.0, deadline - self._session.now())
         if not self._pumping.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
             raise DeadlineExceeded("another call sends the session's rows")
+        self._is_pumping = True
         try:
             while self.ended < ended and not self.is_stopped and self._fill(deadline):
                 self._finish(self._under_way[0], deadline)
         finally:
-            for request in self._under_way if self.is_stopped else ():
-                if request.posted is not None:
-                    self._session.forget(request.posted.correlation_id)
+            self._is_pumping = False
+            if self.is_stopped:
+                self._forget()
             self._pumping.release()
+
+    def _forget(self) -> None:
+        """Drop the answers to what is under way, which nobody waits for any more."""
+        for request in list(self._under_way):
+            if request.posted is not None:
+                self._session.forget(request.posted.correlation_id)
 
     def _fill(self, deadline: float) -> bool:
         """Post requests, each following the one before. Returns whether any is under way."""

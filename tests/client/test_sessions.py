@@ -414,6 +414,20 @@ def test_a_close_that_is_cut_short_has_the_errors(world: World) -> None:
     assert isinstance(caught.value.__cause__, errors.RowsFailed)
 
 
+def test_a_closed_session_leaves_no_answers_behind(world: World) -> None:
+    bus: Any = world.client._session._bus
+    session = world.client.session("manual")
+    for number in range(40):
+        session.apply(STREAM, b"%d" % number, b"k")
+    world.stop_controller()
+    with pytest.raises(errors.DeadlineExceeded):
+        session.flush(timeout=1)
+    assert bus._slots, "copies that may be answered"
+    with pytest.raises(errors.DeadlineExceeded):
+        session.close(timeout=0)
+    assert not bus._slots
+
+
 @pytest.mark.parametrize("how", ["exception", "dropped", "client", "late"])
 def test_what_was_not_sent_is_said(
     world: World, how: str, caplog: pytest.LogCaptureFixture
