@@ -769,9 +769,9 @@ class Client:
     def rejected(self, stream: str, *, timeout: float | None = None) -> Rejected:
         """The records of a stream's journal that no commit has, though the broker had acknowledged them.
 
-        These are plain writes that the stream does not take, and records that no client of anabranch wrote. Counts
+        These are plain writes that the stream does not take, and records that can't be read. Counts
         are kept as long as the stream, and the newest 1,000 records for 7 days; a takeover changes neither.
-        Rejected records of a transaction are also counted in its outcome.
+        Records that name a transaction are not among them: its outcome counts those.
 
         Raises: FeatureNotEnabled (it needs feature level 4), UnknownScope, UnknownStream, NotReady,
         DeadlineExceeded.

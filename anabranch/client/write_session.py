@@ -12,6 +12,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self, get_args, overload
 
@@ -62,6 +63,18 @@ _NO_FEATURE = (FeatureNotEnabled, UnsupportedVersion)
 _OF_ALL = (ClockSkew, Expired, FeatureNotEnabled)
 _UNREADABLE = (MalformedRecord, UnsupportedVersion)  # the answer, perhaps
 _MOST_STREAMS = 10_000
+# Seconds for asking again where a stream's rows go, and the pause if there was no answer.
+_AGAIN_S = 0.5
+_LATER_S = 30.0
+
+
+def _exact(value: bytes | None) -> bytes | None:
+    """The same bytes, not of a subclass."""
+    return None if value is None else bytes(value)
+
+
+def _were(rows: int) -> str:
+    return "was" if rows == 1 else "were"
 
 
 class _Rows(EncodedEvents):
@@ -134,6 +147,7 @@ class _Sender:
         # Guards all that `add` changes; held for a few lines. The garbage collector may call `stop` inside of them.
         self._guard = threading.RLock()
         self._pumping = here().lock()
+        self._is_pumping = False
         self._changed = here().condition()
         self._open: _Request | None = None
         self._queue: deque[_Request] = deque()
@@ -144,13 +158,17 @@ class _Sender:
         self.count = self.ended = self.held = 0
         self.errors: dict[int, RowError] = {}
         self.failed = 0
+        self._awaited: dict[int, RowError | None] = {}  # rows whose callers wait for their errors
         self.trouble: AnabranchError | None = None
         self.is_stopped = False
 
     # -- rows -----------------------------------------------------------------------------------------
 
     def add(self, place: _Place, row: bytes, *, alone: bool = False) -> tuple[int, bool]:
-        """Take a row. Returns its number, and whether a request is now full. ``alone``: in a request of its own."""
+        """Take a row. Returns its number, and whether a request is now full.
+
+        ``alone``: in a request of its own; its error is for `take_error`.
+        """
         size = len(row)
         with self._guard:
             request, sealed = self._open, False
@@ -169,6 +187,7 @@ class _Sender:
             self.held += size
             number, self.count = self.count, self.count + 1
             if alone:
+                self._awaited[number] = None
                 self._queue.append(request)
                 self._open, sealed = None, True
         if sealed or len(request.rows) == 1:
@@ -216,11 +235,9 @@ class _Sender:
         return found, count
 
     def take_error(self, number: int) -> RowError | None:
-        """Remove and return the error of a row."""
+        """The error of a row that was added alone; later its error is among those of `take_errors`."""
         with self._guard:
-            found = self.errors.pop(number, None)
-            self.failed -= found is not None
-        return found
+            return self._awaited.pop(number, None)
 
     def stop(self) -> str:
         """Send nothing more. Returns, in words, what is not committed for certain; empty: all have an outcome."""
@@ -228,8 +245,10 @@ class _Sender:
             self.is_stopped = True
             sent = sum(len(each.rows) for each in list(self._under_way) if each.txn_id is not None)
             unsent = self.count - self.ended - sent
+        if not self._is_pumping:  # else `pump` does it
+            self._forget()
         self.notify()
-        said = [f"{count_of(unsent, 'row')} were not sent"] if unsent else []
+        said = [f"{count_of(unsent, 'row')} {_were(unsent)} not sent"] if unsent else []
         said += [f"{count_of(sent, 'row')} may be committed"] if sent else []
         return f"{' and '.join(said)} (from row {self.ended} on)" if said else ""
 
@@ -247,7 +266,7 @@ class _Sender:
                 if self._open is not None and not self._queue:
                     self._queue.append(self._open)
                     self._open = None
-            self._try(self._shared.deadline(None))
+            self._try(self.count, self._shared.deadline(None))
 
     def _due_in(self) -> float:
         """Seconds until something is to be sent."""
@@ -258,10 +277,10 @@ class _Sender:
                 return threading.TIMEOUT_MAX
             return self._open.begun + defaults.SESSION_FLUSH_S - self._session.now()
 
-    def _try(self, deadline: float) -> bool:
+    def _try(self, ended: int, deadline: float) -> bool:
         """`pump`, and pause after an error that may pass. Returns False at the deadline."""
         try:
-            self.pump(deadline)
+            self.pump(ended, deadline)
         except (RetryError, AskOutcomeError) as error:
             self.trouble = error
             return self._pauses.sleep(deadline)
@@ -271,29 +290,36 @@ class _Sender:
     def pump_until(self, ended: int, deadline: float) -> bool:
         """Send until this number of rows have an outcome. Returns False at the deadline."""
         while self.ended < ended and not self.is_stopped:
-            if self._session.now() >= deadline or not self._try(deadline):
-                return False
+            if self._session.now() >= deadline or not self._try(ended, deadline):
+                break
         return self.ended >= ended
 
     def _backoff(self) -> Backoff:
         return Backoff(defaults.FIRST_RETRY_S, defaults.LONGEST_RETRY_S, self._shared.ports.clock)
 
-    def pump(self, deadline: float) -> None:
-        """Send all requests in the queue, and wait for their outcomes.
+    def pump(self, ended: int, deadline: float) -> None:
+        """Send the requests in the queue until this number of rows have an outcome, or the queue is empty.
 
         Raises: RetryError, AskOutcomeError. Then the next call continues.
         """
         left = max(0.0, deadline - self._session.now())
         if not self._pumping.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
             raise DeadlineExceeded("another call sends the session's rows")
+        self._is_pumping = True
         try:
-            while not self.is_stopped and self._fill(deadline):
+            while self.ended < ended and not self.is_stopped and self._fill(deadline):
                 self._finish(self._under_way[0], deadline)
         finally:
-            for request in self._under_way if self.is_stopped else ():
-                if request.posted is not None:
-                    self._session.forget(request.posted.correlation_id)
+            self._is_pumping = False
+            if self.is_stopped:
+                self._forget()
             self._pumping.release()
+
+    def _forget(self) -> None:
+        """Drop the answers to what is under way, which nobody waits for any more."""
+        for request in list(self._under_way):
+            if request.posted is not None:
+                self._session.forget(request.posted.correlation_id)
 
     def _fill(self, deadline: float) -> bool:
         """Post requests, each following the one before. Returns whether any is under way."""
@@ -302,25 +328,29 @@ class _Sender:
             self._is_broken = False
         while not self._is_broken and len(under_way) < self._most_under_way:
             with self._guard:
-                if not self._queue:
+                if not self._queue or self.is_stopped:
                     break
                 # Order between control partitions: a request waits until the other has committed all before.
                 if under_way and under_way[-1].partition != self._queue[0].partition:
                     break
                 request = self._queue.popleft()
                 under_way.append(request)
+                self._is_broken = True  # unless it is sent
             before = under_way[-2].txn_id if len(under_way) > 1 else None
-            try:
+            with suppress(AnabranchError):  # when its turn comes, the error comes again
                 request.posted = self._session.post(self._made(request, before, deadline), deadline)
-            except AnabranchError:
-                self._is_broken = True  # when its turn comes, the error comes again
+                self._is_broken = False
         return bool(under_way)
 
     def _made(self, request: _Request, before: bytes | None, deadline: float) -> r.OneShot:
         """The request's command. ``before``: the transaction that it follows, which may be under way."""
         follows = () if before is None else (r.FollowedRows(before, "", ()),)
         if request.txn_id is None:
-            request.txn_id = self._session.new_txn_id(request.scope, deadline)
+            txn_id = self._session.new_txn_id(request.scope, deadline)
+            with self._guard:
+                if self.is_stopped:  # `stop` has said that it was not sent
+                    raise IllegalState("the session was closed meanwhile")
+                request.txn_id = txn_id
             request.command, request.in_doubt = None, False
         if request.command is None:
             request.command = r.OneShot(
@@ -350,10 +380,13 @@ class _Sender:
             raise
         except AnabranchError as error:
             self._is_broken = True
-            if self._shared.closed or self._shared.forked:
+            if self._shared.closed or self._shared.forked or self.is_stopped:
                 raise OutcomeUnknown(str(error)) from error
             self._refused(request, command, error, deadline)
             return
+        except BaseException:  # the caller was interrupted, or cancelled: the next one continues
+            self._is_broken = request.in_doubt = True
+            raise
         if isinstance(answer, r.Revalidate):
             # The request that it followed was not committed then, and has an outcome now.
             self._is_broken = request.in_doubt = True
@@ -409,9 +442,13 @@ class _Sender:
     def _fail(self, request: _Request, error: AnabranchError) -> None:
         with self._guard:
             for number, event in enumerate(_Rows(request.rows), request.first):
+                found = RowError(number, event.stream, event.key, error)
+                if number in self._awaited:
+                    self._awaited[number] = found
+                    continue
                 self.failed += 1
                 if len(self.errors) < defaults.SESSION_ERRORS:
-                    self.errors[number] = RowError(number, event.stream, event.key, error)
+                    self.errors[number] = found
         self._end(request)
 
     def _end(self, request: _Request) -> None:
@@ -543,7 +580,7 @@ class WriteSession:
         return self._write(self._table(table), None, key, None, None)
 
     def _table(self, name: str) -> str:
-        if not (self._places.get(name) or self._learned(name)).is_table:
+        if not self._place(name).is_table:
             raise InvalidArgument(f"{name} is no table: make one with `create_table`, or `apply`")
         return name
 
@@ -559,9 +596,10 @@ class WriteSession:
         if self._is_closed or shared.closed or shared.forked:
             self._check()
         shared.check_outside("a session's write")
-        place = self._places.get(stream) or self._learned(stream)
+        place = self._place(stream)
         if type(key) is not bytes or type(value) is not bytes:
             limits.check_event(key, value, None)
+            key, value = _exact(key), _exact(value)
         size = len(key or b"") + len(value or b"")
         pairs = limits.check_headers(headers) if headers is not None else None
         if pairs:
@@ -572,7 +610,7 @@ class WriteSession:
             limits.check_row_key(key)
         if size > place.most:
             limits.check_bytes(size, place.most, stream)
-        head = place.head if key is not None else self._keyless(stream, place)
+        head = place.head if key is not None else self._keyless(place)
         row = encoded_event(head, key, value, pairs, timestamp or -1)
         return self._add(place, row)
 
@@ -583,11 +621,14 @@ class WriteSession:
         number, sealed = sender.add(place, row, alone=self._mode == "sync")
         if self._mode == "sync":
             deadline = self._shared.deadline(None)
-            if not sender.pump_until(number + 1, deadline):
-                raise self._late()
-            failed = sender.take_error(number)
+            try:
+                done = sender.pump_until(number + 1, deadline)
+            finally:
+                failed = sender.take_error(number)
             if failed is not None:
                 raise failed.error
+            if not done:
+                raise self._late()
         elif sealed and self._mode == "background" and self._job is None:
             sender.pump_until(number, self._shared.deadline(None))
         return number
@@ -604,18 +645,30 @@ class WriteSession:
             "again later"
         )
 
-    def _keyless(self, stream: str, place: _Place) -> bytes:
+    def _keyless(self, place: _Place) -> bytes:
         """The first fields of a row without a key: such rows go to the segments in turn."""
-        if self._session.now() >= place.until:
-            place = self._learned(stream)
         self._turn += 1
         return place.keyless[self._turn % len(place.keyless)]
 
-    def _learned(self, stream: str) -> _Place:
-        """Ask where the rows of a stream go. Raises: as `apply`; NotReady, DeadlineExceeded."""
+    def _place(self, stream: str) -> _Place:
+        """Where the rows of a stream go, as known for less than about half a minute. Raises: as `apply`."""
+        place = self._places.get(stream) if isinstance(stream, str) else None
+        if place is None:
+            return self._learned(stream)
+        now = self._session.now()
+        if now >= place.until:
+            try:
+                place = self._learned(stream, min(_AGAIN_S, self._shared.timeout))
+            except RetryError:  # the session takes rows while no controller answers
+                place = self._places[stream] = place._replace(until=now + _LATER_S)
+        return place
+
+    def _learned(self, stream: str, timeout: float | None = None) -> _Place:
+        """Ask where the rows of a stream go. Raises: as `apply`."""
         shared, session = self._shared, self._session
-        deadline = shared.checked_deadline(None)
+        deadline = shared.checked_deadline(timeout)
         scope, _ = split_stream(stream)
+        stream = str.__str__(stream)  # not of a subclass
         if is_state(stream):
             raise InvalidArgument(f"{stream} is a processor's state: use `write_state`")
         partition = session.find_scope(scope, deadline)
@@ -660,32 +713,41 @@ class WriteSession:
         sender = self._sender
         ended = sender.seal()
         sender.notify()
-        ends = sender.pump_until if self._job is None else sender.wait
+        is_served = self._job is not None and self._job.is_alive()
+        ends = sender.wait if is_served else sender.pump_until
         if not ends(ended, deadline):
             raise self._late()
-        errors, count = sender.take_errors()
+        failed = self._failed()
+        if failed is not None:
+            raise failed
+
+    def _failed(self) -> RowsFailed | None:
+        """The error with those of all rows that were refused since the last call."""
+        errors, count = self._sender.take_errors()
         if not count:
-            return
-        self._places.clear()  # perhaps they went by former settings
+            return None
         first = errors[0]
         failed = RowsFailed(
             f"{count_of(count, 'row')} of the session failed, the others are committed; row {first.number} of "
             f"{first.stream}: {first.error}"
         )
         failed.errors, failed.count = errors, count
-        raise failed
+        return failed
 
     def _late(self) -> DeadlineExceeded:
+        """The error of a call that does not wait longer. Raises: as `_check`, if the session was closed meanwhile."""
+        self._check()
         sender = self._sender
         said = f" ({sender.trouble})" if sender.trouble is not None else ""
-        left = count_of(sender.count - sender.ended, "row")
-        return DeadlineExceeded(f"{left} of the session are not committed yet{said}: flush again")
+        left = sender.count - sender.ended
+        rows = f"{count_of(left, 'row')} of the session {_were(left)} not committed yet"
+        return DeadlineExceeded(f"{rows}{said}: flush again")
 
     def close(self, timeout: float | None = None) -> None:
         """`flush`, and end the session. Repeating the call is harmless.
 
         Raises: as `flush`. If rows are left at the deadline, `DeadlineExceeded` says how many were not sent, and
-        how many may be committed; no more is sent.
+        how many may be committed; no more is sent. If rows were refused before, `RowsFailed` is its cause.
         """
         if self._is_closed:
             return
@@ -695,9 +757,21 @@ class WriteSession:
             self._end()
             raise
         except DeadlineExceeded as error:
-            left = self._end()
-            raise DeadlineExceeded(f"the session is closed: {left}; {error}") from error
+            left, failed = self._end(), self._failed()
+            if left:
+                raise self._cut_short(left, failed) from (failed or error)
+            if failed is not None:
+                raise failed from None
         self._end()
+
+    def _cut_short(self, left: str, failed: RowsFailed | None) -> DeadlineExceeded:
+        """The error of `close` at its deadline. ``left``: what is not committed for certain."""
+        trouble = self._sender.trouble
+        said = ""
+        if failed is not None:
+            said = f"; {count_of(failed.count, 'row')} failed: {failed.errors[0].error}"
+        said += f" (last trouble: {trouble})" if trouble is not None else ""
+        return DeadlineExceeded(f"the session is closed: {left}{said}")
 
     def _end(self) -> str:
         self._is_closed = True

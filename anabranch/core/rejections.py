@@ -7,6 +7,7 @@ the offset up to which each partition's are counted. So a leader without a statu
 
 from __future__ import annotations
 
+import struct
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -26,6 +27,9 @@ LEVEL = 4  # the feature level that has these rows
 _KEPT_MS = limits.REJECTED_MS.value
 _MOST_BATCHES = 500  # of which one round adds the rejected records to the rows of their streams
 _NONE = r.RejectedRow({}, {}, ())
+# Before the value of a batch: when it was read, and the bytes of its first part, which has the counts. So the
+# records of a batch, up to 100 KB, are decoded only if they are among the newest.
+_HEAD = struct.Struct(">qI")
 
 
 def are_kept(state: State) -> bool:
@@ -57,8 +61,9 @@ def kept(
     newest = tuple(deque(found, limits.REJECTED.value))
     until = {str(partition): max(run.first for run in runs) + 1}
     first = min(run.first for run in runs)
-    row = r.RejectedRow(dict(counts), until, newest)
-    return rejected_key(NO_TXN, stream, partition, first), encode(row)
+    head = encode(r.RejectedRow(dict(counts), until, ()))
+    value = _HEAD.pack(newest[-1].at_ms, len(head)) + head + encode(r.RejectedRow({}, {}, newest))
+    return rejected_key(NO_TXN, stream, partition, first), value
 
 
 def cut_key(key: bytes | None) -> bytes | None:
@@ -98,17 +103,33 @@ def _with(turn: Turn, stream: str, runs: Iterable[tuple[bytes, bytes]]) -> r.Rej
     """The stream's row, with more runs, and without records that are too old."""
     row = turn.state.rejected.get(stream, _NONE)
     counts, until = Counter(row.counts), dict(row.until)
-    records = list(row.records)
-    for _, value in runs:
-        more = decode_as(r.RejectedRow, value)
+    batches: list[tuple[int, bytes, bytes]] = []
+    for key, value in runs:
+        if _first_of(key) < row.until.get(_partition_of(key), 0):
+            continue  # a status table that was not in use meanwhile has records that another leader counted
+        at_ms, size = _HEAD.unpack_from(value)
+        more = decode_as(r.RejectedRow, value[_HEAD.size : _HEAD.size + size])
         counts.update(more.counts)
         for partition, end in more.until.items():
             until[partition] = max(end, until.get(partition, 0))
-        records += more.records
-    records.sort(key=lambda record: record.at_ms)
+        batches.append((at_ms, key, value[_HEAD.size + size :]))
+    records: list[r.RejectedRecord] = []
+    for _, _, newest in sorted(batches, reverse=True):
+        if len(records) >= limits.REJECTED.value:
+            break
+        records += decode_as(r.RejectedRow, newest).records
+    records = sorted([*row.records, *records], key=lambda one: (one.at_ms, one.partition, one.offset))
     oldest = turn.wall_ms - _KEPT_MS
     kept = [record for record in records[-limits.REJECTED.value :] if record.at_ms >= oldest]
     return r.RejectedRow(dict(counts), until, tuple(kept))
+
+
+def _first_of(key: bytes) -> int:
+    return int.from_bytes(key[-8:], "big")
+
+
+def _partition_of(key: bytes) -> str:
+    return str(int.from_bytes(key[-12:-8], "big"))
 
 
 def _stream_of(key: bytes) -> str:

@@ -123,7 +123,7 @@ FINISHED = b"f"  # + finished ms (8) + txn id -> b"": transactions in the order 
 INDEX = b"i"  # runs of journal records (journal_runs)
 DIGEST = b"d"  # keys that runs of tables write (journal_runs, table_writes)
 # Rejected journal records of open transactions (journal_runs) -> count (8). Under the id of zeros: all that
-# `core.rejections` has yet to add to the rows of their streams -> a `RejectedRow` with one run of them.
+# `core.rejections` has yet to add to the rows of their streams, by batch (see there).
 REJECTED = b"x"
 META = b"m"  # + name: about the table itself
 SERIES_OF = META + b"series "  # + lane -> the number of series that it owns (8)

@@ -16,6 +16,7 @@ from anabranch.ports import LogError, LogUnavailable, LogUncertain
 from anabranch.protocol import defaults, limits
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas.codec import LEVEL
+from anabranch.protocol.schemas.fast import encoded_event
 from tests.client.answers import STREAM
 from tests.client.world import World
 from tests.mutants.planting import wrapping
@@ -83,6 +84,8 @@ REFUSED: tuple[tuple[Callable[[Any], int], type[Exception]], ...] = (
     (lambda s: s.put(TABLE, b"k", None), errors.InvalidArgument),
     (lambda s: s.put(STREAM, b"k", b""), errors.InvalidArgument),
     (lambda s: s.delete(STREAM, b"k"), errors.InvalidArgument),
+    (lambda s: s.apply([], b""), errors.InvalidArgument),
+    (lambda s: s.delete([], b"k"), errors.InvalidArgument),
 )
 
 
@@ -229,6 +232,200 @@ def test_a_full_session(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = session.apply(STREAM, b"0")
     session.close()
     assert len(numbers(world)) == taken + 1
+
+
+class Text(str):
+    """A text of a program's own type."""
+
+
+class Blob(bytes):
+    """Bytes of a program's own type."""
+
+
+def test_subclasses_of_text_and_bytes(world: World) -> None:
+    with world.client.session("manual") as session:
+        session.apply(Text(STREAM), Blob(b"0"), Blob(b"k"))
+        session.put(Text(TABLE), Blob(b"k"), Blob(b"1"))
+    assert rows(world) == [(b"k", b"0")]
+    assert rows(world, TABLE) == [(b"k", b"1")]
+
+
+@pytest.mark.parametrize("step", ["new_txn_id", "post", "locked_shot"])
+def test_an_interrupted_flush_continues_in_order(world: World, step: str) -> None:
+    session = world.client.session("manual")
+    for number in range(40):
+        session.apply(STREAM, b"%d" % number, b"k")
+    real, calls = getattr(session._session, step), []
+
+    def interrupted(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session._session, step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.flush()
+        session.close()
+    assert numbers(world) == list(range(40))
+
+
+def test_a_copy_of_an_interrupted_call_comes_late(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = str(limits.LEAST_MESSAGE.value)
+    world.client.create_stream(SMALL, settings={"max.message.bytes": most})
+    session = world.client.session("manual")
+    big(session, 0)
+    late: list[Any] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(session._session._bus, "send", lambda *copy: late.append(copy))
+        patch.setattr(world.clock, "on_sleep", late[5:].pop)  # raises
+        with pytest.raises(IndexError):
+            session.flush()
+    with pytest.raises(errors.RowsFailed):
+        session.close()
+    with world.connect(lane=ADMIN_LANE) as operator:
+        operator.alter_stream(SMALL, {"max.message.bytes": "500000"})
+    session._session._bus.send(*late[0])
+    world.clock.sleep(1)
+    assert numbers(world, SMALL) == [], "the caller knows that it failed"
+
+
+def test_requests_of_other_control_partitions_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = world.client.session("manual")
+    session.apply(STREAM, b"0", b"k")
+    place, sender, real = session._places[STREAM], session._sender, session._session.post
+    under_way: list[int] = []
+
+    def post(*arguments: Any) -> Any:
+        under_way.append(len({request.partition for request in sender._under_way}))
+        return real(*arguments)
+
+    monkeypatch.setattr(session._session, "post", post)
+    for number in range(1, 12):
+        session._places[STREAM] = place._replace(partition=number % 2)  # as it would be there
+        session.apply(STREAM, b"%d" % number, b"k")
+    session.close()
+    assert under_way == [1] * 12
+
+
+def test_what_is_closed_meanwhile_is_not_sent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = world.client.session("manual")
+    for number in range(40):
+        session.apply(STREAM, b"%d" % number, b"k")
+    real, said = session._session.post, []
+
+    def post(*arguments: Any) -> Any:
+        said.append(session._end())
+        return real(*arguments)
+
+    monkeypatch.setattr(session._session, "post", post)
+    with pytest.raises(errors.IllegalState):
+        session.flush()
+    world.clock.sleep(5)
+    assert said == ["33 rows were not sent and 7 rows may be committed (from row 0 on)"]
+    assert numbers(world) == list(range(7))
+
+
+@pytest.mark.parametrize("trouble", ["flush", "full"])
+def test_sync_raises_the_error_of_its_row(
+    world: World, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread flushes before the call has its error, or many errors wait for a flush."""
+    most = str(limits.LEAST_MESSAGE.value)
+    world.client.create_stream(SMALL, settings={"max.message.bytes": most})
+    session = world.client.session("sync")
+    real = session._sender.take_error
+
+    def late(number: int) -> Any:
+        session.flush()
+        return real(number)
+
+    if trouble == "flush":
+        monkeypatch.setattr(session._sender, "take_error", late)
+    else:
+        monkeypatch.setattr(defaults, "SESSION_ERRORS", 0)
+    with pytest.raises(errors.EventTooLarge):
+        big(session, 0)
+    session.close()
+
+
+def test_a_call_sends_no_longer_than_its_row_needs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = world.client.session("sync")
+    add, real, calls = session._sender.add, session._session.locked_shot, []
+
+    def shot(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) < 100:  # other threads write meanwhile
+            place = session._places[STREAM]
+            add(place, encoded_event(place.head, b"k", b"0", None, -1))
+            session._sender.seal()
+        return real(*arguments)
+
+    monkeypatch.setattr(session._session, "locked_shot", shot)
+    session.apply(STREAM, b"0", b"k")
+    assert len(calls) == 1
+    session.flush()
+    assert len(calls) == 2, "the others send their rows"
+    session.close()
+
+
+def test_settings_are_learned_again(world: World) -> None:
+    most = str(limits.LEAST_MESSAGE.value)
+    world.client.create_stream(SMALL, settings={"max.message.bytes": most})
+    session = world.client.session("manual")
+    value = b"1".ljust(limits.LEAST_MESSAGE.value)
+    with pytest.raises(errors.EventTooLarge):
+        session.apply(SMALL, value, b"k")
+    with world.connect(lane=ADMIN_LANE) as operator:
+        operator.alter_stream(SMALL, {"max.message.bytes": "500000"})
+    world.clock.sleep(31)
+    session.apply(SMALL, value, b"k")
+    session.flush()
+    world.clock.sleep(31)
+    world.stop_controller()
+    before = world.clock.now
+    session.apply(SMALL, b"2", b"k")
+    session.apply(SMALL, b"3")
+    assert world.clock.now < before + 1, "rows are taken while no controller answers"
+    world.start_controller()
+    session.close()
+    assert sorted(numbers(world, SMALL)) == [1, 2, 3]
+
+
+def test_a_close_that_is_cut_short_has_the_errors(world: World) -> None:
+    most = str(limits.LEAST_MESSAGE.value)
+    world.client.create_stream(SMALL, settings={"max.message.bytes": most})
+    session = world.client.session("manual")
+    big(session, 0)
+    session._sender.pump_until(session._sender.seal(), world.clock.now + 20)
+    session.apply(SMALL, b"1", b"k")
+    world.stop_controller()
+    with pytest.raises(errors.DeadlineExceeded, match="1 row may be .*; 1 row failed: ") as caught:
+        session.close(timeout=1)
+    assert isinstance(caught.value.__cause__, errors.RowsFailed)
+
+
+def test_a_closed_session_leaves_no_answers_behind(world: World) -> None:
+    bus: Any = world.client._session._bus
+    session = world.client.session("manual")
+    for number in range(40):
+        session.apply(STREAM, b"%d" % number, b"k")
+    world.stop_controller()
+    with pytest.raises(errors.DeadlineExceeded):
+        session.flush(timeout=1)
+    assert bus._slots, "copies that may be answered"
+    with pytest.raises(errors.DeadlineExceeded):
+        session.close(timeout=0)
+    assert not bus._slots
 
 
 @pytest.mark.parametrize("how", ["exception", "dropped", "client", "late"])
