@@ -93,11 +93,39 @@ def test_a_decided_commit_has_its_whole_result_at_the_merge(ends: str) -> None:
             assert txn.result is None
         else:
             assert txn.merged() is txn.commit() is txn.commit(wait="decided") is txn.merged()
-            assert txn.commit().is_merged
+            assert txn.commit([], name="other").is_merged
     small = bench.client.transact(lambda txn: txn.write(STREAM, b"v"), wait="decided")
     assert small.is_merged, "one request is decided and merged in one round"
     with pytest.raises(errors.InvalidArgument, match="merged or decided"):
         bench.client.commit(token, wait="now")  # type: ignore[arg-type]
+
+
+def test_another_commit_after_the_decision_awaits_the_one_that_was_decided() -> None:
+    """So its answer can't end the handle without the result."""
+    states = ["FINALIZE_IN_PROGRESS", "COMMITTED"]
+
+    def script(command: Any) -> Any:
+        answer = obliging(command)
+        return answer._replace(state=states.pop(0)) if isinstance(command, r.Commit) else answer
+
+    bench = Bench(script)
+    with bench.client.begin("nyc") as txn:
+        txn.token()
+        txn.write(STREAM, b"v")
+        assert not txn.commit(name="daily", wait="decided").is_merged
+        assert txn.commit(name="other").is_merged
+    assert [command.name for command in bench.bus.of(r.Commit)] == ["daily", "daily"]
+
+
+def test_a_refused_commit_is_not_sent_again_by_merged() -> None:
+    bench = Bench(override(Commit=refusal("WritersUnfinished")))
+    with bench.client.begin("nyc") as txn:
+        txn.token()
+        txn.write(STREAM, b"v")
+        with pytest.raises(errors.WritersUnfinished):
+            txn.commit(wait="decided")
+        with pytest.raises(errors.IllegalState, match="not decided"):
+            txn.merged()
 
 
 def test_leaving_by_an_exception_aborts_and_lets_it_pass() -> None:
