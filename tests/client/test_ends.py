@@ -9,6 +9,7 @@ import gc
 import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from itertools import count
 from typing import Any, cast
 
 import pyarrow as pa
@@ -126,6 +127,24 @@ def test_a_refused_commit_is_not_sent_again_by_merged() -> None:
             txn.commit(wait="decided")
         with pytest.raises(errors.IllegalState, match="not decided"):
             txn.merged()
+
+
+def test_transactions_that_have_ended_are_shown_before_all_were_asked() -> None:
+    """A short time is enough for some of many: the next call goes on with the others."""
+    bench = Bench(
+        lambda command: (
+            obliging(command)._replace(state="COMMITTED")
+            if isinstance(command, r.GetState)
+            else obliging(command)
+        )
+    )
+    ids = [bench.client.reserve("nyc").txn_id for _ in range(250)]
+    found = bench.client.finished(ids)
+    next(found)
+    assert len(bench.bus.of(r.GetState)) == 100
+    assert len(list(found)) == 249
+    with pytest.raises(errors.InvalidArgument, match="10,001 transactions; 10,000 are allowed"):
+        bench.client.finished(n.to_bytes(16, "big") for n in count())
 
 
 def test_leaving_by_an_exception_aborts_and_lets_it_pass() -> None:
