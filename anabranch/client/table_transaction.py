@@ -2,6 +2,8 @@
 
 `TableTransaction` is the handle of the process that begins one, `JoinedTransaction` that of a process that joins
 it. Their reads, writes and locks are those of `anabranch.client.table_access`.
+
+The file is long because each call of both handles is described here.
 """
 
 from __future__ import annotations
