@@ -201,7 +201,7 @@ def grow(
     """Add control partitions while the cluster runs. Controllers lead them without a restart.
 
     New scopes get the control partition with the fewest scopes; existing scopes stay where they are. The number
-    never falls. After an interruption repeat the command: it goes on.
+    never falls. After an interruption repeat the command: it continues.
     """
     with options.client() as client:
         confirm(

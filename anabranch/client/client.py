@@ -1633,9 +1633,9 @@ class Client:
 
         Controllers lead the new ones within seconds, without a restart. New scopes get those with the fewest
         scopes. Existing scopes stay where they are. New control partitions get the feature level, lanes and grants
-        of the others before a scope gets one. After an interruption call it again: it goes on. Needs feature level
-        4, the rights operate and admin on ``*``, and the brokers' right Alter on the topics of control partitions
-        and lanes.
+        of the others before a scope gets one. After an interruption call it again: it continues. Needs feature
+        level 4, the rights operate and admin on ``*``, and the brokers' right Alter on the topics of control
+        partitions and lanes.
 
         Raises: InvalidArgument (not more than there are), FeatureNotEnabled, NotAuthorized (also if a right of the
         brokers is missing), NotReady, DeadlineExceeded (repeating is safe).

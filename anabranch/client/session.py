@@ -884,10 +884,14 @@ class Session:
         self.ask(_partition(token), r.LabelWriter(token, writer, label), r.Registered, deadline)
 
     def ask_each(self, command: Any, expected: type[T], deadline: float) -> list[tuple[int, T]]:
-        """Send a command to all control partitions; returns the number and the answer of each."""
+        """Send a command to all control partitions; returns the number and the answer of each.
+
+        They are counted afresh: a change of an operator that omits new ones would be lost there.
+        """
+        self._bus.ready(deadline)
         return [
             (number, self.ask(number, command, expected, deadline))
-            for number in self._partitions(None, deadline)
+            for number in range(self._bus.control_partitions(deadline, afresh=True))
         ]
 
     # -- heartbeats -----------------------------------------------------------------------------------
