@@ -25,6 +25,7 @@ from anabranch.topics.creation import create_control_topics, create_lane_topics
 from anabranch.topics.declarations import COMMANDS, REPLIES
 from anabranch.topics.rights import Acl, client_rights
 from anabranch.types import Grant, right_bits
+from tests.client.answers import refusal
 from tests.client.doubles import ManualClock, counted, scripted_ports
 from tests.client.world import World
 
@@ -208,6 +209,15 @@ def test_a_cluster_grows_in_spite_of_a_dead_lane_and_busy_operators(place: Place
         assert place.client.grow_cluster(PARTITIONS + 1) == PARTITIONS + 1
     assert place.lanes[PARTITIONS]["etl"].blocked
     assert place.grants[PARTITIONS]["etl", "nyc/*"] == 0
+
+
+def test_who_may_not_finish_growing_adds_no_partition(place: Place) -> None:
+    place.bus.script = lambda command: (
+        refusal("NotAuthorized") if isinstance(command, r.ListLanes) else place.answer(command)
+    )
+    with pytest.raises(errors.NotAuthorized):
+        place.client.grow_cluster(PARTITIONS + 1)
+    assert place.log.describe_topics(["p.status"])["p.status"].partitions == PARTITIONS
 
 
 def test_topics_that_are_not_the_lanes_are_refused(place: Place) -> None:

@@ -157,6 +157,8 @@ class Administration:
             raise InvalidArgument(
                 f"the cluster has {in_use} control partitions: ask for more, as they never become fewer"
             )
+        # Partitions can't be removed: a lane without the right admin is refused before any is added.
+        self._await_leaders(range(in_use), deadline)
         prefix, new = self._shared.ports.prefix, range(in_use, control_partitions)
         seconds = max(deadline - self._session.now(), 0.1)
         with _refusals("call it again, and it continues"), self._shared.ports.log(seconds) as log:
