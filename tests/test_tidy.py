@@ -82,9 +82,11 @@ DROPPED = {
     "tests/client/doubles.py: ListJournal.write_columns(placing)",
     "tests/client/doubles.py: ListJournal.write_columns(topic)",
     "tests/client/doubles.py: ScriptedBus.cluster_id(deadline)",
+    "tests/client/doubles.py: ScriptedBus.control_partitions(afresh)",
     "tests/client/doubles.py: ScriptedBus.control_partitions(deadline)",
     "tests/client/doubles.py: ScriptedBus.send(more)",
     "anabranch/testing/memory/client.py: MemoryBus.cluster_id(deadline)",
+    "anabranch/testing/memory/client.py: MemoryBus.control_partitions(afresh)",
     "anabranch/testing/memory/client.py: MemoryBus.control_partitions(deadline)",
     "anabranch/testing/memory/client.py: MemoryBus.control_partitions(least)",  # their number never changes
     "tests/client/test_administration.py: Place.allow(_)",

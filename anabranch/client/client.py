@@ -469,8 +469,9 @@ class Client:
     ) -> Iterator[TransactionInfo]:
         """Wait until transactions have ended, given as for `state`: an iterator of each one once it has ended.
 
-        For up to 10,000 transactions, decided ones or any others. No thread is started: the
-        states of the remaining ones are asked for while the caller iterates, with pauses of up to a second. ``timeout``: seconds for all.
+        For up to 10,000 transactions, decided ones or any others. The call starts no thread: while the caller
+        iterates, it asks for the states of those that are left, with pauses of up to a second. ``timeout``: seconds
+        for all.
 
         Raises: DeadlineExceeded (some have not ended: call again for those), InvalidArgument, and as `state`.
         """
@@ -479,7 +480,7 @@ class Client:
         for each in transactions:
             txn_id, _, token = asked_about(self._session, each)
             asked[txn_id] = token
-        AWAITED.check(len(asked), "the call")
+            AWAITED.check(len(asked), "the call")
         return map(info_of, self._session.finished(asked, deadline))
 
     def resolve(
@@ -1632,9 +1633,9 @@ class Client:
 
         Controllers lead the new ones within seconds, without a restart. New scopes get those with the fewest
         scopes. Existing scopes stay where they are. New control partitions get the feature level, lanes and grants
-        of the others before a scope gets one. After an interruption call it again: it continues. Needs feature level
-        4, the rights operate and admin on ``*``, and the brokers' right Alter on the topics of control partitions
-        and lanes.
+        of the others before a scope gets one. After an interruption call it again: it continues. Needs feature
+        level 4, the rights operate and admin on ``*``, and the brokers' right Alter on the topics of control
+        partitions and lanes.
 
         Raises: InvalidArgument (not more than there are), FeatureNotEnabled, NotAuthorized (also if a right of the
         brokers is missing), NotReady, DeadlineExceeded (repeating is safe).

@@ -36,10 +36,11 @@ class CommandBus(Protocol):
     def ready(self, deadline: float) -> None:
         """Find the topics of commands and replies. Raises `NotReady` if they can't be found in time."""
 
-    def control_partitions(self, deadline: float, least: int = 0) -> int:
+    def control_partitions(self, deadline: float, least: int = 0, *, afresh: bool = False) -> int:
         """The number of control partitions. Call it after `ready`.
 
-        The brokers are asked again if the known number is below ``least``, or, without ``least``, if it is old.
+        The brokers are asked again with ``afresh``, if the known number is below ``least``, or, without ``least``,
+        if it is old.
         """
 
     def max_command_bytes(self) -> int:

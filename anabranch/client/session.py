@@ -815,44 +815,42 @@ class Session:
     def states(
         self, asked: Sequence[tuple[bytes, bytes | None]], deadline: float
     ) -> list[r.Outcome]:
-        """The states of transactions, given as (id, token or None), with some of their writers at most.
+        """The states of a few transactions, given as (id, token or None), with some of their writers at most.
 
         All questions are sent before the first answer is awaited. Raises: as `state`.
         """
         self._bus.ready(deadline)
+        some = [r.GetState(*each) for each in asked]
+        copies = [
+            self._new_copy(control_partition_of(each.txn_id), each, encode(each)) for each in some
+        ]
         found: list[r.Outcome] = []
-        for i in range(0, len(asked), _QUESTIONS_AT_ONCE):
-            some = [r.GetState(*each) for each in asked[i : i + _QUESTIONS_AT_ONCE]]
-            copies = [
-                self._new_copy(control_partition_of(each.txn_id), each, encode(each))
-                for each in some
-            ]
-            try:
-                for copy in copies:
-                    self._bus.send(*copy)
-                # A lost answer: `ask` repeats the question.
-                until = min(deadline, self.now() + FIRST_REPEAT_S)
-                for each, copy in zip(some, copies, strict=True):
-                    digests = (command_digest(copy.payload),)
-                    result = self._receive(
-                        copy.correlation_id, digests, until, each, copy.partition
-                    )
-                    if not isinstance(result, r.Outcome):
-                        result = self.ask(copy.partition, each, r.Outcome, deadline)
-                    found.append(result)
-            finally:
-                for copy in copies:
-                    self._bus.forget(copy.correlation_id)
+        try:
+            for copy in copies:
+                self._bus.send(*copy)
+            # A lost answer: `ask` repeats the question.
+            until = min(deadline, self.now() + FIRST_REPEAT_S)
+            for each, copy in zip(some, copies, strict=True):
+                digests = (command_digest(copy.payload),)
+                result = self._receive(copy.correlation_id, digests, until, each, copy.partition)
+                if not isinstance(result, r.Outcome):
+                    result = self.ask(copy.partition, each, r.Outcome, deadline)
+                found.append(result)
+        finally:
+            for copy in copies:
+                self._bus.forget(copy.correlation_id)
         return found
 
     def finished(self, asked: dict[bytes, bytes | None], deadline: float) -> Iterator[r.Outcome]:
         """As `Client.finished`. ``asked``: id -> token or None; those that ended are removed."""
         pauses = Backoff(FIRST_LOOK_S, LONGEST_LOOK_S, self._clock)
         while asked:
-            for outcome in self.states(list(asked.items()), deadline):
-                if outcome.state in FINISHED:
-                    asked.pop(outcome.txn_id)
-                    yield outcome
+            left = list(asked.items())
+            for i in range(0, len(left), _QUESTIONS_AT_ONCE):
+                for outcome in self.states(left[i : i + _QUESTIONS_AT_ONCE], deadline):
+                    if outcome.state in FINISHED:
+                        asked.pop(outcome.txn_id)
+                        yield outcome
             if asked and not pauses.sleep(deadline):
                 raise DeadlineExceeded(
                     f"{len(asked):,} transactions have not ended in time; call again for those"
@@ -886,10 +884,14 @@ class Session:
         self.ask(_partition(token), r.LabelWriter(token, writer, label), r.Registered, deadline)
 
     def ask_each(self, command: Any, expected: type[T], deadline: float) -> list[tuple[int, T]]:
-        """Send a command to all control partitions; returns the number and the answer of each."""
+        """Send a command to all control partitions; returns the number and the answer of each.
+
+        They are counted afresh: a change of an operator that omits new ones would be lost there.
+        """
+        self._bus.ready(deadline)
         return [
             (number, self.ask(number, command, expected, deadline))
-            for number in self._partitions(None, deadline)
+            for number in range(self._bus.control_partitions(deadline, afresh=True))
         ]
 
     # -- heartbeats -----------------------------------------------------------------------------------

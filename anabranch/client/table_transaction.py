@@ -1,8 +1,9 @@
 """The handles of transactions that read and write tables (docs/inside/tables.md).
 
 `TableTransaction` is the handle of the process that begins one, `JoinedTransaction` that of a process that joins
-it. Their reads, writes and locks are those of `anabranch.client.table_access`. The file is long because a handle is
-whole: docstrings of its public calls are most of it.
+it. Their reads, writes and locks are those of `anabranch.client.table_access`.
+
+The file is long because each call of both handles is described here.
 """
 
 from __future__ import annotations

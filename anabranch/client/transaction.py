@@ -644,21 +644,23 @@ class Transaction:
         """After `commit` with ``wait="decided"``: wait until all events are merged, and return the whole result.
 
         Another thread may wait: ``pool.submit(txn.merged)`` makes a `concurrent.futures.Future`. Raises:
-        IllegalState (no commit was sent), OutcomeUnknown (no answer in time: call again), TransactionAborted (an
-        operator forced its end after a stream was lost).
+        IllegalState (its commit is not decided), OutcomeUnknown (no answer in time: call again), TransactionAborted
+        (an operator forced its end after a stream was lost).
         """
-        if self._result is not None and self._result.is_merged:
-            return self._result
-        if self._parts is None:
-            raise IllegalState("no commit was sent: commit it first")
-        return self.commit_with(replace(self._parts, wait="merged"), timeout)
+        if self._result is None:
+            self._check_not_over()
+            raise IllegalState("its commit is not decided: commit it first")
+        return self.commit_with(CommitParts(), timeout)
 
     @traced("commit", "PRODUCER")
     def commit_with(self, parts: CommitParts, timeout: float | None) -> Result:
         """As `commit`."""
         with self._lock:
-            if self._result is not None and (self._result.is_merged or parts.decided):
-                return self._result
+            if self._result is not None:
+                if self._result.is_merged or parts.decided:
+                    return self._result
+                # Only the merge of the commit that was decided is awaited, whatever is asked for now.
+                parts = replace(self._parts or parts, wait="merged")
             self._shared.check()
             self._check_not_over()
             if self.state != "prepared" or parts.consumed is not None:

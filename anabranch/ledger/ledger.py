@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from anabranch.client.client import Client
-from anabranch.client.commit_parts import Wait
+from anabranch.client.commit_parts import CommitParts, Wait
 from anabranch.client.transaction import QUIET_S, Transaction
 from anabranch.errors import (
     AlreadyCommitted,
@@ -153,6 +153,9 @@ class Ledger:
             LedgerDiffers: the database has committed, but an operator has aborted the transaction.
             TransactionAborted, AlreadyCommitted, and as `Transaction.commit` and the driver: both are rolled back.
         """
+        CommitParts(
+            receipts, name, number, consumed, wait=wait
+        )  # refuses wrong ones before the database commits
         with self._open(connection) as book:
             attempt, secret = token_bytes(ATTEMPT_SIZE), None
             claim: dict[str, Any] = {"name": name, "number": number, "consumed": consumed}

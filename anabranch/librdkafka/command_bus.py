@@ -252,12 +252,12 @@ class KafkaBus:
                 return False
             return True
 
-    def control_partitions(self, deadline: float, least: int = 0) -> int:
+    def control_partitions(self, deadline: float, least: int = 0, *, afresh: bool = False) -> int:
         """As `CommandBus.control_partitions`. A single broker may still report a lower number."""
         now = self._clock.monotonic()
         if self._partitions < least:
             self._count(deadline, least)
-        elif not least and now - self._counted >= _COUNT_S:
+        elif afresh or (not least and now - self._counted >= _COUNT_S):
             try:
                 self._count(min(deadline, now + _GROWTH_S))
             except (RetryError, UnknownLane) as error:

@@ -9,7 +9,7 @@ from typing import Any
 from anabranch.types import LeaderInfo
 
 FULL = 0.7  # share of a core from which a controller's leaders delay each other: they share one Python process
-LEAST = 0.05  # share of a core below which a control partition is no load
+LEAST = 0.05  # share of a core below which giving control partitions away does not help
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +59,24 @@ def loads(before: Iterable[LeaderInfo], after: Iterable[LeaderInfo], seconds: fl
 
 
 def advice(found: Iterable[Load]) -> list[str]:
-    """Proposals, as sentences; empty if no controller is full, or nothing helps."""
+    """Sentences that say what would help, one for each controller that is full."""
     by_leader: dict[str, list[Load]] = {}
     for load in found:
         by_leader.setdefault(load.leader, []).append(load)
     shares = {leader: sum(map(_share, its)) for leader, its in by_leader.items()}
     texts = []
     for leader, its in sorted(by_leader.items()):
-        heavy = sorted((load for load in its if _share(load) >= LEAST), key=_share)
         if shares[leader] < FULL:
             continue
+        *others, first = sorted(its, key=_share)
         full = f"{leader} takes {shares[leader]:.0%} of a core"
-        if len(heavy) < 2:
+        if sum(map(_share, others)) < LEAST:
             texts.append(
-                f"{full} for control partition {heavy[0].control_partition} alone: another controller can't help; "
+                f"{full} for control partition {first.control_partition} alone: another controller can't help; "
                 "put new scopes on other control partitions (`anabranch cluster grow`)"
             )
             continue
-        given = heavy[-2]
-        texts.append(f"{full}: {_way(given, leader, shares)}")
+        texts.append(f"{full}: {_way(others[-1], leader, shares)}")
     return texts
 
 

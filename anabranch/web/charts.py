@@ -128,6 +128,7 @@ class Recorder:
     lags: LagSource = field(init=False)
     loads: Sequence[Load] = ()  # between the last two samples
     _leaders: dict[int, LeaderInfo] = field(default_factory=dict)
+    _answered: Sequence[LeaderInfo] = ()  # the leaders in the last sample
     _asked: float = 0.0  # when the leaders were asked; 0: never
     _lag_due: float = 0.0
 
@@ -141,7 +142,8 @@ class Recorder:
             leaders = self.client.leaders(timeout=self.timeout)
             self.missing = "; ".join(map(str, leaders.missing.values()))
             now = self.clock()
-            self.loads = loads(self._leaders.values(), leaders, now - self._asked)
+            self.loads = loads(self._answered, leaders, now - self._asked)
+            self._answered = leaders
             commits, takeovers = self._since(leaders, now)
             if not leaders.missing:
                 journal = sum(each.uncommitted_bytes for each in leaders)

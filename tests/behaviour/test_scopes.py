@@ -247,6 +247,6 @@ def test_a_cluster_grows_under_load(
     finally:
         stop.set()
         old.kill()
-        old.wait()
+        old.communicate()  # closes its pipes
         first.kill()
         second.kill()

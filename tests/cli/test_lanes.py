@@ -260,6 +260,7 @@ ADVICE: list[tuple[dict[int, tuple[str, float]], list[str]]] = [
     ({0: ("a", 0.6), 1: ("a", 0.3), 2: ("b", 0.1)}, ["to another controller, such as b, which takes 10%"]),
     ({0: ("a", 0.6), 1: ("a", 0.3), 2: ("b", 0.6)}, ["to another controller: start one more"]),
     ({0: ("a", 0.9), 1: ("a", 0.01)}, ["control partition 0 alone"]),
+    (dict.fromkeys(range(20), ("a", 0.04)), ["give control partition 18 (4%) to another controller"]),
 ]  # fmt: skip
 
 

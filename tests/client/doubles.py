@@ -68,7 +68,7 @@ class ScriptedBus:
             self.clock.now = max(self.clock.now, deadline)
             raise NotReady("no topics")
 
-    def control_partitions(self, deadline: float, least: int = 0) -> int:
+    def control_partitions(self, deadline: float, least: int = 0, *, afresh: bool = False) -> int:
         if self.partitions < least <= self.grows_to:
             self.partitions = least
         return self.partitions

@@ -25,6 +25,7 @@ from anabranch.topics.creation import create_control_topics, create_lane_topics
 from anabranch.topics.declarations import COMMANDS, REPLIES
 from anabranch.topics.rights import Acl, client_rights
 from anabranch.types import Grant, right_bits
+from tests.client.answers import refusal
 from tests.client.doubles import ManualClock, counted, scripted_ports
 from tests.client.world import World
 
@@ -86,6 +87,8 @@ class Place:
             case r.ListGrants():
                 found = START | grants
                 return r.GrantList(tuple(r.GrantRow(*key, bits) for key, bits in found.items()))
+            case r.SetFeatureLevel():
+                return r.FeatureLevel(4, 4, max(PARTITIONS, command.control_partitions))
             case r.ListAudit(before):
                 begin = int.from_bytes(before or b"\0", "big")
                 end = begin + 2
@@ -180,6 +183,41 @@ def test_a_lane_grows_with_the_control_partitions(place: Place, repeated: int) -
     found = place.log.describe_topics(NAMES)
     assert [found[name].partitions for name in NAMES] == [PARTITIONS + 1, 1]
     assert place.client.lanes()[0].trouble == ""
+
+
+def test_a_cluster_grows_in_spite_of_a_dead_lane_and_busy_operators(place: Place) -> None:
+    """A right that is taken away while grants are copied is gone on the new control partition, too."""
+    place.client.add_lane("etl")
+    for info in place.log.describe_topics(NAMES).values():
+        place.log.delete_topics([info])
+    place.bus.partitions = PARTITIONS + 1
+    place.lanes.append({})
+    place.grants.append({})
+    place.audit.append([])
+    with pytest.raises(errors.NotReady, match="block the lane"):
+        place.client.grow_cluster(PARTITIONS + 1)
+    place.client.block_lane("etl")
+    place.grants[0]["etl", "nyc/*"] = place.grants[1]["etl", "nyc/*"] = right_bits(["write"])
+    asked = place.client._session.ask
+
+    def ask(number: int, command: Any, *rest: Any) -> Any:
+        if isinstance(command, r.SetGrant):
+            place.grants[0]["etl", "nyc/*"] = place.grants[1]["etl", "nyc/*"] = 0
+        return asked(number, command, *rest)
+
+    with patch.object(place.client._session, "ask", ask):
+        assert place.client.grow_cluster(PARTITIONS + 1) == PARTITIONS + 1
+    assert place.lanes[PARTITIONS]["etl"].blocked
+    assert place.grants[PARTITIONS]["etl", "nyc/*"] == 0
+
+
+def test_who_may_not_finish_growing_adds_no_partition(place: Place) -> None:
+    place.bus.script = lambda command: (
+        refusal("NotAuthorized") if isinstance(command, r.ListLanes) else place.answer(command)
+    )
+    with pytest.raises(errors.NotAuthorized):
+        place.client.grow_cluster(PARTITIONS + 1)
+    assert place.log.describe_topics(["p.status"])["p.status"].partitions == PARTITIONS
 
 
 def test_topics_that_are_not_the_lanes_are_refused(place: Place) -> None:

@@ -9,6 +9,7 @@ import gc
 import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from itertools import count
 from typing import Any, cast
 
 import pyarrow as pa
@@ -93,11 +94,57 @@ def test_a_decided_commit_has_its_whole_result_at_the_merge(ends: str) -> None:
             assert txn.result is None
         else:
             assert txn.merged() is txn.commit() is txn.commit(wait="decided") is txn.merged()
-            assert txn.commit().is_merged
+            assert txn.commit([], name="other").is_merged
     small = bench.client.transact(lambda txn: txn.write(STREAM, b"v"), wait="decided")
     assert small.is_merged, "one request is decided and merged in one round"
     with pytest.raises(errors.InvalidArgument, match="merged or decided"):
         bench.client.commit(token, wait="now")  # type: ignore[arg-type]
+
+
+def test_another_commit_after_the_decision_awaits_the_one_that_was_decided() -> None:
+    """So its answer can't end the handle without the result."""
+    states = ["FINALIZE_IN_PROGRESS", "COMMITTED"]
+
+    def script(command: Any) -> Any:
+        answer = obliging(command)
+        return answer._replace(state=states.pop(0)) if isinstance(command, r.Commit) else answer
+
+    bench = Bench(script)
+    with bench.client.begin("nyc") as txn:
+        txn.token()
+        txn.write(STREAM, b"v")
+        assert not txn.commit(name="daily", wait="decided").is_merged
+        assert txn.commit(name="other").is_merged
+    assert [command.name for command in bench.bus.of(r.Commit)] == ["daily", "daily"]
+
+
+def test_a_refused_commit_is_not_sent_again_by_merged() -> None:
+    bench = Bench(override(Commit=refusal("WritersUnfinished")))
+    with bench.client.begin("nyc") as txn:
+        txn.token()
+        txn.write(STREAM, b"v")
+        with pytest.raises(errors.WritersUnfinished):
+            txn.commit(wait="decided")
+        with pytest.raises(errors.IllegalState, match="not decided"):
+            txn.merged()
+
+
+def test_transactions_that_have_ended_are_shown_before_all_were_asked() -> None:
+    """A short time is enough for some of many: the next call goes on with the others."""
+    bench = Bench(
+        lambda command: (
+            obliging(command)._replace(state="COMMITTED")
+            if isinstance(command, r.GetState)
+            else obliging(command)
+        )
+    )
+    ids = [bench.client.reserve("nyc").txn_id for _ in range(250)]
+    found = bench.client.finished(ids)
+    next(found)
+    assert len(bench.bus.of(r.GetState)) == 100
+    assert len(list(found)) == 249
+    with pytest.raises(errors.InvalidArgument, match="10,001 transactions; 10,000 are allowed"):
+        bench.client.finished(n.to_bytes(16, "big") for n in count())
 
 
 def test_leaving_by_an_exception_aborts_and_lets_it_pass() -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock, patch
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from anabranch.client.session import Session
 from anabranch.errors import AnabranchError, NotAuthorized, NotReady
 from anabranch.librdkafka.admin import KafkaAdmin
 from anabranch.librdkafka.command_bus import KafkaBus
 from anabranch.librdkafka.options import Options
-from tests.client.doubles import ManualClock
+from anabranch.protocol.schemas import records as r
+from tests.client.doubles import ManualClock, scripted_ports
 
 NO_OFFSET = -1001
 PLACE = ("topic", 0)
@@ -149,12 +152,18 @@ def test_a_broker_that_shows_fewer_control_partitions_is_asked_again() -> None:
 def test_a_call_to_all_control_partitions_finds_new_ones() -> None:
     """And believes no broker that shows fewer than there were."""
     clock = ManualClock()
-    bus = bus_of(Growing(2, 1), clock)
+    bus = bus_of(Growing(2, 3, 1), clock)
     assert bus.control_partitions(clock.now + 30) == 1
     clock.now += 20
     assert bus.control_partitions(clock.now + 30) == 2
+    # An operator's change has to reach all that there are now.
+    _, _, ports = scripted_ports(lambda _: None)
+    session = Session(replace(ports, bus=bus, clock=clock))
+    with patch.object(bus, "ready"), patch.object(session, "ask", Mock()):
+        asked = session.ask_each(r.ListGrants(), r.GrantList, clock.now + 30)
+    assert [number for number, _ in asked] == [0, 1, 2]
     clock.now += 20
-    assert bus.control_partitions(clock.now + 30) == 2
+    assert bus.control_partitions(clock.now + 30) == 3
 
 
 def test_a_broker_that_shows_no_topics_changes_no_count() -> None:

@@ -12,6 +12,7 @@ from anabranch.core.decisions import streams
 from anabranch.core.decisions.cleanup import runs_to_move
 from anabranch.core.rows import stream_key
 from anabranch.protocol import limits
+from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas import records as r
 from tests.core.cleaning import PLACE, crowd, rebuild, relocate
 from tests.core.cleaning import opened as crowded
@@ -83,6 +84,16 @@ def test_it_is_merged_in_a_round_after_the_one_that_says_so(world: World) -> Non
     assert (world.plan(), states(world)) == ("", ("FINALIZE_IN_PROGRESS", True))
     world.lead()
     assert world.turn() == "[commit] A COMMITTED 3"
+
+
+def test_its_commit_is_decided_when_it_is_logged(world: World) -> None:
+    world.ask("level", r.SetFeatureLevel(4), lane=ADMIN_LANE)
+    prepare(world)
+    world.at_decision = True
+    said = world.ask("commit", world.committing("A"))
+    assert said.startswith("A FINALIZE_IN_PROGRESS")
+    assert world.turn() == "", "it is answered once"
+    assert world.get("A") == "A COMMITTED 3"
 
 
 @pytest.mark.parametrize("lead", [False, True])

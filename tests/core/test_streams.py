@@ -88,6 +88,7 @@ def test_new_scopes_get_the_control_partitions_that_are_in_use() -> None:
     assert [in_use(3), in_use(3), in_use(AS_NOW)] == [3, 3, 3]
     assert in_use(2) == "IllegalState"
     assert [in_use(0x10001), in_use(-2)] == ["InvalidArgument"] * 2
+    assert world.ask("both", r.SetFeatureLevel(4, 9), lane=ADMIN_LANE) == "InvalidArgument"
     world.ask("level", r.SetFeatureLevel(4), lane=ADMIN_LANE)
     placed = [world.find_scope(scope) for scope in ("ber", "par", "nyc")]
     assert placed == ["ber at 1", "par at 2", "nyc at 0"]

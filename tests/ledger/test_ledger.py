@@ -402,6 +402,16 @@ def test_rows_of_the_callers_kind(world: World, place: Place, made: Callable[[Pl
     settle(world, place)
 
 
+def test_a_wrong_wait_is_refused_before_the_database_commits(world: World, ledger: Ledger) -> None:
+    wrong: Any = "soon"
+    with (
+        world.client.begin("shop") as txn,
+        pytest.raises(e.InvalidArgument, match="merged or decided"),
+        ledger.commit(txn, wait=wrong),
+    ):
+        pytest.fail("the block ran")
+
+
 def test_what_is_refused_at_prepare_changes_nothing(
     world: World, place: Place, ledger: Ledger
 ) -> None:

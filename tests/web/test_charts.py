@@ -105,6 +105,11 @@ def test_commits_a_second_over_all_control_partitions_and_takeovers(
     assert shown["takeovers by other controllers"] == "2"
     # Of streams that the lane may see; asked in the first step.
     assert shown["events behind, of the slowest group or processor, 25s ago"] == "7"
+    leaders.missing = {1: NotReady("no leader")}
+    step(leaders, recorder)
+    leaders.missing = {}
+    step(leaders, recorder)
+    assert [load.commits for load in recorder.loads] == [0.0, None], "no answer in the last sample"
 
 
 def test_the_chart_and_the_page_of_lags_show_the_same(leaders: Leaders, recorder: Recorder) -> None:

@@ -157,12 +157,15 @@ class Administration:
             raise InvalidArgument(
                 f"the cluster has {in_use} control partitions: ask for more, as they never become fewer"
             )
+        # Partitions can't be removed: a lane without the right admin is refused before any is added.
+        self._await_leaders(range(in_use), deadline)
         prefix, new = self._shared.ports.prefix, range(in_use, control_partitions)
         seconds = max(deadline - self._session.now(), 0.1)
-        with _refusals("call it again, and it goes on"), self._shared.ports.log(seconds) as log:
+        with _refusals("call it again, and it continues"), self._shared.ports.log(seconds) as log:
             grow_control_topics(log, prefix, control_partitions)
             self._await_leaders(new, deadline)
-            self._make_alike(range(in_use), new, log, deadline)
+            for _ in range(2):  # other operators may change grants and lanes during the first time
+                self._make_alike(range(in_use), new, log, deadline)
         return self._in_use(control_partitions, deadline)
 
     def _in_use(self, control_partitions: int, deadline: float) -> int:
@@ -176,7 +179,7 @@ class Administration:
                 self._session.ask(number, r.ListLanes(), r.LaneList, deadline)
             except InvalidArgument as error:  # a broker does not show the partition yet
                 raise NotReady(
-                    f"brokers don't show control partition {number} yet: call again, and it goes on"
+                    f"brokers don't show control partition {number} yet: call again, and it continues"
                 ) from error
 
     def _make_alike(
@@ -194,8 +197,14 @@ class Administration:
                 place = row.lane, row.pattern
                 grants[place] = grants.get(place, 0) | row.rights
         for lane in lanes.values():
-            if lane.topic_ids:
-                grow_lane_topic(log, prefix, lane.lane, like=ADMIN_LANE)
+            try:
+                if lane.topic_ids:
+                    grow_lane_topic(log, prefix, lane.lane, like=ADMIN_LANE)
+            except NotReady as error:
+                if (
+                    not lane.blocked
+                ):  # else it stays so: the name of a lane without topics can't be used again
+                    raise NotReady(f"{error}; if the topic was deleted, block the lane") from error
         for n in new:
             ask(n, r.SetFeatureLevel(level), r.FeatureLevel, deadline)
             there = {lane.lane: lane for lane in ask(n, r.ListLanes(), r.LaneList, deadline).lanes}

@@ -215,6 +215,8 @@ def set_feature_level(turn: Turn, command: r.SetFeatureLevel, to: ReplyTo | None
     in the logs (docs/inside/decisions/0046-feature-levels.md).
     """
     present, asked = turn.state.feature_level, command.level
+    if asked is not None and command.control_partitions:
+        raise InvalidArgument("raise the level by one command, and grow by another one")
     if asked is not None and asked != present:
         if asked < 1:
             raise InvalidArgument(f"feature level {asked}: 1 or more")

@@ -113,7 +113,7 @@ class MemoryBus:
             self._max_bytes = int(found[self._commands].config.get(_LIMIT, 1 << 20))
             self._place = place
 
-    def control_partitions(self, deadline: float, least: int = 0) -> int:
+    def control_partitions(self, deadline: float, least: int = 0, *, afresh: bool = False) -> int:
         return self._partitions
 
     def cluster_id(self, deadline: float) -> str:
