@@ -4,6 +4,8 @@ A session's requests are one-shots. Several are under way, and each names the on
 none is committed unless that one is. A request that is refused for a row is halved until the row is found. Requests
 that were sent after it were refused with it, and are sent again under their ids, once it has an outcome.
 So the order is kept, and no row is committed twice (``docs/inside/decisions/0064-sessions.md``).
+
+The file is long because the ways in which a request may end, and the order among requests, are one subject.
 """
 
 from __future__ import annotations
@@ -316,7 +318,7 @@ class _Sender:
             self._pumping.release()
 
     def _forget(self) -> None:
-        """Drop the answers to what is under way, which nobody waits for any more."""
+        """Drop the answers to requests that are under way: no caller waits for them any more."""
         for request in list(self._under_way):
             if request.posted is not None:
                 self._session.forget(request.posted.correlation_id)
@@ -650,8 +652,8 @@ class WriteSession:
         self._turn += 1
         return place.keyless[self._turn % len(place.keyless)]
 
-    def _place(self, stream: str) -> _Place:
-        """Where the rows of a stream go, as known for less than about half a minute. Raises: as `apply`."""
+    def _place(self, stream: Any) -> _Place:
+        """The places of a stream's rows, known for less than about half a minute. Raises: as `apply`."""
         place = self._places.get(stream) if isinstance(stream, str) else None
         if place is None:
             return self._learned(stream)
@@ -735,7 +737,7 @@ class WriteSession:
         return failed
 
     def _late(self) -> DeadlineExceeded:
-        """The error of a call that does not wait longer. Raises: as `_check`, if the session was closed meanwhile."""
+        """The error of a call that waits no longer. Raises: as `_check`, if the session was closed meanwhile."""
         self._check()
         sender = self._sender
         said = f" ({sender.trouble})" if sender.trouble is not None else ""

@@ -153,9 +153,8 @@ class Ledger:
             LedgerDiffers: the database has committed, but an operator has aborted the transaction.
             TransactionAborted, AlreadyCommitted, and as `Transaction.commit` and the driver: both are rolled back.
         """
-        CommitParts(
-            receipts, name, number, consumed, wait=wait
-        )  # refuses wrong ones before the database commits
+        # Refuses wrong parts before the database commits.
+        CommitParts(receipts, name, number, consumed, wait=wait)
         with self._open(connection) as book:
             attempt, secret = token_bytes(ATTEMPT_SIZE), None
             claim: dict[str, Any] = {"name": name, "number": number, "consumed": consumed}

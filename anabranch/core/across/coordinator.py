@@ -98,7 +98,7 @@ def due(
     partitions: Mapping[int, r.PartitionRow],
     answered: Votes,
 ) -> Iterator[Due]:
-    """The messages that are due, by the coordinator's rows (M1), until they are answered. ``answered``: votes that count."""
+    """The messages that are due, by the coordinator's rows (M1). ``answered``: votes that count."""
     if row.state in ("ABORT_IN_PROGRESS", "ABORTED"):
         yield from (Due(one, "abort") for one, its in partitions.items() if not its.done)
         return

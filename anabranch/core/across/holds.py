@@ -116,8 +116,8 @@ class Holds:
     def expire(self, now_ms: int) -> list[bytes]:
         """Take back timestamps that waiting commits have had for `KEPT_MS`. Returns these commits.
 
-        No client has received them. A one-shot is then refused. Another commit still waits, and gets a new timestamp
-        when it is merged.
+        No client has received them. A one-shot is then refused. Another commit still waits, and gets a new one when
+        it is merged.
         """
         late = {entry.txn_id for entry in self.on() if 0 <= entry.since_ms <= now_ms - KEPT_MS}
         for txn_id in late:

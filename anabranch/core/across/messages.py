@@ -71,8 +71,8 @@ def meet(asker: bytes, other: bytes, *, decided: bool) -> Meeting:
     """Whether a vote waits for another transaction, or is refused and asked for again (L2).
 
     The older transaction waits, and the younger one gives way, wherever they meet. So an older one only waits for a
-    younger one: there is no cycle, and the oldest is never refused. No vote waits for a decided transaction, because
-    that one merges only after the open entries before it, and their votes may wait for this one.
+    younger one: there is no cycle, and the oldest is never refused. No vote waits for a decided transaction: that
+    one merges only after the open entries before it, and their votes may wait for this one.
     """
     if decided or age(other) < age(asker):
         return Meeting.AGAIN
