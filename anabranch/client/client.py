@@ -459,7 +459,7 @@ class Client:
         """Whether a transaction is COMMITTED or ABORTED, given as for `state`. Raises: as `state`."""
         deadline = self._shared.checked_deadline(timeout)
         txn_id, _, token = asked_about(self._session, transaction)
-        return self._session.states([(txn_id, token)], deadline)[0].state in FINISHED
+        return self._session.part_of_state(txn_id, token, deadline).state in FINISHED
 
     def finished(
         self,

@@ -808,34 +808,38 @@ class Session:
 
     def state(self, txn_id: bytes, token: bytes | None, deadline: float) -> r.Outcome:
         """The state of a transaction; changes nothing. Raises `UnknownTransaction`, `Expired`."""
+        return self.whole(self.part_of_state(txn_id, token, deadline), token, deadline)
+
+    def part_of_state(self, txn_id: bytes, token: bytes | None, deadline: float) -> r.Outcome:
+        """As `state`, with some of its writers at most."""
         command = r.GetState(txn_id, token)
-        found = self.ask(control_partition_of(txn_id), command, r.Outcome, deadline)
-        return self.whole(found, token, deadline)
+        return self.ask(control_partition_of(txn_id), command, r.Outcome, deadline)
 
     def states(
         self, asked: Sequence[tuple[bytes, bytes | None]], deadline: float
     ) -> list[r.Outcome]:
         """The states of a few transactions, given as (id, token or None), with some of their writers at most.
 
-        All questions are sent before the first answer is awaited. Raises: as `state`.
+        All questions are sent before the first answer is awaited. Those that no leader answers soon are left out,
+        so that a control partition without a leader delays no others. Raises: as `state`.
         """
-        self._bus.ready(deadline)
         some = [r.GetState(*each) for each in asked]
         copies = [
-            self._new_copy(control_partition_of(each.txn_id), each, encode(each)) for each in some
+            self._first_copy(control_partition_of(each.txn_id), each, deadline) for each in some
         ]
         found: list[r.Outcome] = []
         try:
             for copy in copies:
                 self._bus.send(*copy)
-            # A lost answer: `ask` repeats the question.
             until = min(deadline, self.now() + FIRST_REPEAT_S)
             for each, copy in zip(some, copies, strict=True):
                 digests = (command_digest(copy.payload),)
                 result = self._receive(copy.correlation_id, digests, until, each, copy.partition)
-                if not isinstance(result, r.Outcome):
-                    result = self.ask(copy.partition, each, r.Outcome, deadline)
-                found.append(result)
+                if isinstance(result, r.Outcome):
+                    found.append(result)
+                elif result is not None or self._closed:
+                    # Raises what was refused, unless it can be repeated.
+                    found.append(self.ask(copy.partition, each, r.Outcome, deadline))
         finally:
             for copy in copies:
                 self._bus.forget(copy.correlation_id)
@@ -853,7 +857,7 @@ class Session:
                         yield outcome
             if asked and not pauses.sleep(deadline):
                 raise DeadlineExceeded(
-                    f"{len(asked):,} transactions have not ended in time; call again for those"
+                    f"{len(asked):,} transactions have not ended in time, or no leader answers; call again"
                 )
 
     def whole(self, outcome: r.Outcome, token: bytes | None, deadline: float) -> r.Outcome:

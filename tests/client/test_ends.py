@@ -147,6 +147,25 @@ def test_transactions_that_have_ended_are_shown_before_all_were_asked() -> None:
         bench.client.finished(n.to_bytes(16, "big") for n in count())
 
 
+def test_a_control_partition_without_a_leader_delays_no_others() -> None:
+    bench = Bench()
+    committed = bench.client.transact(lambda txn: txn.write(STREAM, b"v")).txn_id
+    bench.bus.partitions = 2
+    silent = b"\0\1" + committed[2:]
+
+    def script(command: Any) -> Any:
+        if isinstance(command, r.GetState) and command.txn_id == silent:
+            return None
+        answer = obliging(command)
+        return answer._replace(state="COMMITTED") if isinstance(command, r.GetState) else answer
+
+    bench.bus.script = script
+    found = bench.client.finished([silent, committed], timeout=9)
+    assert next(found).txn_id == committed
+    with pytest.raises(errors.DeadlineExceeded, match="1 transactions have not ended in time"):
+        next(found)
+
+
 def test_leaving_by_an_exception_aborts_and_lets_it_pass() -> None:
     bench = Bench()
     with pytest.raises(ZeroDivisionError), bench.client.begin("nyc") as txn:
