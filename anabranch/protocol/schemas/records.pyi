@@ -415,7 +415,7 @@ class FindScope:
     near: str | None = None
 
 class FollowedRows(NamedTuple):
-    """Rows of a table, read as another transaction writes them, and locked since. Without a table: only the order."""
+    """Rows of a table, as another transaction writes them, locked since. Without a table: only the order."""
 
     txn_id: bytes
     table: str
