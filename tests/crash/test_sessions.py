@@ -62,13 +62,7 @@ def test_each_row_once_and_in_order(broker: Broker, log: Log, tmp_path: Path) ->
     finally:
         if writer is not None:
             writer.kill()
-<<<<<<< HEAD
-            writer.wait()
-            assert writer.stdout is not None
-            writer.stdout.close()
-=======
             writer.communicate()  # closes the pipe
->>>>>>> att1
         controller.kill()
     check_stream(found)
     numbers = [int(event.value) for event in found.events]
