@@ -46,7 +46,7 @@ from anabranch.errors import (
     count_of,
 )
 from anabranch.protocol import defaults, limits
-from anabranch.protocol.legal_names import is_state, split_stream
+from anabranch.protocol.legal_names import check_type, is_state, split_stream
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.fast import EncodedEvents, encoded_event, event_head, read_events
 from anabranch.types import Headers, K, RowError, V
@@ -652,7 +652,9 @@ class WriteSession:
 
     def _place(self, stream: str) -> _Place:
         """Where the rows of a stream go, as known for less than about half a minute. Raises: as `apply`."""
-        place = self._places.get(stream) if isinstance(stream, str) else None
+        if type(stream) is not str:
+            check_type("a stream, scope/name,", stream, str)
+        place = self._places.get(stream)
         if place is None:
             return self._learned(stream)
         now = self._session.now()
@@ -735,7 +737,7 @@ class WriteSession:
         return failed
 
     def _late(self) -> DeadlineExceeded:
-        """The error of a call that does not wait longer. Raises: as `_check`, if the session was closed meanwhile."""
+        """The error of a call that does not wait longer. Raises: as `_check` (it was closed meanwhile)."""
         self._check()
         sender = self._sender
         said = f" ({sender.trouble})" if sender.trouble is not None else ""

@@ -118,7 +118,9 @@ def _with(turn: Turn, stream: str, runs: Iterable[tuple[bytes, bytes]]) -> r.Rej
         if len(records) >= limits.REJECTED.value:
             break
         records += decode_as(r.RejectedRow, newest).records
-    records = sorted([*row.records, *records], key=lambda one: (one.at_ms, one.partition, one.offset))
+    records = sorted(
+        [*row.records, *records], key=lambda one: (one.at_ms, one.partition, one.offset)
+    )
     oldest = turn.wall_ms - _KEPT_MS
     kept = [record for record in records[-limits.REJECTED.value :] if record.at_ms >= oldest]
     return r.RejectedRow(dict(counts), until, tuple(kept))

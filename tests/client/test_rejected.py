@@ -85,7 +85,9 @@ def test_a_former_leaders_table_adds_nothing_again() -> None:
     world.cluster.advance(7)  # the cleaner has just been here
     world.write(b"", b"good")
     former = world.cluster._store
-    assert any(key.startswith(b"x") for key in former.snapshot()), "it is in the table, and not logged"
+    assert any(key.startswith(b"x") for key in former.snapshot()), (
+        "it is in the table, and not logged"
+    )
     world.lead_again(table=False)
     world.cluster.advance(20)
     world.cluster.stop_controller()

@@ -409,7 +409,7 @@ def test_a_close_that_is_cut_short_has_the_errors(world: World) -> None:
     session._sender.pump_until(session._sender.seal(), world.clock.now + 20)
     session.apply(SMALL, b"1", b"k")
     world.stop_controller()
-    with pytest.raises(errors.DeadlineExceeded, match="1 row may be .*; 1 row failed: ") as caught:
+    with pytest.raises(errors.DeadlineExceeded, match=r"1 row may be .*; 1 row failed: ") as caught:
         session.close(timeout=1)
     assert isinstance(caught.value.__cause__, errors.RowsFailed)
 
