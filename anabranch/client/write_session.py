@@ -63,9 +63,6 @@ _NO_FEATURE = (FeatureNotEnabled, UnsupportedVersion)
 _OF_ALL = (ClockSkew, Expired, FeatureNotEnabled)
 _UNREADABLE = (MalformedRecord, UnsupportedVersion)  # the answer, perhaps
 _MOST_STREAMS = 10_000
-# Seconds for asking again where a stream's rows go, and the pause if there was no answer.
-_AGAIN_S = 0.5
-_LATER_S = 30.0
 
 
 def _exact(value: bytes | None) -> bytes | None:
@@ -660,9 +657,11 @@ class WriteSession:
         now = self._session.now()
         if now >= place.until:
             try:
-                place = self._learned(stream, min(_AGAIN_S, self._shared.timeout))
+                place = self._learned(stream, min(defaults.SESSION_ASK_S, self._shared.timeout))
             except RetryError:  # the session takes rows while no controller answers
-                place = self._places[stream] = place._replace(until=now + _LATER_S)
+                place = self._places[stream] = place._replace(
+                    until=now + defaults.SESSION_ASK_AGAIN_S
+                )
         return place
 
     def _learned(self, stream: str, timeout: float | None = None) -> _Place:
