@@ -48,7 +48,7 @@ from anabranch.errors import (
     count_of,
 )
 from anabranch.protocol import defaults, limits
-from anabranch.protocol.legal_names import is_state, split_stream
+from anabranch.protocol.legal_names import check_type, is_state, split_stream
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.fast import EncodedEvents, encoded_event, event_head, read_events
 from anabranch.types import Headers, K, RowError, V
@@ -65,9 +65,6 @@ _NO_FEATURE = (FeatureNotEnabled, UnsupportedVersion)
 _OF_ALL = (ClockSkew, Expired, FeatureNotEnabled)
 _UNREADABLE = (MalformedRecord, UnsupportedVersion)  # the answer, perhaps
 _MOST_STREAMS = 10_000
-# Seconds for asking again where a stream's rows go, and the pause if there was no answer.
-_AGAIN_S = 0.5
-_LATER_S = 30.0
 
 
 def _exact(value: bytes | None) -> bytes | None:
@@ -652,17 +649,21 @@ class WriteSession:
         self._turn += 1
         return place.keyless[self._turn % len(place.keyless)]
 
-    def _place(self, stream: Any) -> _Place:
+    def _place(self, stream: str) -> _Place:
         """The places of a stream's rows, known for less than about half a minute. Raises: as `apply`."""
-        place = self._places.get(stream) if isinstance(stream, str) else None
+        if type(stream) is not str:
+            check_type("a stream, scope/name,", stream, str)
+        place = self._places.get(stream)
         if place is None:
             return self._learned(stream)
         now = self._session.now()
         if now >= place.until:
             try:
-                place = self._learned(stream, min(_AGAIN_S, self._shared.timeout))
+                place = self._learned(stream, min(defaults.SESSION_ASK_S, self._shared.timeout))
             except RetryError:  # the session takes rows while no controller answers
-                place = self._places[stream] = place._replace(until=now + _LATER_S)
+                place = self._places[stream] = place._replace(
+                    until=now + defaults.SESSION_ASK_AGAIN_S
+                )
         return place
 
     def _learned(self, stream: str, timeout: float | None = None) -> _Place:

@@ -31,10 +31,13 @@ LONGEST_REPEAT_S = 10.0
 SESSION_FLUSH_S = 0.05
 # The requests of a session that are under way, each following the one before it.
 SESSION_IN_FLIGHT = 8
-# The bytes of rows that a session holds; with more, `apply` waits, and then refuses the row.
+# The bytes of rows that a session holds; with more, `apply` waits, or raises an error.
 SESSION_BYTES = 32 << 20
 # The errors that a session keeps for `flush`. Further ones are only counted.
 SESSION_ERRORS = 1_000
+# How long a write waits while a session asks again for a stream's settings, and the pause after no answer.
+SESSION_ASK_S = 0.5
+SESSION_ASK_AGAIN_S = 30.0
 
 # -- commits ----------------------------------------------------------------------------------------------
 

@@ -415,7 +415,7 @@ class FindScope:
     near: str | None = None
 
 class FollowedRows(NamedTuple):
-    """Rows of a table, as another transaction writes them, locked since. Without a table: only the order."""
+    """Rows of a table, read as another transaction writes them, locked since then. Without a table: the order."""
 
     txn_id: bytes
     table: str
