@@ -35,6 +35,10 @@ _SAVEPOINT = "anabranch_ledger"  # the end of the database transaction removes i
 _VERSION = 1
 _UNDEFINED_TABLE = "42P01"  # PostgreSQL's code
 LOCK_S = 1.0  # the longest wait of recovery for a locked row
+BEGAN_AGAIN = (
+    "a call in the block was refused, and the transaction began again since: nothing is committed; begin another "
+    "transaction, and enter the block again"
+)
 ENDED = (
     "the block has ended the database's transaction by itself (a commit, a rollback, or a call that "
     "commits, as `executescript`): the rows that it committed stay, but the events are aborted"

@@ -36,7 +36,7 @@ from anabranch.errors import (
     RetryError,
     TransactionAborted,
 )
-from anabranch.ledger.book import BEGUN, COMMIT, ENDED, FIRST, Book, Meta, Row
+from anabranch.ledger.book import BEGAN_AGAIN, BEGUN, COMMIT, ENDED, FIRST, Book, Meta, Row
 from anabranch.ledger.dialects import Dialect
 from anabranch.protocol import defaults
 from anabranch.protocol.ids import control_partition_of, txn_text
@@ -153,8 +153,7 @@ class Ledger:
             LedgerDiffers: the database has committed, but an operator has aborted the transaction.
             TransactionAborted, AlreadyCommitted, and as `Transaction.commit` and the driver: both are rolled back.
         """
-        # Refuses wrong parts before the database commits.
-        CommitParts(receipts, name, number, consumed, wait=wait)
+        CommitParts(wait=wait)  # a wrong one is refused before the database commits
         with self._open(connection) as book:
             attempt, secret = token_bytes(ATTEMPT_SIZE), None
             claim: dict[str, Any] = {"name": name, "number": number, "consumed": consumed}
@@ -172,10 +171,7 @@ class Ledger:
                         raise IllegalState(ENDED)
                     return
                 if txn.txn_id != txn_id:  # its row would be for another transaction
-                    raise IllegalState(
-                        "a call in the block was refused, and the transaction began again since: nothing is "
-                        "committed; begin another transaction, and enter the block again"
-                    )
+                    raise IllegalState(BEGAN_AGAIN)
                 book.end(txn_id, attempt)
             except BaseException as error:
                 _give_up(book, txn, secret, error)
