@@ -7,7 +7,8 @@ import gc
 import json
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import faust
 import pytest
@@ -16,7 +17,7 @@ import anabranch.faust
 from anabranch.errors import IllegalState, InvalidArgument, UnknownScope
 from anabranch.faust.agents import Stream, make_loader
 from anabranch.faust.app import Event
-from anabranch.processing.batch import HandlerContext
+from anabranch.processing.batch import HandlerContext, WorkBatch
 from anabranch.processing.failures import HandlerFailed
 from tests.faust.conftest import Make, Place, Running
 
@@ -225,7 +226,7 @@ def test_an_event_s_own_key_is_the_key_of_its_row_as_it_came(what: str) -> None:
     load: Any = make_loader(app, app.topic("s/a", **of_topic))
     for number in range(20):
         given = anabranch.Event("s/a", raw(number), b"1", [], 1000, None, 1, 0, 0, number)
-        at = HandlerContext(None)  # type: ignore[arg-type]
+        at = HandlerContext(cast("WorkBatch", SimpleNamespace(known={})))
         at.task, at.key, at.name = 0, given.key, load(given).key
         table.local = True
         assert table._place(at, at.name) == (0, raw(number))
