@@ -252,7 +252,7 @@ _CALLS = {
 
 
 def _parsed(source: str) -> ast.Module:
-    """CPython 3.11 counts the depth of all threads together (gh-106905), so a parse may fail beside another one."""
+    """CPython 3.11 counts the depth of all threads together (gh-106905): a parse may fail while another runs."""
     try:
         return ast.parse(source)
     except SystemError:
