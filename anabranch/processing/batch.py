@@ -263,7 +263,9 @@ class RowRefused(BatchConflict):
     ``value``: the row. ``error``: of the derivation, such as `UniqueViolation`, or of its function.
     """
 
-    def __init__(self, table: str, key: bytes, value: bytes | None, error: Exception) -> None:
+    def __init__(
+        self, error: Exception, *, table: str = "", key: bytes = b"", value: bytes | None = None
+    ) -> None:
         super().__init__(str(error), table=table, key=key)
         self.value, self.error = value, error
 

@@ -400,7 +400,7 @@ def write_rows(txn: Transaction | TableTransaction, tables: BatchTables) -> None
                     error, AnabranchError | TableError
                 )  # of a derivation's function
                 if own or isinstance(error, _BAD_ROW):
-                    raise RowRefused(table, key, value, error) from error
+                    raise RowRefused(error, table=table, key=key, value=value) from error
                 raise
 
 
