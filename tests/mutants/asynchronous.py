@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from anabranch.core.decisions import ownership
-from anabranch.processing import app
+from anabranch.processing import derived
 from anabranch.processing.derived import DerivedTable
 from anabranch.reading.task_reader import TaskReader
 from anabranch.tables import follow
@@ -61,7 +61,7 @@ def over_old_rows(*_: object) -> None:
     """A new processor derives into a table that has rows."""
 
 
-@instead_of(app, "_unpacked")
+@instead_of(derived, "_unpacked")
 def row_before_is_unknown(_: bytes) -> frozenset[bytes]:
     """Entries of the row before stay."""
     return frozenset()

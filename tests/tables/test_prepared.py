@@ -268,8 +268,8 @@ def test_a_prepare_that_an_error_ended_holds_nothing(
     call = "prepare_events" if form is None else "try_commit"
     real = getattr(Session, call)
 
-    def ended(*given: Any) -> None:
-        real(*given)
+    def ended(*given: Any, **named: Any) -> None:
+        real(*given, **named)
         raise why
 
     with world.reader() as reader:
