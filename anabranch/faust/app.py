@@ -143,7 +143,7 @@ class Topic(faust.Topic):
                 raise InvalidArgument(
                     f"a {what} is bytes, not {type(found).__name__}: name a serializer"
                 )
-        stream = self.get_topic_name()
+        stream = super().get_topic_name()
         pairs = list(made.items() if isinstance(made, Mapping) else made or ())
         sensors = self.app.sensors
         state = sensors.on_send_initiated(None, stream, None, len(raw or b""), len(data or b""))
@@ -161,6 +161,11 @@ class Topic(faust.Topic):
         sent = Sent(stream, timestamp or time.time())
         sensors.on_send_completed(None, state, sent.metadata)
         return sent
+
+    def get_topic_name(self) -> str:
+        """The topic's name, or the first one of several: Faust raises an error there, which ends `faust agents`."""
+        first, *others = self.topics or ("",)
+        return f"{first} and {len(others)} more" if others else super().get_topic_name()
 
 
 class _Passed(NamedTuple):

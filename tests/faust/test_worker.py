@@ -106,11 +106,10 @@ def test_a_worker_that_is_killed(place: Place, cluster: Cluster, tmp_path: Path)
 
 
 COMMANDS = {
-    "agents": "@tests.faust.counting.count",
+    "agents": "/a and 1 more | Count and sum by key.",
     "models": "Flight",
     "model Flight": "n",
     "tables": "the sums of keys",
-    "completion": "complete",
     "clean-versions": "",
     "say": "",
     "add --count 3": "",
@@ -143,6 +142,8 @@ def test_commands(place: Place, cluster: Cluster, tmp_path: Path) -> None:
         run("reset")
     with pytest.raises(AssertionError, match="faust livecheck"):
         run("livecheck")
+    with pytest.raises(AssertionError, match="pip install click_completion"):  # as Faust's own
+        run("completion")
 
 
 @pytest.mark.soak
