@@ -29,6 +29,8 @@ from anabranch.core.journal_runs import (
     pack_run,
     place_of,
     rejected_key,
+    rejected_place,
+    rejected_prefix,
     run_key,
     runs_prefix,
     stored_run_key,
@@ -288,7 +290,7 @@ class JournalIndex:
         found = [key for key, _ in self.rows.scan(positions[:-4])]
         # Keys of another length belong to a stream with a longer name.
         keys += [key for key in found if len(key) == len(positions)]
-        keys += [key for key, _ in self.rows.scan(k.REJECTED + NO_TXN + name)]
+        keys += [key for key, _ in self.rows.scan(rejected_prefix(NO_TXN, stream))]
         return {mark: noted, **dict.fromkeys(keys)}
 
     def forget_stream(self, stream: str) -> None:
@@ -450,11 +452,10 @@ def _takes(txn: OpenTxn, stream: str, partition: int, run: Run) -> bool:
 
 def _is_counted(state: State, key: bytes) -> bool:
     """Whether the rejected records of a key can be dropped, because the transaction's row counts them."""
-    txn_id, place, first = key[1 : 1 + TXN_ID_SIZE], key[1 + TXN_ID_SIZE : -8], key[-8:]
-    if txn_id not in state.open or not place:
+    if key[1 : 1 + TXN_ID_SIZE] not in state.open or len(key) <= 1 + TXN_ID_SIZE + 8:
         return True
-    low = state.low_water.get((place[:-5].decode(), int.from_bytes(place[-4:], "big")), 0)
-    return int.from_bytes(first, "big") < low
+    stream, partition, first = rejected_place(key)
+    return first < state.low_water.get((stream, partition), 0)
 
 
 def _moved_runs(txn: OpenTxn, place: tuple[str, int]) -> set[tuple[int, int]]:

@@ -101,8 +101,18 @@ def txn_of(key: bytes) -> bytes:
 
 def rejected_key(txn_id: bytes, stream: str, partition: int, first: int) -> bytes:
     """Table key of rejected records. ``first``: the offset of the first one."""
-    place = stream.encode() + b"\0" + partition.to_bytes(4, "big")
-    return k.REJECTED + txn_id + place + first.to_bytes(8, "big")
+    place = rejected_prefix(txn_id, stream) + partition.to_bytes(4, "big")
+    return place + first.to_bytes(8, "big")
+
+
+def rejected_prefix(txn_id: bytes, stream: str) -> bytes:
+    return k.REJECTED + txn_id + stream.encode() + b"\0"
+
+
+def rejected_place(key: bytes) -> tuple[str, int, int]:
+    """(stream, partition, offset of the first record) of a key of `rejected_key`."""
+    name = key[len(k.REJECTED) + TXN_ID_SIZE : -1 - 4 - 8]
+    return name.decode(), int.from_bytes(key[-12:-8], "big"), int.from_bytes(key[-8:], "big")
 
 
 def moved_run(txn_id: bytes, row: MovedRow, run: MovedRun) -> tuple[bytes, bytes]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.journal_runs import rejected_key
+from anabranch.core.journal_runs import rejected_key, rejected_place, rejected_prefix
 from anabranch.core.state import State
 from anabranch.protocol import limits
 from anabranch.protocol.ids import NO_TXN
@@ -78,7 +78,7 @@ def log_new(turn: Turn) -> bool:
     found = list(islice(turn.index.rows.scan(k.REJECTED + NO_TXN), _MOST_BATCHES + 1))
     by_stream: dict[str, list[tuple[bytes, bytes]]] = {}
     for key, value in found[:_MOST_BATCHES]:
-        by_stream.setdefault(_stream_of(key), []).append((key, value))
+        by_stream.setdefault(rejected_place(key)[0], []).append((key, value))
     for stream, runs in by_stream.items():
         turn.charge(work.LOOK * len(runs))
         for key, _ in runs:
@@ -93,8 +93,8 @@ def log_new(turn: Turn) -> bool:
 
 def of_stream(turn: Turn, stream: str) -> r.RejectedRow:
     """All that was rejected of a stream, as far as its journal is indexed."""
-    start = rejected_key(NO_TXN, stream, 0, 0)[: -4 - 8]
-    runs = list(islice(turn.index.rows.scan(start), _MOST_BATCHES))
+    kept_there = turn.index.rows.scan(rejected_prefix(NO_TXN, stream))
+    runs = list(islice(kept_there, _MOST_BATCHES))
     turn.charge(work.LOOK * len(runs) + work.of_items(limits.REJECTED.value))
     return _with(turn, stream, runs)
 
@@ -105,7 +105,8 @@ def _with(turn: Turn, stream: str, runs: Iterable[tuple[bytes, bytes]]) -> r.Rej
     counts, until = Counter(row.counts), dict(row.until)
     batches: list[tuple[int, bytes, bytes]] = []
     for key, value in runs:
-        if _first_of(key) < row.until.get(_partition_of(key), 0):
+        _, place, first = rejected_place(key)
+        if first < row.until.get(str(place), 0):
             continue  # a status table that was not in use meanwhile has records that another leader counted
         at_ms, size = _HEAD.unpack_from(value)
         more = decode_as(r.RejectedRow, value[_HEAD.size : _HEAD.size + size])
@@ -124,16 +125,3 @@ def _with(turn: Turn, stream: str, runs: Iterable[tuple[bytes, bytes]]) -> r.Rej
     oldest = turn.wall_ms - _KEPT_MS
     kept = [record for record in records[-limits.REJECTED.value :] if record.at_ms >= oldest]
     return r.RejectedRow(dict(counts), until, tuple(kept))
-
-
-def _first_of(key: bytes) -> int:
-    return int.from_bytes(key[-8:], "big")
-
-
-def _partition_of(key: bytes) -> str:
-    return str(int.from_bytes(key[-12:-8], "big"))
-
-
-def _stream_of(key: bytes) -> str:
-    name = key[len(k.REJECTED) + len(NO_TXN) : -8 - 4 - 1]
-    return name.decode()
