@@ -236,15 +236,15 @@ def set_feature_level(turn: Turn, command: r.SetFeatureLevel, to: ReplyTo | None
 def _use_control_partitions(turn: Turn, command: r.SetFeatureLevel) -> int:
     """Log how many control partitions new scopes may get, if that is more than before; returns the number.
 
-    Before it is logged for the first time, it is the number that the topics had when this controller started. So
-    who adds partitions first has the present number logged: then no scope gets a new one before it is ready,
-    whichever controller leads next.
+    Until it is logged for the first time, it is the number that the topics had when this controller started. A
+    client that adds partitions has the present number logged first (`AS_NOW`). Otherwise the next leader would
+    count the new partitions, and a scope could get one that has no leader yet.
     """
     if turn.settings.control_partition != DIRECTORY:
         raise InvalidArgument(f"control partition {DIRECTORY}, the directory, counts them: ask it")
     row, asked = turn.state.feature or r.FeatureRow(1, 0), command.control_partitions
     if asked == AS_NOW:
-        asked = row.control_partitions or turn.settings.control_partitions
+        asked = turn.control_partitions
     if not 1 <= asked <= MAX_CONTROL_PARTITION + 1:
         raise InvalidArgument(f"{asked} control partitions: 1 to {MAX_CONTROL_PARTITION + 1:,}")
     if asked < row.control_partitions:

@@ -102,7 +102,7 @@ def find_scope(turn: Turn, command: r.FindScope, to: ReplyTo | None) -> None:
         quotas.check_scopes(turn, turn.lane)
         if partition is None:
             there = Counter(scopes.values())
-            partition = min(range(_in_use(turn)), key=lambda one: there[one])
+            partition = min(range(turn.control_partitions), key=lambda one: there[one])
         turn.put(k.scope_key(scope), r.ScopeRow(scope, partition, turn.lane))
         _grant_creator(turn, scope, turn.lane)
     served = turn.state.scopes[scope]
@@ -110,12 +110,6 @@ def find_scope(turn: Turn, command: r.FindScope, to: ReplyTo | None) -> None:
         # The message is sent for an existing scope, too: retention may have deleted the first message unread.
         turn.round.commands.append((served, r.AdoptScope(scope, _creator(turn, scope))))
     turn.reply(to, r.ScopeInfo(scope, served))
-
-
-def _in_use(turn: Turn) -> int:
-    """The number of control partitions for new scopes: as logged (`SetFeatureLevel`), or all that there are."""
-    row = turn.state.feature
-    return (row.control_partitions if row else 0) or turn.settings.control_partitions
 
 
 def _grant_creator(turn: Turn, scope: str, lane: str) -> None:

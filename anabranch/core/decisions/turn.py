@@ -173,6 +173,13 @@ class Turn:
     # -- what decisions do ----------------------------------------------------------------------------
 
     @property
+    def control_partitions(self) -> int:
+        """The number of control partitions that new scopes may get: the logged one, or all that there are."""
+        row = self.state.feature
+        logged = 0 if row is None else row.control_partitions
+        return logged or self.settings.control_partitions
+
+    @property
     def round_bytes(self) -> int:
         """The bytes of merges and plain writes in this round, at most, about."""
         most = self.settings.round_bytes
