@@ -543,14 +543,14 @@ class Store(ForkSafe):
 
     def get(self, number: int, key: bytes, at: int, cursor: Cursor | None = None) -> Seen:
         """A key as of ``at``. ``cursor``: saves half of the time, which it takes to make one."""
-        own = versions(number.to_bytes(TABLE, "big"), key)
+        own = versions(table_prefix(number), key)
         found = self._db.iter() if cursor is None else cursor.found
         found.seek(own)
         raw = raw_key(found)
         if raw[:-STAMP] != own:
             return Seen(key, None, 0, NO_TXN)
         data: bytes = found.value()
-        newest, txn_id = _ALL - int.from_bytes(raw[_AT], "big"), data[:TXN_ID_SIZE]
+        newest, txn_id = timestamp_of(raw), data[:TXN_ID_SIZE]
         if newest > at:
             found.seek(own + stamp(at))
             data = found.value() if raw_key(found)[:-STAMP] == own else b""
@@ -571,9 +571,8 @@ class Store(ForkSafe):
         self, number: int, low: bytes, high: bytes | None, at: int
     ) -> Iterator[tuple[bytes, bytes]]:
         """The keys and rows of `scan` alone, which is faster if keys have few versions."""
-        prefix = table_prefix(number)
-        end = table_prefix(number + 1) if high is None else place(prefix, high)
-        return _visible(Walk(self._db, self.folder, place(prefix, low)), end, stamp(at))
+        begin, end = _range(number, low, high)
+        return _visible(Walk(self._db, self.folder, begin), end, stamp(at))
 
     @given
     def stamped(self, number: int, at: int) -> Iterator[tuple[bytes, bytes, int, bytes]]:
@@ -596,9 +595,7 @@ class Store(ForkSafe):
         self, number: int, low: bytes, high: bytes | None, at: int, *, reverse: bool = False
     ) -> Iterator[Seen]:
         """The keys of [low, high) that have a row as of ``at``, or a later version; ``high`` None: to the end."""
-        prefix = table_prefix(number)
-        begin = place(prefix, low)
-        end = table_prefix(number + 1) if high is None else place(prefix, high)
+        begin, end = _range(number, low, high)
         found = self._db.iter()
         return (
             self._backwards(found, begin, end, at) if reverse else _forwards(found, begin, end, at)
@@ -608,9 +605,8 @@ class Store(ForkSafe):
         self, number: int, low: bytes, high: bytes | None, at: int, most: int, cursor: Cursor
     ) -> list[Seen]:
         """The first keys of `scan`, at most ``most``: for a few it is several times as fast."""
-        prefix = table_prefix(number)
-        end = table_prefix(number + 1) if high is None else place(prefix, high)
-        return list(islice(_forwards(cursor.found, place(prefix, low), end, at), most))
+        begin, end = _range(number, low, high)
+        return list(islice(_forwards(cursor.found, begin, end, at), most))
 
     def _backwards(self, found: RdictIter, begin: bytes, end: bytes, at: int) -> Iterator[Seen]:
         found.seek_for_prev(end)
@@ -713,6 +709,12 @@ class Store(ForkSafe):
 
 def _row(data: bytes) -> bytes | None:
     return data[ROW:] if data[TXN_ID_SIZE:ROW] == THERE else None
+
+
+def _range(number: int, low: bytes, high: bytes | None) -> tuple[bytes, bytes]:
+    """The first stored key of [low, high), and the first one after it; ``high`` None: to the end of the table."""
+    prefix = table_prefix(number)
+    return place(prefix, low), table_prefix(number + 1) if high is None else place(prefix, high)
 
 
 def _row_at(found: RdictIter, wanted: bytes) -> bytes | None:
