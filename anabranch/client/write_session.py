@@ -176,7 +176,7 @@ class _Sender:
                 or request.size + size > self._most_bytes
                 or len(request.rows) == limits.EVENTS.value
             ):
-                self._queue.append(request)
+                self._queue_open()
                 request, sealed = None, True
             if request is None:
                 now = self._session.now()
@@ -187,19 +187,22 @@ class _Sender:
             number, self.count = self.count, self.count + 1
             if alone:
                 self._awaited[number] = None
-                self._queue.append(request)
-                self._open, sealed = None, True
+                self._queue_open()
+                sealed = True
         if sealed or len(request.rows) == 1:
             self.notify()
         return number, sealed
 
     def seal(self) -> int:
-        """Let what was taken be sent. Returns the number of rows so far."""
+        """Queue the request that still takes rows. Returns the number of rows so far."""
         with self._guard:
-            if self._open is not None:
-                self._queue.append(self._open)
-                self._open = None
+            self._queue_open()
             return self.count
+
+    def _queue_open(self) -> None:
+        if self._open is not None:
+            self._queue.append(self._open)
+            self._open = None
 
     def notify(self) -> None:
         """Wake all callers of `wait` and `has_room`, and the job."""
@@ -262,9 +265,8 @@ class _Sender:
                     self._changed.wait(left)
                     continue
             with self._guard:
-                if self._open is not None and not self._queue:
-                    self._queue.append(self._open)
-                    self._open = None
+                if not self._queue:
+                    self._queue_open()
             self._try(self.count, self._shared.deadline(None))
 
     def _due_in(self) -> float:
