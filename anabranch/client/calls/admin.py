@@ -189,21 +189,17 @@ class Administration:
         ask, prefix = self._session.ask, self._shared.ports.prefix
         level = max(ask(n, r.SetFeatureLevel(None), r.FeatureLevel, deadline).level for n in old)
         lanes: dict[str, r.LaneInfo] = {}
-        grants: dict[tuple[str, str], int] = {}
         for n in old:
             for lane in ask(n, r.ListLanes(), r.LaneList, deadline).lanes:
                 lanes.setdefault(lane.lane, lane)
-            for row in ask(n, r.ListGrants(), r.GrantList, deadline).grants:
-                place = row.lane, row.pattern
-                grants[place] = grants.get(place, 0) | row.rights
+        grants = _rights(ask(n, r.ListGrants(), r.GrantList, deadline) for n in old)
         for lane in lanes.values():
             try:
                 if lane.topic_ids:
                     grow_lane_topic(log, prefix, lane.lane, like=ADMIN_LANE)
             except NotReady as error:
-                if (
-                    not lane.blocked
-                ):  # else it stays so: the name of a lane without topics can't be used again
+                # A blocked lane may be without its topic. Its name can't be used again.
+                if not lane.blocked:
                     raise NotReady(f"{error}; if the topic was deleted, block the lane") from error
         for n in new:
             ask(n, r.SetFeatureLevel(level), r.FeatureLevel, deadline)
@@ -213,8 +209,7 @@ class Administration:
                 if its is None or (its.blocked, its.quotas) != (lane.blocked, lane.quotas):
                     command = r.SetLane(lane.lane, lane.blocked, lane.topic_ids, lane.quotas)
                     ask(n, command, r.LaneList, deadline)
-            granted = ask(n, r.ListGrants(), r.GrantList, deadline).grants
-            have = {(row.lane, row.pattern): row.rights for row in granted}
+            have = _rights([ask(n, r.ListGrants(), r.GrantList, deadline)])
             for (name, pattern), rights in grants.items():
                 if have.get((name, pattern)) != rights:
                     ask(n, r.SetGrant(name, pattern, rights), r.GrantList, deadline)
@@ -343,14 +338,20 @@ def _lane(name: str, infos: Mapping[int, r.LaneInfo], numbers: Sequence[int]) ->
 
 def _grants(parts: Iterable[tuple[int, r.GrantList]]) -> list[Grant]:
     """The grants, from the answers of all control partitions; a right counts if any partition has it."""
-    found: dict[tuple[str, str], int] = {}
-    for _, part in parts:
-        for row in part.grants:
-            key = row.lane, row.pattern
-            found[key] = found.get(key, 0) | row.rights
+    found = _rights(part for _, part in parts)
     return [
         Grant(lane, pattern, right_words(bits)) for (lane, pattern), bits in sorted(found.items())
     ]
+
+
+def _rights(parts: Iterable[r.GrantList]) -> dict[tuple[str, str], int]:
+    """Lane and pattern -> the rights that any of these control partitions has granted."""
+    found: dict[tuple[str, str], int] = {}
+    for part in parts:
+        for row in part.grants:
+            key = row.lane, row.pattern
+            found[key] = found.get(key, 0) | row.rights
+    return found
 
 
 @contextmanager
