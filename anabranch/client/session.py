@@ -830,7 +830,7 @@ class Session:
         found: list[r.Outcome] = []
         try:
             for copy in copies:
-                self._bus.send(*copy)
+                self._send(copy)
             until = min(deadline, self.now() + FIRST_REPEAT_S)
             for each, copy in zip(some, copies, strict=True):
                 digests = (command_digest(copy.payload),)
