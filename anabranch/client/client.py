@@ -470,8 +470,8 @@ class Client:
         """Wait until transactions have ended, given as for `state`: an iterator of each one once it has ended.
 
         For up to 10,000 transactions, decided ones or any others. The call starts no thread: while the caller
-        iterates, it asks for the states of those that are left, with pauses of up to a second. ``timeout``: seconds
-        for all.
+        iterates, it asks for the states of the transactions that have not ended, with pauses of up to a second.
+        ``timeout``: seconds for all.
 
         Raises: DeadlineExceeded (some have not ended: call again for those), InvalidArgument, and as `state`.
         """

@@ -846,7 +846,7 @@ class Session:
         return found
 
     def finished(self, asked: dict[bytes, bytes | None], deadline: float) -> Iterator[r.Outcome]:
-        """As `Client.finished`. ``asked``: id -> token or None; those that ended are removed."""
+        """As `Client.finished`. ``asked``: id -> token or None; an id is removed when its transaction has ended."""
         pauses = Backoff(FIRST_LOOK_S, LONGEST_LOOK_S, self._clock)
         while asked:
             left = list(asked.items())

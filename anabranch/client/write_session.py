@@ -470,8 +470,8 @@ class WriteSession:
             session.put("shop/prices", b"key", b"row")
 
     Each row commits by itself; no other row's failure undoes it. Leaving the ``with`` block sends all rows, and
-    raises `RowsFailed` for those that were refused; an exception in the block drops what was not sent yet, and the
-    log says how many rows.
+    raises `RowsFailed` if some of them were refused. After an exception in the block, rows that were not sent yet
+    are dropped, and a warning in the log has their number.
     """
 
     keepalive_ms = 0

@@ -81,7 +81,7 @@ def advice(found: Iterable[Load]) -> list[str]:
 
 
 def _way(given: Load, leader: str, shares: Mapping[str, float]) -> str:
-    """How to give a control partition to another controller: to one that leads, if that is enough."""
+    """The advice to give a control partition away: to a controller that has room for it, or to a new one."""
     what = f"give control partition {given.control_partition} ({_share(given):.0%}) to another controller"
     others = {name: share for name, share in shares.items() if name != leader}
     idle = min(others, key=lambda name: others[name], default=None)

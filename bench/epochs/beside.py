@@ -341,7 +341,7 @@ def _write_share(bootstrap: str, token: bytes, stream: str, count: int, out: Any
 
 @contextmanager
 def _producing(place: Place, size: int, bytes_per_s: float) -> Iterator[Callable[[], None]]:
-    """A call that lets another process, which is ready, append so many bytes, and waits for its end."""
+    """A call that starts a waiting process, which appends ``size`` bytes, and returns when it has ended."""
     ctx = mp.get_context("spawn")
     go, ready = ctx.Event(), ctx.Semaphore(0)
     process = ctx.Process(

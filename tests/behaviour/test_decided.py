@@ -1,4 +1,4 @@
-"""`commit(wait="decided")`: it returns at the decision of a big commit, and whoever leads next merges the rest."""
+"""`commit(wait="decided")`: it returns at the decision of a big commit, and the next leader merges the rest."""
 
 from __future__ import annotations
 

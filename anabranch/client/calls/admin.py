@@ -151,7 +151,7 @@ class Administration:
             )
         if self._shared.ports.log is None:
             raise IllegalState("this client can't add partitions to topics")
-        # Logged before any partition is added, so that no scope gets one that is not ready.
+        # The present number is logged before partitions are added: else a scope could get one without a leader.
         in_use = self._in_use(AS_NOW, deadline)
         if control_partitions <= in_use:
             raise InvalidArgument(

@@ -40,9 +40,10 @@ def next_step(asks: r.Asks, partitions: Mapping[int, r.PartitionRow], votes: Vot
               held_ms: int, decided: bool) -> Step:  # fmt: skip
     """The coordinator's next step.
 
-    ``asks``: for what it asks. ``votes``: those that count. ``late``: whether the command's deadline has passed.
-    ``held_ms``: since when the first timestamp is there. ``decided``: whether it is logged that the transaction
-    commits, without a timestamp yet; then no vote is a no, and there is no way back (C4).
+    ``asks``: its question in the present round of votes. ``votes``: the votes that count. ``late``: whether the
+    command's deadline has passed. ``held_ms``: how long ago the first vote with a timestamp came. ``decided``:
+    whether it is logged that the transaction commits, without a timestamp yet; then no vote is a no, and there
+    is no way back (C4).
     """
     if asks == "REOPEN":
         return Step.WAIT

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from anabranch.protocol.schemas import records as r
 
-# A commit that waits for a hold keeps the timestamp that it took for this long. Otherwise a stream that is never
-# free would starve it; with no end, one dead coordinator would stop all who wait for those that wait (H4).
+# A waiting commit keeps the timestamp that it took for this long. If it kept none, it would never be merged into a
+# stream that always has an open entry. If it kept it without end, a coordinator that is down would stop it, then
+# the commits that wait for it, and so on (H4).
 KEPT_MS = 100
 
 
@@ -77,8 +78,8 @@ class Holds:
     def may_go(self, at: int, txn_id: bytes, streams: Iterable[str]) -> bool:
         """Whether a commit at a timestamp may be merged now (H1, H2, L1).
 
-        ``streams``: those that it writes, and the tables that it locks. Two coordinators may choose the same
-        timestamp, so ids decide between equal ones.
+        ``streams``: the streams that the commit writes, and the tables that it locks. Two coordinators may choose
+        the same timestamp; then the lower id goes first.
         """
         for entry in self.on(streams):
             if entry.txn_id == txn_id:
@@ -136,7 +137,7 @@ class Holds:
 
 
 def instant(answers: Mapping[int, int], seen: int) -> tuple[int, list[int]]:
-    """The time of a snapshot over several control partitions, and those that have to reach it first (T2).
+    """The time of a snapshot over several control partitions, and the partitions below it, to be asked again (T2).
 
     ``answers``: by control partition, what each answered to `SafeTime` of now, for its streams. Such an answer is
     fixed there, even if it is not safe yet. ``seen``: the highest time that the client has received.
