@@ -280,10 +280,9 @@ def any_level_is_set() -> Planted:
     return patch.dict(decide._DECISIONS, {SetFeatureLevel: set_any})
 
 
-@instead_of(scopes, "_in_use")
-def used_too_early(turn: Turn) -> int:
+def used_too_early() -> Planted:
     """New scopes get control partitions that were added and are not ready yet."""
-    return turn.settings.control_partitions
+    return patch.object(Turn, "control_partitions", property(lambda turn: turn.settings.control_partitions))
 
 
 @wrapping(commit, "_decide")
