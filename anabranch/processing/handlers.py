@@ -15,9 +15,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from inspect import isawaitable
 from itertools import chain, groupby, takewhile
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 from anabranch.controller.monitor import Numbers
@@ -324,29 +325,35 @@ class Handlers:
             for one in registered:
                 check_result(one.call, one.call(rows))
 
-        self._rows(at, list(piece.events), piece.batch(), handle, None)
+        # Only a failure needs single events, and to make them takes longer than all else.
+        self._rows(at, cache(lambda: list(piece.events)), piece.batch(), handle, None)
 
     def _rows(
-        self, at: HandlerContext, events: Sequence[Event], rows: pa.RecordBatch,
+        self, at: HandlerContext, events: Callable[[], Sequence[Event]], rows: pa.RecordBatch,
         handle: Callable[[pa.RecordBatch], None], retries: int | None,
     ) -> None:  # fmt: skip
-        """Handle an Arrow batch. If that fails, handle its halves, so that only bad events become dead letters."""
+        """Handle an Arrow batch. If that fails, handle its halves, so that only bad events become dead letters.
+
+        ``events``: returns the events of the rows.
+        """
+        count = rows.num_rows
 
         def case() -> Case:
-            first = Case.of(events[0])
-            if len(events) == 1:
+            first = Case.of(events()[0])
+            if count == 1:
                 return first
-            return Case(f"a batch of {len(events)} from {first.place} on", None, None, (), None)
+            return Case(f"a batch of {count} from {first.place} on", None, None, (), None)
 
         error = self._failures.retry(at, case, partial(failure_of, handle, rows), retries=retries)
-        if error is not None and (len(events) == 1 or self._app.dead_letter is None):
+        if error is not None and (count == 1 or self._app.dead_letter is None):
             self._failures.bury(at, case(), error)
         elif error is not None:
-            middle = len(events) // 2
-            for start, end in ((0, middle), (middle, len(events))):
+            middle = count // 2
+            for start, end in ((0, middle), (middle, count)):
                 # A single event gets all retries, since an outage may have caused the failure.
                 retries = None if end - start == 1 else 0
-                self._rows(at, events[start:end], rows.slice(start, end - start), handle, retries)
+                half = partial(getitem, events(), slice(start, end))
+                self._rows(at, half, rows.slice(start, end - start), handle, retries)
 
     # -- single events --------------------------------------------------------------------------------
 
