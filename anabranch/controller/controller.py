@@ -41,7 +41,7 @@ from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.decisions.transactions import abort_txn, silent_lanes
 from anabranch.core.decisions.turn import Settings, Turn, close_round, refuse
 from anabranch.core.history_records import Tail
-from anabranch.core.locks import row_turns
+from anabranch.core.locks import row_turns, segment_locks
 from anabranch.core.locks.recent_writes import RecentWrites
 from anabranch.core.memory import Keepalives, LeaderMemory, is_usable
 from anabranch.core.round import Answer, Round
@@ -742,6 +742,9 @@ class Controller:
         turn_ms = row_turns.next_due_ms(self._memory.row_turns, self._now_ms())
         if turn_ms is not None:
             max_wait = min(max_wait, turn_ms / 1000)
+        ask_ms = segment_locks.next_due_ms(self._memory.segment_asks, self._now_ms())
+        if ask_ms is not None:
+            max_wait = min(max_wait, ask_ms / 1000)
         if self._state.open:
             max_wait = min(max_wait, CHECK_MS / 1000)
         if self._background is not None and self._background.topics.busy:

@@ -129,7 +129,11 @@ class Intake:
 
     def plain_wait(self, state: State, merging: Merging, usable: Callable[[str], bool]) -> float:
         """Seconds until plain writes can be committed; 0: now. A short time while frozen locks block them."""
-        places = [place for place in self.index.plain_waiting(state) if usable(place[0])]
+        places = [
+            place
+            for place in self.index.plain_waiting(state)
+            if usable(place[0]) and place[0] not in state.locked
+        ]
         if any(merging.waiting.get(place, None) is None for place in places):
             return 0.0
         return RECHECK_MS / 1000 if places else math.inf

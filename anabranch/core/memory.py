@@ -272,6 +272,31 @@ class RowTurns(Part):
     lanes: DraftMap[str, int] = field(default_factory=DraftMap)
 
 
+class SegmentAsk(NamedTuple):
+    """A touch that waits until segments of an exclusive stream are free.
+
+    ``spans``: their keys. ``until_ms``: when it is answered at the latest. It keeps its place for a while after
+    that, without an asker, so that the client can ask again. ``by``: the transaction that it met. ``let_plain``:
+    the segments were free, and plain writes came first.
+    """
+
+    txn_id: bytes
+    lane: str
+    segments: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+    until_ms: int
+    to: ReplyTo | None
+    by: bytes = b""
+    let_plain: bool = False
+
+
+@dataclass(slots=True)
+class SegmentAsks(Part):
+    """Touches that wait for segments of exclusive streams, by stream, in the order in which they came."""
+
+    by_stream: DraftMap[str, tuple[SegmentAsk, ...]] = field(default_factory=DraftMap)
+
+
 @dataclass(slots=True)
 class Histories(Part):
     """The number of commits in each stream's history since its last EPOCH record."""
@@ -287,6 +312,7 @@ class Drafts(NamedTuple):
     cleaning: Cleaning
     histories: Histories
     row_turns: RowTurns
+    segment_asks: SegmentAsks
     recent_writes: RecentWritesDraft
 
     def draft(self) -> Drafts:
@@ -332,6 +358,7 @@ class LeaderMemory:
     cleaning: Cleaning = field(default_factory=Cleaning)
     histories: Histories = field(default_factory=Histories)
     row_turns: RowTurns = field(default_factory=RowTurns)
+    segment_asks: SegmentAsks = field(default_factory=SegmentAsks)
     recent_writes: RecentWrites = field(default_factory=RecentWrites)
     written: dict[bytes, dict[str, Write]] = field(default_factory=dict)
     waiting: Mapping[str, str] = field(default_factory=dict)
@@ -351,6 +378,7 @@ class LeaderMemory:
         self.cleaning.follow(drafts.cleaning)
         self.histories.follow(drafts.histories)
         self.row_turns.follow(drafts.row_turns)
+        self.segment_asks.follow(drafts.segment_asks)
         self.recent_writes.follow(drafts.recent_writes)
         for txn_id in ended:
             self.keepalives.heard.put(txn_id, None)
@@ -371,6 +399,7 @@ def _drafts_of(parts: LeaderMemory | Drafts) -> Drafts:
         parts.cleaning.draft(),
         parts.histories.draft(),
         parts.row_turns.draft(),
+        parts.segment_asks.draft(),
         parts.recent_writes.draft(),
     )
 

@@ -20,7 +20,7 @@ from anabranch.core import rows as k
 from anabranch.core.journal_runs import extents_of
 from anabranch.core.locks.lock_table import LockTable
 from anabranch.core.rows import Entry, Rows
-from anabranch.core.stream_settings import derivations_at
+from anabranch.core.stream_settings import EXCLUSIVE, derivations_at
 from anabranch.core.stream_states import changes_topics
 from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import (
@@ -137,6 +137,12 @@ class State:
         # The derivations of which a table is a source or that it is derived by.
         self.derivations: dict[str, tuple[r.Derivation, ...]] = {}
         self.layouts: dict[str, Layout] = {}  # active epochs only
+        self.exclusive: dict[
+            str, bool
+        ] = {}  # streams of which a transaction locks the segments that it writes
+        self.locked: dict[
+            str, dict[bytes, r.ParticipantRow]
+        ] = {}  # their locked segments, by transaction
         self.epochs: dict[str, dict[int, tuple[r.SegmentRange, ...]]] = {}  # reference epochs only
         # (stream, reference epoch) -> partition -> segment.
         self.places: dict[tuple[str, int], dict[int, r.SegmentRange]] = {}
@@ -196,8 +202,9 @@ class State:
         self.term, self.round, self.suspect = None, _NO_ROUND, None
         for view in (
             self.scopes, self.scope_owners, self.streams, self.changing, self.stream_names, self.names,
-            self.histories_ms, self.derivations, self.layouts, self.epochs, self.places, self.pins,
-            self.plain, self.plain_refused, self.low_water, self.forgotten, self._retired, self.quarantined,
+            self.histories_ms, self.derivations, self.layouts, self.exclusive, self.locked, self.epochs,
+            self.places, self.pins, self.plain, self.plain_refused, self.low_water, self.forgotten,
+            self._retired, self.quarantined,
             self.lanes, self.lane_positions, self.grants, self.rights, self.audits, self.audit_due, self.processors,
             self.tasks, self.tables, self.locks, self.bases, self.rejected, self.open, self.open_of, self.open_in,
             self.committing, self.prepared,
@@ -340,6 +347,7 @@ class State:
             self.histories_ms.clear()
             _put(self.derivations, stream, row and derivations_at(stream, row.settings))
             _put(self.layouts, identifier.decode(), row and Layout(row.segments))
+            _put(self.exclusive, stream, row and (EXCLUSIVE in row.settings or None))
         elif entry is Entry.EPOCH:
             stream, epoch = k.numbered(identifier)
             _put(self.epochs.setdefault(stream, {}), epoch, row and row.segments)
@@ -380,6 +388,7 @@ class State:
                 self.open_in[gone.row.scope].put(txn_id, there=False)
                 for stream, epoch in gone.participants.items():
                     self.pins[stream] -= Counter((epoch,))  # this drops counts of 0
+                    self._lock(txn_id, stream, None)
             elif txn_id in self.open:
                 self.open[txn_id].row = row
             else:
@@ -428,6 +437,16 @@ class State:
         if row is not None:
             pins[row.reference_epoch] += 1
         _put(txn.participants, stream, None if row is None else row.reference_epoch)
+        self._lock(txn.row.txn_id, stream, row)
+
+    def _lock(self, txn_id: bytes, stream: str, row: r.ParticipantRow | None) -> None:
+        """Note the segments of an exclusive stream that a transaction has locked."""
+        if row is not None and row.locked:
+            self.locked.setdefault(stream, {})[txn_id] = row
+        elif stream in self.locked:
+            self.locked[stream].pop(txn_id, None)
+            if not self.locked[stream]:
+                del self.locked[stream]
 
     # -- reading --------------------------------------------------------------------------------------
 

@@ -58,6 +58,8 @@ def views_of(state: State) -> dict[str, Any]:
         "scopes": dict(state.scopes),
         "scope_owners": dict(state.scope_owners),
         "streams": dict(state.streams),
+        "exclusive": dict(state.exclusive),
+        "locked": {stream: dict(rows) for stream, rows in state.locked.items()},
         "changing": dict(state.changing),
         "open": {
             txn_id: (

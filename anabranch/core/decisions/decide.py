@@ -24,7 +24,7 @@ from anabranch.core.decisions import (
 )
 from anabranch.core.decisions.times import check_waits, observed
 from anabranch.core.decisions.turn import Turn, attempt
-from anabranch.core.locks import registering, row_turns
+from anabranch.core.locks import registering, row_turns, segment_locks
 from anabranch.core.round import ReplyTo
 from anabranch.errors import AnabranchError, MalformedRecord, check
 from anabranch.protocol.schemas import records as r
@@ -43,7 +43,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.PublishBase: bases.publish_base,
     r.Scale: scale.scale,
     r.Begin: transactions.begin,
-    r.Touch: transactions.touch,
+    r.Touch: segment_locks.touch_locked,
     r.Register: writers.register,
     r.Heartbeat: transactions.heartbeat,
     r.Abort: transactions.abort,
@@ -146,6 +146,8 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
     horizon = transactions.forget_outcomes(turn, most) if most else None
     if is_check_due:
         transactions.abort_old(turn)
+        segment_locks.abort_long(turn)
         transactions.forget_audit(turn)
         cleanup.clean_up(turn)
+    segment_locks.advance(turn)  # after all that ends transactions
     return horizon

@@ -499,7 +499,11 @@ def commit_plain(turn: Turn) -> None:
     """
     if turn.plain_waits:
         return
-    waiting = [place for place in turn.index.plain_waiting(turn.state) if turn.usable(place[0])]
+    waiting = [
+        place
+        for place in turn.index.plain_waiting(turn.state)
+        if turn.usable(place[0]) and place[0] not in turn.state.locked
+    ]
     if not waiting:
         return
     if turn.merge_limit is not None:

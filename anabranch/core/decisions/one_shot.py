@@ -28,7 +28,7 @@ from anabranch.core.decisions.transactions import (
     finish,
 )
 from anabranch.core.decisions.turn import Turn, refuse
-from anabranch.core.locks import conflicts, frozen, row_changes, row_turns
+from anabranch.core.locks import conflicts, frozen, locked_segments, row_changes, row_turns
 from anabranch.core.locks.lock_table import bytes_of
 from anabranch.core.locks.row_changes import Placed
 from anabranch.core.locks.table_writes import Write
@@ -40,7 +40,7 @@ from anabranch.core.stream_states import RECOVERING, state_of
 from anabranch.core.transaction_states import born
 from anabranch.errors import check
 from anabranch.protocol import limits
-from anabranch.protocol.ids import is_marked
+from anabranch.protocol.ids import is_marked, segment_number
 from anabranch.protocol.legal_names import check_name, is_state
 from anabranch.protocol.limits import NO_TIME, RESERVED
 from anabranch.protocol.partitioner import place_of
@@ -259,7 +259,9 @@ def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> 
     turn.put(k.txn_key(command.txn_id), row)
     for stream in sorted(ending.placed):
         epoch = turn.state.streams[stream].reference_epoch
-        turn.put(k.participant_key(command.txn_id, stream), r.ParticipantRow(stream, epoch))
+        segments = [segment_number(its.segment_id) for its, _ in ending.placed[stream]]
+        its = locked_segments.participant(turn, stream, epoch, segments)
+        turn.put(k.participant_key(command.txn_id, stream), its)
     if to is not None:
         kept = turn.state.prepared_row(command.txn_id)
         turn.reply(to, turn.outcome(row, full=False, prepared=kept))

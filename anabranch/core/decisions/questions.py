@@ -22,7 +22,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.decisions.writers import label_of
 from anabranch.core.journal_index import segment_on
 from anabranch.core.journal_runs import wanted_runs
-from anabranch.core.locks import conflicts, frozen
+from anabranch.core.locks import conflicts, frozen, locked_segments
 from anabranch.core.memory import Who, wait_text, way_to_end
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, Ordered
@@ -165,6 +165,8 @@ def open_info(turn: Turn, row: r.TxnRow, *, full: bool, after: bytes | None = No
         journals=_kept_for(turn, row.txn_id) if full else {},
         waits=_waits_for(turn, row.txn_id),
         ends=way_to_end(turn.state, row.txn_id),
+        locked_segments=locked_segments.locked_by(turn, row.txn_id),
+        asks=locked_segments.asked_by(turn, row.txn_id),
     )
 
 

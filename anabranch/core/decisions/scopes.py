@@ -19,6 +19,7 @@ from anabranch.core.authorize import CREATORS, EVERYWHERE, Right, of_scope, righ
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal_runs import REFUSED
+from anabranch.core.locks import locked_segments
 from anabranch.core.round import ReplyTo
 from anabranch.core.stream_settings import (
     DEFAULT_VERSIONS_MS,
@@ -366,6 +367,7 @@ def stream_info(turn: Turn, row: r.StreamRow, *, full: bool = False) -> r.Stream
         oldest_snapshot=oldest_snapshot(turn, row),
         blockers=blockers_of(turn, row.stream, _promised_of(turn, row)) if full else (),
         description=row.description,
+        locked_segments=locked_segments.locked_in(turn, row.stream) if full else (),
     )
 
 

@@ -43,6 +43,7 @@ from anabranch.core.derivations import (
     resolved,
     source_of,
 )
+from anabranch.core.locks import locked_segments
 from anabranch.core.memory import way_to_end
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.core.segments import create
@@ -51,6 +52,7 @@ from anabranch.core.stream_settings import (
     BASE,
     DERIVE,
     DERIVED,
+    EXCLUSIVE,
     FIXED,
     KNOWN,
     PROCESSOR,
@@ -122,6 +124,8 @@ def create_stream(turn: Turn, command: r.CreateStream, to: ReplyTo | None) -> No
     check_served(turn, scope)
     even_ranges(command.segments)  # raises for an impossible count
     check_settings(command.settings)
+    if EXCLUSIVE in command.settings:
+        turn.state.check_enabled(locked_segments.LEVEL, "an exclusive stream")
     _check_derived(turn, command)
     limits.DESCRIPTION.check(len(command.description), f"the description of {command.stream}")
     _check_state(turn, command)

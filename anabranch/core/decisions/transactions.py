@@ -267,12 +267,21 @@ def touch(turn: Turn, command: r.Touch, to: ReplyTo | None) -> None:
         journal_op(turn, command.stream, r.JournalOp("BEGIN_TXN", row.txn_id, epoch, 0))
     if begins:
         put_receipt(turn, receipt, turn.lane)
-    pinned = txn.participants[command.stream]
-    layout, is_table = (
-        turn.state.layout(command.stream, pinned),
-        command.stream in turn.state.tables,
+    turn.reply(to, touched(turn, row.txn_id, command.stream))
+
+
+def touched(turn: Turn, txn_id: bytes, stream: str) -> r.Touched:
+    """The answer to a touch: where the transaction writes, and what it has locked."""
+    pinned, state = turn.open(txn_id).participants[stream], turn.state
+    row = state.locked.get(stream, {}).get(txn_id)
+    return r.Touched(
+        stream,
+        pinned,
+        state.layout(stream, pinned),
+        stream in state.tables,
+        stream in state.exclusive,
+        () if row is None else row.locked,
     )
-    turn.reply(to, r.Touched(command.stream, pinned, layout, is_table))
 
 
 def check_same_partition(turn: Turn, stream: str, scope: str) -> None:

@@ -27,6 +27,7 @@ from anabranch.core.memory import (
     LeaderMemory,
     Merging,
     RowTurns,
+    SegmentAsks,
     Wait,
     is_usable,
     trouble_of,
@@ -151,11 +152,12 @@ class Turn:
     forgotten: list[str] = field(default_factory=list)  # streams that this round forgets
     # Journal partitions whose plain writes were committed in this round: the next round begins with other ones.
     served: list[tuple[str, int]] = field(default_factory=list)
-    keepalives: Keepalives = field(init=False)  # this and the next five: drafts of memory
+    keepalives: Keepalives = field(init=False)  # this and the next six: drafts of memory
     merging: Merging = field(init=False)
     cleaning: Cleaning = field(init=False)
     histories: Histories = field(init=False)
     row_turns: RowTurns = field(init=False)
+    segment_asks: SegmentAsks = field(init=False)
     recent_writes: RecentWritesDraft = field(init=False)
     drafts: Drafts = field(init=False)
     _finished: int = field(init=False)
@@ -166,6 +168,7 @@ class Turn:
         self.keepalives, self.merging = drafts.keepalives, drafts.merging
         self.cleaning, self.histories = drafts.cleaning, drafts.histories
         self.row_turns, self.recent_writes = drafts.row_turns, drafts.recent_writes
+        self.segment_asks = drafts.segment_asks
         self._finished = self.state.finished
         self.hybrid_time = self.state.round.hybrid_time
         self.expired_ms = self.state.round.expired_ms

@@ -284,6 +284,8 @@ def _write_commit(record: r.Commit) -> bytes:
 
 
 def _write_participant_row(row: r.ParticipantRow) -> bytes:
+    if row.locked or row.locked_ms:
+        raise Unusual
     return _PARTICIPANT_ROW + _name(row.stream) + _int(row.reference_epoch)
 
 

@@ -658,6 +658,18 @@ class LockedRange:
     high: bytes | None
 
 @dataclass(frozen=True, slots=True)
+class LockedSegment:
+    """A segment of an exclusive stream, and the transaction that has locked it."""
+
+    stream: str
+    segment: int
+    txn_id: bytes
+    owner: str
+    held_ms: int
+    left_ms: int
+    waiting: tuple[bytes, ...]
+
+@dataclass(frozen=True, slots=True)
 class LowWaterRow:
     """Status row: the offset below which a journal partition, or a history, may be truncated."""
 
@@ -725,6 +737,8 @@ class OpenInfo:
     frozen: bool = False
     waits: WaitInfo | None = None
     ends: str = ""
+    locked_segments: tuple[LockedSegment, ...] = ()
+    asks: tuple[LockedSegment, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class OpenList:
@@ -763,6 +777,8 @@ class ParticipantRow:
 
     stream: str
     reference_epoch: int
+    locked: tuple[int, ...] = ()
+    locked_ms: int = 0
 
 @dataclass(frozen=True, slots=True)
 class PartitionRow:
@@ -1296,6 +1312,7 @@ class StreamInfo:
     blockers: tuple[Blocker, ...] = ()
     description: str = ""
     rejected_records: tuple[RejectedRecord, ...] = ()
+    locked_segments: tuple[LockedSegment, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class StreamList:
@@ -1466,6 +1483,8 @@ class Touch:
     stream: str
     writer: int = 0
     derivations: tuple[Derivation, ...] = ()
+    positions: tuple[int, ...] = ()
+    wait_ms: int = 0
 
 @dataclass(frozen=True, slots=True)
 class Touched:
@@ -1475,6 +1494,8 @@ class Touched:
     stream_epoch: int
     segments: tuple[SegmentRange, ...]
     is_table: bool = False
+    exclusive: bool = False
+    locked: tuple[int, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class TransactionList:
