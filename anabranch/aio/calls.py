@@ -1678,6 +1678,7 @@ class AsyncClient(Handle):
         adopt: bool = False,
         near: str | None = None,
         description: str = "",
+        exclusive: bool = False,
         exist_ok: bool = False,
         timeout: float | None = None,
     ) -> StreamDescription:
@@ -1690,6 +1691,7 @@ class AsyncClient(Handle):
             adopt=adopt,
             near=near,
             description=description,
+            exclusive=exclusive,
             exist_ok=exist_ok,
             timeout=timeout,
         )

@@ -42,7 +42,7 @@ from anabranch.client.transaction import Transaction
 from anabranch.client.write_session import Flush, WriteSession
 from anabranch.client.writer import Writer, join
 from anabranch.core.authorize import ADD, ALL, TAKE
-from anabranch.core.stream_settings import TABLE, in_force
+from anabranch.core.stream_settings import EXCLUSIVE, TABLE, in_force
 from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import ClockSkew, InvalidArgument, NotForkSafe, UnsupportedSetting
 from anabranch.extras import need
@@ -606,6 +606,7 @@ class Client:
         adopt: bool = False,
         near: str | None = None,
         description: str = "",
+        exclusive: bool = False,
         exist_ok: bool = False,
         timeout: float | None = None,
     ) -> StreamDescription:
@@ -619,15 +620,21 @@ class Client:
         transactions can write to both. None: the control partition with the fewest scopes. ``description``: text
         for people, up to 1,024 characters; it needs feature level 2.
 
+        ``exclusive``: one transaction at a time writes a segment, from its first event there to its end; this can't
+        be changed, and needs feature level 4. A transaction that meets an older one raises `TransactionAborted`, and
+        one that meets younger ones alone waits, for the client's timeout at most (`Locked`). Sessions and small
+        transactions, which are sent in one command, raise `Locked`. The setting ``exclusive.hold.ms`` (600,000) is
+        how long an open transaction may have segments; then it is aborted.
+
         Raises: StreamExists (it differs; the message says in what), TopicNotEmpty, InvalidArgument (also if the
-        scope exists, but on another control partition than ``near``), FeatureNotEnabled (``description``),
-        NotAuthorized, UnknownScope (``near``), TopicMisconfigured, NotReady, DeadlineExceeded (repeating is safe).
+        scope exists, but on another control partition than ``near``), FeatureNotEnabled (``description``,
+        ``exclusive``), NotAuthorized, UnknownScope (``near``), TopicMisconfigured, NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.deadline_outside("create_stream", timeout)
         return self._streams.create(
             stream,
             segments,
-            settings,
+            {**given(settings), EXCLUSIVE: "true"} if exclusive else settings,
             deadline,
             adopt=adopt,
             near=near,

@@ -28,6 +28,7 @@ from anabranch.errors import (
     EventTooLarge,
     IllegalState,
     InvalidArgument,
+    Locked,
     LocksBroken,
     MalformedRecord,
     NotAuthorized,
@@ -46,6 +47,7 @@ from anabranch.protocol.defaults import (
     FIRST_REPEAT_S,
     FIRST_RETRY_S,
     LEAST_MARGIN_S,
+    LOCK_WAIT_MS,
     LONGEST_LOOK_S,
     LONGEST_REPEAT_S,
     LONGEST_RETRY_S,
@@ -617,15 +619,26 @@ class Session:
         writer: int,
         deadline: float,
         ran: Iterable[r.Derivation] = (),
+        positions: Sequence[int] = (),
     ) -> r.Touched:
         """Add a stream to a transaction, before the writer with this number writes to it; returns where to write.
 
         The transaction's first touch of the stream, by any writer, pins the reference epoch: the segments (key
         ranges, each in a partition) to which all its writers write. ``ran``: the derivations that the writer runs.
+        ``positions``: of keys, whose segments of an exclusive stream are locked first. Raises `Locked` if they are
+        not free at the deadline, `TransactionAborted` if an older transaction has them.
         """
-        command = r.Touch(token, stream, writer, tuple(sorted(ran)))
-        with _about(token):
-            return self.ask(_partition(token), command, r.Touched, deadline)
+        ran, at, pauses = tuple(sorted(ran)), tuple(positions), self._pauses()
+        while True:
+            left_ms = int((deadline - self.now() - LEAST_MARGIN_S) * 1000)
+            wait_ms = max(0, min(LOCK_WAIT_MS, left_ms)) if at else 0
+            command = r.Touch(token, stream, writer, ran, at, wait_ms)
+            try:
+                with _about(token):
+                    return self.ask(_partition(token), command, r.Touched, deadline)
+            except Locked:
+                if left_ms <= 0 or not pauses.sleep(deadline):
+                    raise
 
     def register(self, token: bytes, receipt: r.Receipt, deadline: float) -> r.Registered:
         with _about(token):

@@ -54,7 +54,7 @@ _IDLE_S = 3600.0
 _AFTER_TROUBLE_S = 1.0
 _JOIN_S = 10.0
 _LAYOUT_S = 30.0  # a layout is used for this long: other clients may scale the stream
-_MOST_NAMES = 10_000  # limit of each cache of streams
+MOST_NAMES = 10_000  # limit of each cache of streams
 
 
 class Handle(Protocol):
@@ -201,6 +201,7 @@ class Shared:
     near_ms: int = 0  # no stream refuses event times up to this one as too far ahead
     # By scope: streams that its transactions may write to.
     legal: dict[str, set[str]] = field(default_factory=dict)
+    exclusive: set[str] = field(default_factory=set)  # streams that are known to be exclusive
     dropped: deque[JournalWriter] = field(default_factory=deque)  # of garbage-collected handles
     forked: bool = False
     closed: bool = False
@@ -295,7 +296,7 @@ class Shared:
 
     def learn(self, stream: str, found: StreamInfo | None) -> None:
         """Remember the stream's description for a while."""
-        if len(self.streams) >= _MOST_NAMES:
+        if len(self.streams) >= MOST_NAMES:
             self.streams.clear()
         self.streams[stream] = self.session.now() + _LAYOUT_S, found
 
@@ -308,7 +309,7 @@ class Shared:
             self.session.check_together((stream,), self.deadline(None), also=scope)
             if is_state(stream):
                 raise InvalidArgument(f"{stream} is a processor's state: use `write_state`")
-            if len(legal) >= _MOST_NAMES:
+            if len(legal) >= MOST_NAMES:
                 legal.clear()
             legal.add(stream)
 

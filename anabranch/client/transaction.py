@@ -284,9 +284,13 @@ class Transaction:
         """Begin, unless begun, and write the buffered events to the journals: all or none."""
         if self._token is None:
             self._begin(deadline)
-        lanes = {event.stream: self._touch(event.stream, deadline) for event in self._buffer}
+        lanes: dict[str, StreamLane] = {}
         for event in self._buffer:
+            lanes[event.stream] = self._touch(event.stream, deadline, event.key)
             lanes[event.stream].check(event.key, event.value, pairs_of(event))
+        for stream, lane in lanes.items():
+            if lane.exclusive:
+                lane.reserve(event.key for event in self._buffer if event.stream == stream)
         what = "bringing events to the journals"
         with AllOrNothing(what, self._end_in_between, begun=True):
             self._write_buffer(lanes)
@@ -305,11 +309,11 @@ class Transaction:
             for task, rows in state.items():
                 lanes[self._ownership.state].write_rows(task, rows)
 
-    def _touch(self, stream: str, deadline: float) -> StreamLane:
-        """The `StreamLane` of this handle's writer for a stream."""
+    def _touch(self, stream: str, deadline: float, key: bytes | None = None) -> StreamLane:
+        """The `StreamLane` of this handle's writer for a stream. ``key``: as of `Writer.touch`."""
         if self._writer is None:
             raise IllegalState("the transaction is not open")
-        return self._writer.touch(stream, deadline)
+        return self._writer.touch(stream, deadline, key)
 
     def token(
         self, rights: RightNames = WRITER, *, expires: float | None = None, lane: str | None = None
