@@ -22,6 +22,7 @@ from tests.mutants import (
     plays,
     prepared,
     rounds,
+    segments,
     tables,
     tasks,
     topics,
@@ -455,6 +456,14 @@ CATALOGUE: tuple[Mutant, ...] = (
            by_clients=True, suite="tests/tables/test_row_chain.py"),
     Mutant("copies of one-shots that follow are forgotten", tables.copies_forgotten, simulated=False,
            by_clients=True, suite="tests/tables/test_row_chain.py"),
+    *(Mutant(name, plant, simulated=False, suite="tests/core/test_segment_locks.py")
+      for name, plant in (
+        ("a segment has two holders", segments.two_holders),
+        ("a younger transaction waits for a segment", segments.younger_waits),
+        ("those that wait for a segment are passed over", segments.waiting_ones_unseen),
+        ("a new leader forgets locked segments", segments.locks_lost),
+        ("a segment stays locked", segments.locks_outlast),
+      )),
     Mutant("a commit at since breaks a lock", tables.at_since_counts, simulated=False,
            suite="tests/core/test_table_locks.py"),
     Mutant("a round does not see its own writes", tables.round_not_seen,
