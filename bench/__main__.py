@@ -29,6 +29,7 @@ from bench import (
     derived,
     deriving,
     driver,
+    exclusive,
     growth,
     handlers,
     hot,
@@ -222,6 +223,7 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         "transfers in a table beside blind one-shots and PostgreSQL",
         _on_cluster(transfers),
     ),
+    "exclusive": ("transactions to an exclusive stream and to another one", _on_cluster(exclusive)),
     "hot": ("transfers of 16 clients on one row, and in PostgreSQL", _on_cluster(hot)),
     "locking": ("what tables and locks cost others", _on_cluster(locking)),
     "versioned": (
