@@ -117,7 +117,8 @@ class Rejected:
 class RowError(NamedTuple):
     """A row that a session could not commit. ``number``: as `WriteSession.apply` returned it; ``error``: why.
 
-    If ``error`` is `OutcomeUnknown`, the row may be committed. ``key``: as its codec encoded it.
+    If ``error`` is `OutcomeUnknown`, the row may be committed. ``key``: as its codec encoded it, its first 8,192
+    bytes.
     """
 
     number: int
@@ -314,7 +315,7 @@ class OpenTransaction:
     - ``ends``: the command by which an operator ends it.
     - ``locked_segments``: the segments of exclusive streams that it has locked; ``asks``: those that it waits for;
       at most 100 each. They have ``stream``, ``segment``, ``txn_id`` (who has it), ``owner``, ``held_ms``,
-      ``left_ms`` (until the hold limit; -1: it is committing, or prepared) and ``waiting`` (ids of those that wait).
+      ``left_ms`` (until the hold limit; -1: it is committing, or prepared) and ``waiting`` (ids).
     """
 
     info: TransactionInfo
