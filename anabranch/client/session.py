@@ -92,6 +92,8 @@ _UNDONE = ("OPEN", "ABORTED")
 _NOTHING = "nothing was changed"  # a phrase in texts of refusals
 _TOKENS_A_BEAT = 500
 _QUESTIONS_AT_ONCE = 100
+_FEW_LEFT = 20  # so few transactions are asked for one by one
+_MOST_LISTED = 10_000
 
 
 class Copy(NamedTuple):
@@ -861,8 +863,9 @@ class Session:
     def finished(self, asked: dict[bytes, bytes | None], deadline: float) -> Iterator[r.Outcome]:
         """As `Client.finished`. ``asked``: id -> token or None; an id is removed when its transaction has ended."""
         pauses = Backoff(FIRST_LOOK_S, LONGEST_LOOK_S, self._clock)
+        still: set[bytes] = set()
         while asked:
-            left = list(asked.items())
+            left = [each for each in asked.items() if each[0] not in still]
             for i in range(0, len(left), _QUESTIONS_AT_ONCE):
                 for outcome in self.states(left[i : i + _QUESTIONS_AT_ONCE], deadline):
                     if outcome.state in FINISHED:
@@ -872,6 +875,21 @@ class Session:
                 raise DeadlineExceeded(
                     f"{len(asked):,} transactions have not ended in time, or no leader answers; call again"
                 )
+            still = self._still_open(asked, deadline)
+
+    def _still_open(self, asked: Collection[bytes], deadline: float) -> set[bytes]:
+        """Those of many transactions that a list shows as open: a question for each would keep leaders busy.
+
+        The list shows those that the lane may see, the oldest first. All others are asked for one by one.
+        """
+        if len(asked) <= _FEW_LEFT:
+            return set()
+        until = min(deadline, self.now() + FIRST_REPEAT_S)
+        wanted = r.ListTransactions(None, False, min(2 * len(asked), _MOST_LISTED), None)
+        try:
+            return {outcome.txn_id for outcome in self.transactions(wanted, until)}
+        except RetryError:
+            return set()
 
     def whole(self, outcome: r.Outcome, token: bytes | None, deadline: float) -> r.Outcome:
         """The outcome with all writers of its transaction; one answer has only a part of them."""
