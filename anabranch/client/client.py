@@ -621,8 +621,8 @@ class Client:
         for people, up to 1,024 characters; it needs feature level 2.
 
         ``exclusive``: one transaction at a time writes a segment, from its first event there to its end; this can't
-        be changed, and needs feature level 4. A transaction that meets an older one raises `TransactionAborted`. One
-        that meets younger ones alone waits, for the client's timeout at most; then it raises `Locked`, as do
+        be changed, and needs feature level 4. A transaction that meets an older one raises `TransactionAborted`.
+        One that meets younger ones alone waits, for the client's timeout at most; then it raises `Locked`, as do
         transactions that are sent in one command. The setting ``exclusive.hold.ms`` (600,000) is how long an open
         transaction may have segments; then it is aborted.
 
