@@ -275,8 +275,8 @@ class RowTurns(Part):
 class SegmentAsk(NamedTuple):
     """A touch that waits until segments of an exclusive stream are free.
 
-    ``spans``: their keys. ``until_ms``: when it is answered at the latest. It keeps its place for a while after
-    that, without an asker, so that the client can ask again. ``by``: the transaction that it met. ``let_plain``:
+    ``spans``: their keys. ``until_ms``: when it is answered at the latest. The place in the line is kept for a
+    while after that, without an asker, so that the client can ask again. ``by``: the transaction that it met. ``let_plain``:
     the segments were free, and plain writes came first.
     """
 

@@ -136,7 +136,7 @@ class World(Journals):
         """All that is in memory alone, but what of the journals was read."""
         memory = self.memory
         parts = [memory.keepalives, memory.merging, memory.cleaning, memory.histories]
-        parts.append(memory.row_turns)
+        parts += [memory.row_turns, memory.segment_asks]
         fields = [getattr(part, name) for part in parts for name in part.__slots__]
         rows = [each.as_dict() if isinstance(each, DraftMap) else each for each in fields]
         return [
