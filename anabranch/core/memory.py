@@ -276,8 +276,8 @@ class SegmentAsk(NamedTuple):
     """A touch that waits until segments of an exclusive stream are free.
 
     ``spans``: their keys. ``until_ms``: when it is answered at the latest. The place in the line is kept for a
-    while after that, without an asker, so that the client can ask again. ``by``: the transaction that it met. ``let_plain``:
-    the segments were free, and plain writes came first.
+    while after that, without an asker, so that the client can ask again. ``by``: the transaction that it met.
+    ``let_plain``: the segments were free, and plain writes came first.
     """
 
     txn_id: bytes

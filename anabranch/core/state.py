@@ -348,6 +348,8 @@ class State:
             _put(self.derivations, stream, row and derivations_at(stream, row.settings))
             _put(self.layouts, identifier.decode(), row and Layout(row.segments))
             _put(self.exclusive, stream, row and (EXCLUSIVE in row.settings or None))
+            if row is None:  # a prepared transaction may outlive a stream that was lost
+                self.locked.pop(stream, None)
         elif entry is Entry.EPOCH:
             stream, epoch = k.numbered(identifier)
             _put(self.epochs.setdefault(stream, {}), epoch, row and row.segments)
@@ -441,7 +443,7 @@ class State:
 
     def _lock(self, txn_id: bytes, stream: str, row: r.ParticipantRow | None) -> None:
         """Note the segments of an exclusive stream that a transaction has locked."""
-        if row is not None and row.locked:
+        if row is not None and row.locked and stream in self.exclusive:
             self.locked.setdefault(stream, {})[txn_id] = row
         elif stream in self.locked:
             self.locked[stream].pop(txn_id, None)
