@@ -35,6 +35,7 @@ from anabranch.core import rows as k
 from anabranch.core.decisions.cleanup import log_epochs_again
 from anabranch.core.decisions.commit import next_due_ms
 from anabranch.core.decisions.decide import CHECK_MS, decide_due
+from anabranch.core.decisions.holding import holds_of
 from anabranch.core.decisions.lanes import resume
 from anabranch.core.decisions.merge import give_up
 from anabranch.core.decisions.streams import give_up_stream
@@ -212,6 +213,7 @@ class Controller:
             staging=background.carriers.staging,
             foreign=background.foreign_records.found,
             lanes=self._lanes.on,
+            holds=holds_of(self._state),
             recent_writes=RecentWrites(self._state.round.hybrid_time),
         )
         background.truncator.logged(  # a former leader may not have applied them
@@ -726,7 +728,7 @@ class Controller:
 
     def _wait_for(self, max_wait: float) -> float:
         """Seconds that this pass may wait for new records: until the next deadline."""
-        plain = self._intake.plain_wait(self._state, self._memory.merging, self._usable)
+        plain = self._intake.plain_wait(self._state, self._memory, self._usable)
         if self._memory.cleaning.crowded or not plain:
             return 0.0  # more runs to move, or the round before was full
         max_wait = min(max_wait, plain, self._intake.journal_wait_s)
@@ -742,6 +744,9 @@ class Controller:
         turn_ms = row_turns.next_due_ms(self._memory.row_turns, self._now_ms())
         if turn_ms is not None:
             max_wait = min(max_wait, turn_ms / 1000)
+        held_ms = self._memory.holds.due_ms(self._now_ms())
+        if held_ms is not None:
+            max_wait = min(max_wait, held_ms / 1000)
         if self._state.open:
             max_wait = min(max_wait, CHECK_MS / 1000)
         if self._background is not None and self._background.topics.busy:

@@ -17,13 +17,14 @@ from anabranch.batches.packer import PACKED_TIMES, batch_limit, worth_packing, w
 from anabranch.batches.records import Record, decode_records
 from anabranch.controller.lanes import Command, Lane, Lanes, Meter, command_of, weight_of
 from anabranch.core import work
+from anabranch.core.decisions.holding import is_plain_held
 from anabranch.core.decisions.lanes import quarantine
 from anabranch.core.decisions.merge import RECHECK_MS
 from anabranch.core.decisions.turn import Settings, Turn
 from anabranch.core.journal_index import JournalIndex, Place, takes_plain
 from anabranch.core.journal_runs import NEVER, Run
 from anabranch.core.journal_runs import REFUSED as PLAIN_WRITE
-from anabranch.core.memory import Merging
+from anabranch.core.memory import LeaderMemory
 from anabranch.core.rejections import RejectedRun, are_kept, counted_until, cut_key, kept
 from anabranch.core.rows import HISTORY
 from anabranch.core.state import Overlay, State
@@ -127,11 +128,17 @@ class Intake:
         """Whether the changes of the index should get a round of their own."""
         return self.rows.size > INDEX_ROWS or self.rows.bytes > INDEX_BYTES
 
-    def plain_wait(self, state: State, merging: Merging, usable: Callable[[str], bool]) -> float:
-        """Seconds until plain writes can be committed; 0: now. A short time while frozen locks block them."""
+    def plain_wait(
+        self, state: State, memory: LeaderMemory, usable: Callable[[str], bool]
+    ) -> float:
+        """Seconds until plain writes can be committed; 0: now. A short time while they wait for other commits."""
         places = [place for place in self.index.plain_waiting(state) if usable(place[0])]
-        if any(merging.waiting.get(place, None) is None for place in places):
-            return 0.0
+        held, now = memory.holds, state.round.hybrid_time
+        for place in places:
+            if memory.merging.waiting.get(place, None) is None and not (
+                held.in_use and is_plain_held(held, place[0], now)
+            ):
+                return 0.0
         return RECHECK_MS / 1000 if places else math.inf
 
     @property

@@ -10,13 +10,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
+from anabranch.core.across.holds import Holds
 from anabranch.core.journal_index import Place
 from anabranch.core.locks.recent_writes import RecentWrites, RecentWritesDraft
 from anabranch.core.locks.table_writes import Write
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_states import ACTIVE, FORGETTING, FORGOTTEN, LOST, state_of
-from anabranch.protocol.ids import txn_text
+from anabranch.protocol.ids import control_partition_of, txn_text
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -144,6 +145,7 @@ Why = Literal[
     "locks",  # it would break frozen locks, or others would break its own
     "validation",  # its locks have to be validated again
     "rolls",  # one of its streams had a rolling commit within `collate_ms`
+    "hold",  # a commit with an earlier timestamp is not merged, or not decided, on one of its streams
 ]
 STUCK: frozenset[Why] = frozenset(("torn", "stream", "refused"))  # these waits may last for hours
 _TEXTS: dict[Why, str] = {
@@ -156,6 +158,7 @@ _TEXTS: dict[Why, str] = {
     "locks": "it waits for frozen locks (`anabranch txn locks`)",
     "validation": "its locks have to be revalidated",
     "rolls": "{on} rolled a moment ago",
+    "hold": "a commit with an earlier timestamp is merged into {on} first",
 }
 
 
@@ -287,6 +290,7 @@ class Drafts(NamedTuple):
     cleaning: Cleaning
     histories: Histories
     row_turns: RowTurns
+    holds: Holds
     recent_writes: RecentWritesDraft
 
     def draft(self) -> Drafts:
@@ -332,6 +336,7 @@ class LeaderMemory:
     cleaning: Cleaning = field(default_factory=Cleaning)
     histories: Histories = field(default_factory=Histories)
     row_turns: RowTurns = field(default_factory=RowTurns)
+    holds: Holds = field(default_factory=Holds)
     recent_writes: RecentWrites = field(default_factory=RecentWrites)
     written: dict[bytes, dict[str, Write]] = field(default_factory=dict)
     waiting: Mapping[str, str] = field(default_factory=dict)
@@ -351,6 +356,7 @@ class LeaderMemory:
         self.cleaning.follow(drafts.cleaning)
         self.histories.follow(drafts.histories)
         self.row_turns.follow(drafts.row_turns)
+        self.holds.follow(drafts.holds)
         self.recent_writes.follow(drafts.recent_writes)
         for txn_id in ended:
             self.keepalives.heard.put(txn_id, None)
@@ -371,6 +377,7 @@ def _drafts_of(parts: LeaderMemory | Drafts) -> Drafts:
         parts.cleaning.draft(),
         parts.histories.draft(),
         parts.row_turns.draft(),
+        parts.holds.draft(),
         parts.recent_writes.draft(),
     )
 
@@ -419,6 +426,9 @@ def wait_text(memory: LeaderMemory, wait: Wait) -> str:
     """The reason for a wait, for people."""
     if wait.why == "stream":
         return f"{wait.on}: {memory.waiting.get(wait.on, 'a topic of it is gone')}"
+    if wait.why == "hold" and (entry := memory.holds.open_on(wait.on)) is not None:
+        coordinator = control_partition_of(entry.txn_id)
+        return f"it waits for the decision of control partition {coordinator} on {wait.on}"
     return _TEXTS[wait.why].format(on=wait.on)
 
 

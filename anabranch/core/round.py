@@ -140,6 +140,8 @@ class Round:
     # For the controller's own log: texts about transactions that expired while a lane could not be read.
     unread: list[str] = field(default_factory=list)
     reserved: list[str] = field(default_factory=list)  # streams in which a staged merge begins
+    # The time up to which no stream of the control partition gets another commit; 0: there are no holds.
+    safe: int = 0
 
     @property
     def streams(self) -> list[str]:

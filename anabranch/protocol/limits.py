@@ -146,6 +146,10 @@ ROW_TURNS = Limit(
 )
 TURNS = Limit(2_048, "transactions", "… at all rows of a control partition; a lane may have half")
 TURN_TABLES = Limit(100, "tables", "tables that a `TakeTurn` names")
+HELD_COMMANDS = Limit(
+    10_000, "commands", "one-shots that wait for a transaction across control partitions"
+)
+HELD_BYTES = Limit(64 << 20, "bytes", "… these commands")
 ROW_KEY = Limit(8 << 10, "bytes", "the key of a table's row")
 PREPARED = Limit(10_000, "transactions", "prepared transactions of a control partition")
 SCOPES = Limit(10_000, "scopes", "a control partition")

@@ -11,6 +11,7 @@ from anabranch.core.decisions import (
     claims,
     cleanup,
     commit,
+    holding,
     lanes,
     merge,
     one_shot,
@@ -131,9 +132,15 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
     ``judge_silence``: whether `LeaderMemory.lanes` is up to date, so that silent transactions can be aborted
     without missing an unread heartbeat. Returns the new `Turn.expired_ms`, or None if that does not change.
     """
+    if turn.holds.in_use:
+        holding.give_back(turn)
     # Plain writes go to the active layouts, so they come before rolling commits change a stream's layout.
     merge.commit_plain(turn)
     commit.advance_commits(turn)
+    if turn.holds.in_use:
+        _decide_shots(turn)
+    if turn.holds.freed:
+        holding.look_again(turn)
     row_turns.advance(turn)
     is_check_due = turn.now_ms >= turn.keepalives.next_check_ms
     if is_check_due:
@@ -149,3 +156,10 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
         transactions.forget_audit(turn)
         cleanup.clean_up(turn)
     return horizon
+
+
+def _decide_shots(turn: Turn) -> None:
+    """Decide the one-shots again that have waited for a hold."""
+    for shot in holding.shots_to_decide(turn):
+        turn.lane, turn.seen, turn.command_bytes = shot.lane, shot.seen, shot.size
+        decide(turn, shot.command, shot.to)

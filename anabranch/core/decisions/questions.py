@@ -15,6 +15,7 @@ from typing import TypeVar
 from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.authorize import EVERYWHERE, Right, check_writes, operates, rights_of, sees
+from anabranch.core.decisions import holding
 from anabranch.core.decisions.prepared import proves
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import check_id_partition, named_by
@@ -354,12 +355,22 @@ def safe_time(turn: Turn, command: r.SafeTime, to: ReplyTo | None) -> None:
     that hybrid time has reached the timestamp in the round of the answer. The question itself never moves hybrid
     time beyond the clock, because all later commits would be dated ahead; the times that its sender has seen may
     move it (`times`).
+
+    While a commit at or before the timestamp is left to be merged into one of ``command.streams``, the answer fixes
+    the time, and says that it is not safe yet: the sender asks again for this time (H5).
     """
     check_served(turn, command.scope)
     for table in command.tables:
         conflicts.check_table(turn, table)
     at = make_safe(turn, command.at)
-    turn.reply(to, r.SafeTimeReply(command.scope, at, conflicts.table_times(turn, command.tables)))
+    safe = holding.is_safe(turn, at, command.streams)
+    if not safe and not command.streams:
+        raise NotReady(
+            f"the time {hybrid_time.to_text(at)} is not safe yet, because a transaction across control partitions "
+            "is not decided: ask again"
+        )
+    tables = conflicts.table_times(turn, command.tables)
+    turn.reply(to, r.SafeTimeReply(command.scope, at, tables, safe))
 
 
 def make_safe(turn: Turn, at: int | None) -> int:

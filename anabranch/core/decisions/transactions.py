@@ -431,6 +431,8 @@ def finish(turn: Turn, row: r.TxnRow) -> None:
     turn.put(k.txn_key(row.txn_id), row)
     for stream, epoch in txn.participants.items():
         drop_epoch(turn, stream, epoch)
+    if turn.holds.in_use:
+        turn.holds.give_up(row.txn_id)
     turn.ended.append(row.txn_id)
 
 

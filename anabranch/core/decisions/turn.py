@@ -16,6 +16,7 @@ from typing import Any
 from anabranch import errors
 from anabranch.core import rows as k
 from anabranch.core import work
+from anabranch.core.across.holds import Holds
 from anabranch.core.authorize import Right, of_scope, rights_of, shown
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.locks.recent_writes import RecentWritesDraft
@@ -154,11 +155,12 @@ class Turn:
     forgotten: list[str] = field(default_factory=list)  # streams that this round forgets
     # Journal partitions whose plain writes were committed in this round: the next round begins with other ones.
     served: list[tuple[str, int]] = field(default_factory=list)
-    keepalives: Keepalives = field(init=False)  # this and the next five: drafts of memory
+    keepalives: Keepalives = field(init=False)  # this and the next six: drafts of memory
     merging: Merging = field(init=False)
     cleaning: Cleaning = field(init=False)
     histories: Histories = field(init=False)
     row_turns: RowTurns = field(init=False)
+    holds: Holds = field(init=False)
     recent_writes: RecentWritesDraft = field(init=False)
     drafts: Drafts = field(init=False)
     _finished: int = field(init=False)
@@ -169,8 +171,11 @@ class Turn:
         self.keepalives, self.merging = drafts.keepalives, drafts.merging
         self.cleaning, self.histories = drafts.cleaning, drafts.histories
         self.row_turns, self.recent_writes = drafts.row_turns, drafts.recent_writes
+        self.holds = drafts.holds
         self._finished = self.state.finished
         self.hybrid_time = self.state.round.hybrid_time
+        if self.holds.in_use:  # commits may have taken timestamps in a turn that logged nothing
+            self.hybrid_time = max(self.hybrid_time, self.holds.time)
         self.expired_ms = self.state.round.expired_ms
 
     # -- what decisions do ----------------------------------------------------------------------------
@@ -508,6 +513,8 @@ def close_round(
         expired_ms=max(turn.expired_ms, expired_ms or 0),
     )
     if not turn.round.empty:
+        if turn.holds.in_use:
+            turn.round.safe = turn.holds.safe_time(turn.hybrid_time)
         turn.put(k.ROUND_KEY, row)
         for lane, at in lanes.items():
             if turn.state.lane_positions.get(lane, 0) not in (at, AT_END):
