@@ -128,7 +128,7 @@ Answer = tuple[ReplyTo, Any]
 
 
 class Message(NamedTuple):
-    """A record for another leader. ``secret``: the key of its HMAC; None: a token in the record proves it."""
+    """A record for another leader. ``secret``: the key of its HMAC; None: it has no HMAC."""
 
     receiver: int  # its control partition
     record: Any
@@ -143,7 +143,6 @@ class Round:
     replies: list[Answer] = field(default_factory=list)
     ops: list[tuple[str, int, r.JournalOp]] = field(default_factory=list)  # stream, partition, op
     history: list[Step] = field(default_factory=list)  # of all streams, by rising timestamps
-    commands: list[tuple[int, Any]] = field(default_factory=list)  # to other control partitions
     audit: list[r.AuditRow] = field(default_factory=list)  # for the controller's own log
     # For the controller's own log: texts about transactions that expired while a lane could not be read.
     unread: list[str] = field(default_factory=list)
@@ -190,4 +189,4 @@ class Round:
 
         Answers alone also need a native commit: it proves that no later leader decided meanwhile.
         """
-        return not (self.rows or self.replies or self.commands or self.messages)
+        return not (self.rows or self.replies or self.messages)

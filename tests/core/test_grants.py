@@ -103,7 +103,7 @@ def test_the_partition_that_serves_a_scope_gets_its_creator() -> None:
     for lane in ("etl", "other", "open", "etl"):
         with directory.by(lane):
             directory.find_scope("lax")
-        ((served, said),) = directory.round.commands
+        ((served, said, _),) = directory.round.messages
         assert said == r.AdoptScope("lax", "etl")
     assert served != 0
     world = World(control_partition=served, control_partitions=64)
@@ -114,7 +114,7 @@ def test_the_partition_that_serves_a_scope_gets_its_creator() -> None:
     assert "etl lax/* 0" in listed(world), "a later word stands"
     directory.grant("etl", "lax/*", 0)
     directory.find_scope("lax")
-    assert directory.round.commands == [(served, r.AdoptScope("lax", OPEN_LANE))]
+    assert directory.round.messages == [(served, r.AdoptScope("lax", OPEN_LANE), None)]
 
 
 @pytest.mark.parametrize("left", [0, CREATORS & ~Right.OPERATE])

@@ -1,4 +1,4 @@
-"""Messages between the leaders of control partitions, on transactions over several of them (`docs/inside/across.md`).
+"""Messages of other leaders on transactions over several control partitions (`docs/inside/across.md`).
 
 A leader decides a message as it decides a command, by its own rows. A message that is late, doubled, or of a former
 leader states what was logged, so it is an old fact (M2). A message that is not genuine, or of an impossible state,

@@ -28,7 +28,7 @@ from anabranch.errors import InvariantViolation, check
 from anabranch.protocol import limits
 from anabranch.protocol.ids import TXN_ID_SIZE
 from anabranch.protocol.schemas import records as r
-from anabranch.protocol.tokens import Rights
+from anabranch.protocol.tokens import Rights, peek
 
 FIRST_PAUSE_MS = 250  # a message without an answer is sent again after this time,
 LONGEST_PAUSE_MS = 5_000  # … then after twice the time before, up to this
@@ -63,10 +63,11 @@ def _checked(turn: Turn, message: r.Enlist) -> r.TxnRow:
     """The transaction's row, if the token that the client gave permits writing, and a participant may be added."""
     if len(message.token) == TXN_ID_SIZE:
         raise errors.InvalidToken("a bare id proves nothing to another control partition")
+    if peek(message.token).txn_id != message.txn_id:
+        raise errors.InvalidToken("the token is of another transaction than the message")
     turn.lane = message.lane
     row = turn.transaction(message.token, Rights.WRITE)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
-    check(row.txn_id == message.txn_id, "the token in a message is of another transaction")
     txn = turn.open(row.txn_id)
     if not coordinator.may_enlist(row, txn.pending):
         raise errors.NotReady("a commit of the transaction waits: it can't have more streams now")

@@ -173,7 +173,7 @@ def asked(turn: Turn, ask: r.AskVote, skewed: errors.ClockSkew | None) -> Action
 def _vote(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None = None) -> None:
     """Check whether the transaction can commit here, log the vote, and answer.
 
-    A vote that has to wait is kept in memory, and tried again in each turn: a leader that forgets it is asked again.
+    A vote that has to wait is kept in memory, and tried again in each turn; who forgets it is asked again.
     """
     txn_id, its = ask.txn_id, turn.state.coordinator_row(ask.txn_id)
     # Also a no is of this round of votes: a question that was overtaken must find that.
