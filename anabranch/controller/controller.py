@@ -609,6 +609,8 @@ class Controller:
         log_epochs_again(turn)
         open_at, control_at, lanes_at = self._intake.positions(self._state, commands)
         round_ = close_round(turn, open_at, control_at, lanes_at, expired_ms=horizon)
+        for why in round_.ignored:
+            self.metrics.add("messages_ignored", why)
         if round_.empty:
             turn.done()
             return None

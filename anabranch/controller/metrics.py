@@ -135,8 +135,6 @@ class Metrics(Numbers):
         self.add("rounds")
         self.add("commands", by=commands)
         self.add("expired_unread", by=len(round_.unread))
-        for why in round_.ignored:
-            self.add("messages_ignored", why)
         for _, result in round_.replies:
             if isinstance(result, Refusal):
                 self.add("refusals", result.code)

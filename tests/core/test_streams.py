@@ -54,7 +54,7 @@ def test_each_creation_of_a_scope_is_answered_with_its_control_partition() -> No
         world.find_scope("nyc")
         assert world.round.messages == [(1, r.AdoptScope("nyc", "open"), None)]
     world.find_scope("nyc", create=False)
-    assert world.round.commands == [], "who only asks changes nothing"
+    assert world.round.messages == [], "who only asks changes nothing"
     world.find_scope("par")
     assert world.round.commands == [], "the directory serves it itself"
 
