@@ -124,7 +124,7 @@ def test_rights_taken_before_the_message_comes_are_not_given_back(left: int) -> 
     directory.find_scope("nyc")  # the directory serves it itself
     directory.grant("etl", "*", Right.CREATE)
     directory.ask("find", r.FindScope("lax", True), lane="etl")
-    ((served, said),) = directory.round.commands
+    ((served, said, _),) = directory.round.messages
     world = World(control_partition=served, control_partitions=64)
     for each in (directory, world):
         each.grant("etl", "lax/*", left)
