@@ -19,7 +19,7 @@ from anabranch.core import parts, work
 from anabranch.core import rows as k
 from anabranch.core.across.coordinator import Step
 from anabranch.core.authorize import check_writes
-from anabranch.core.decisions import claims, coordinating, one_shot, positions, prepared
+from anabranch.core.decisions import claims, coordinating, holding, one_shot, positions, prepared
 from anabranch.core.decisions.merge import merge_decided
 from anabranch.core.decisions.transactions import (
     abort_txn,
@@ -485,6 +485,7 @@ def _decide_everywhere(
     take_exactly(turn, txn, pending.writers)
     decided = replace(pending, decided=True, writers=receipts_here(txn, pending.writers))
     turn.put(k.pending_key(txn_id), decided)
+    holding.put_entry(turn, txn_id)
     for stream, epoch in sorted(txn.participants.items()):
         journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
     answer_decided(turn, row)

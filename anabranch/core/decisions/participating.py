@@ -16,7 +16,7 @@ from anabranch.core import parts
 from anabranch.core import rows as k
 from anabranch.core.across import participant
 from anabranch.core.across.participant import Action
-from anabranch.core.decisions import prepared, transactions
+from anabranch.core.decisions import holding, prepared, transactions
 from anabranch.core.decisions.commit import ending_of
 from anabranch.core.decisions.scopes import active_stream
 from anabranch.core.decisions.transactions import abort_txn, check_open, end_pending, journal_op
@@ -247,6 +247,7 @@ def _promise(turn: Turn, ask: r.AskVote) -> None:
         turn.hybrid_time = before
     if after != its:
         turn.put(k.coordinator_key(txn_id), after)
+        holding.put_entry(turn, txn_id)
     _answer(turn, txn_id, "YES")
 
 
@@ -256,6 +257,7 @@ def _reopen(turn: Turn, ask: r.AskVote) -> None:
     end_pending(turn, ask.txn_id, None)
     turn.put(k.txn_key(ask.txn_id), turn.move(row, "reopen", committed=0, left_out=0))
     turn.put(k.coordinator_key(ask.txn_id), participant.reopened(its, ask))
+    holding.put_entry(turn, ask.txn_id)
     _answer(turn, ask.txn_id, "NO")
 
 
@@ -311,6 +313,7 @@ def _commit(turn: Turn, message: r.Decide) -> None:
     turn.put(k.txn_key(txn_id), row)
     take_exactly(turn, txn, pending.writers)
     turn.put(k.pending_key(txn_id), replace(pending, decided=True))
+    holding.put_entry(turn, txn_id)
     for stream, epoch in sorted(txn.participants.items()):
         journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 

@@ -8,6 +8,7 @@ import pytest
 
 from anabranch.protocol.schemas import records as r
 from tests.core.across.leaders import Leaders, losing
+from tests.core.harness import event
 
 
 def assert_committed_once(leaders: Leaders, *streams: str) -> None:
@@ -260,3 +261,18 @@ def test_a_commit_is_answered_at_its_decision_if_that_is_asked_for() -> None:
     leaders.deliver()
     said = leaders.deliver()
     assert said.startswith("[commit A] A FINALIZE_IN_PROGRESS (but 2 committed at ")
+
+
+def test_what_comes_between_the_vote_and_the_decision_waits_and_is_merged_after_it() -> None:
+    leaders = Leaders()
+    leaders.begin()
+    leaders.commit()
+    leaders.deliver()
+    assert leaders[1].one_shot("B", event("ber/a"), scope="ber") == ""
+    assert leaders[0].one_shot("C", event("nyc/a")) == "C COMMITTED 1"
+    assert leaders.settle() == "[commit A] A COMMITTED 2"
+    assert leaders[1].answers == ["[one-shot B] B COMMITTED 1"]
+    for stream, its in leaders.merges().items():
+        assert [at for _, at in its] == sorted(at for _, at in its), stream
+    assert [label for label, _ in leaders.merges()["ber/a"]] == ["A", "B"]
+    assert [label for label, _ in leaders.merges()["nyc/a"]] == ["C", "A"]
