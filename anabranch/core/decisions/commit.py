@@ -460,6 +460,8 @@ def _coordinate(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommi
         step = coordinating.next_step(turn, txn_id)
         if step is Step.DECIDE:
             _try_decide(turn, txn_id, txn, pending)
+            if txn.row.state == "OPEN" and txn.pending is not None:
+                coordinating.hold_nothing(turn, txn_id)  # its part here has to wait
         else:
             coordinating.carry_out(turn, txn_id, step)
     elif coordinating.may_ask(turn, txn_id) and turn.index.covers(

@@ -16,7 +16,7 @@ from dataclasses import replace
 from anabranch import errors
 from anabranch.core import rows as k
 from anabranch.core.across import coordinator
-from anabranch.core.across.coordinator import Step
+from anabranch.core.across.coordinator import HELD_MS, Step
 from anabranch.core.across.messages import raised
 from anabranch.core.decisions.transactions import end_pending, finish
 from anabranch.core.decisions.turn import Turn, refuse
@@ -163,6 +163,13 @@ def next_step(turn: Turn, txn_id: bytes) -> Step:
         held_ms=turn.now_ms - held_ms,
         decided=False,
     )
+
+
+def hold_nothing(turn: Turn, txn_id: bytes) -> None:
+    """Ask for votes without timestamps, if there were some for long enough."""
+    held_ms = turn.across.held_ms.get(txn_id, turn.now_ms)
+    if turn.now_ms - held_ms >= HELD_MS:
+        ask(turn, txn_id, "VOTE")
 
 
 def carry_out(turn: Turn, txn_id: bytes, step: Step) -> None:
