@@ -143,7 +143,12 @@ def test_a_participant_that_is_away_until_the_deadline_is_named_and_all_stays_op
     with losing(leaders, r.AskVote):
         leaders.commit(wait_ms=2_000)
         leaders.settle()
-        assert leaders.wait(2_001) == "[commit A] NotReady"
+        leaders.wait(1_000)
+        found = (
+            leaders[0].ask("list", r.ListOpen(None, leaders[0].id("A"), 1)) and leaders[0].result
+        )
+        assert found.transactions[0].waits.text == "waits 1.0 s for the vote of control partition 1"
+        assert leaders.wait(1_001) == "[commit A] NotReady"
     assert "the vote of control partition 1 did not come" in leaders[0].message
     settled(leaders)
     assert leaders.states() == ["OPEN", "OPEN"]

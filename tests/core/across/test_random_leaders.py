@@ -1,22 +1,16 @@
 """Random histories of transactions over control partitions, by the leaders' real decisions.
 
-Messages are lost, doubled and late, leaders are taken over at any time, clients abort. At the end nothing is lost any
+Messages are lost, doubled and late, leaders are taken over, clients abort. At the end nothing is lost any
 more, and each transaction is merged everywhere at one timestamp or nowhere, and each stream's timestamps rise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
-from unittest.mock import patch
 
 import pytest
 
-from anabranch.core.across import coordinator
-from anabranch.core.decisions import across
-from anabranch.protocol.schemas import records as r
 from tests.core.across.leaders import SCOPES, Leaders
 from tests.core.harness import event
 
