@@ -33,6 +33,8 @@ from anabranch.protocol.tokens import Rights, peek
 FIRST_PAUSE_MS = 250  # a message without an answer is sent again after this time,
 LONGEST_PAUSE_MS = 5_000  # … then after twice the time before, up to this
 AGAIN_MS = 20  # after a vote that asks for it, new votes are asked for after this time
+# What a pending commit's row says once it is decided with other control partitions.
+ELSEWHERE = r.Prepare(b"", b"")
 _KINDS = ("ask", "commit", "commit_later", "abort")
 
 

@@ -23,6 +23,8 @@ class Play:
     def __init__(self, seed: int) -> None:
         self.rnd = Random(seed)
         self.leaders = Leaders(3)
+        for one in self.leaders.all:
+            one.wall_us += self.rnd.choice((0, 0, 30_000, 400_000))
         self.open: dict[str, list[str]] = {}  # label -> streams that it has touched
         self.wrote: dict[str, set[str]] = {}
         self.told: dict[str, str] = {}
