@@ -32,6 +32,7 @@ from anabranch.controller.metrics import Metrics
 from anabranch.controller.suspects import SuspectCommands
 from anabranch.controller.topic_trouble import TopicTrouble, places_of, refuses_data
 from anabranch.core import rows as k
+from anabranch.core.decisions import across
 from anabranch.core.decisions.cleanup import log_epochs_again
 from anabranch.core.decisions.commit import next_due_ms
 from anabranch.core.decisions.decide import CHECK_MS, decide_due
@@ -417,6 +418,7 @@ class Controller:
             len(commands) > 1
             and len(commands) >= self.overlap_from > 0
             and not self._suspects.careful
+            and not commands[0].control
             and not self._intake.passed_over
             and not is_staging(self._state)
             and self.clock.monotonic() < self._alone_from
@@ -541,7 +543,8 @@ class Controller:
             self._suspects.done(commands[:1], self._lanes)
             return
         for txn_id in turn.round.merged:
-            if fresh.open(txn_id).row.state == "COMMIT_IN_PROGRESS":
+            # If it is open here, its decision with other control partitions was in this round.
+            if fresh.open(txn_id).row.state in ("OPEN", "COMMIT_IN_PROGRESS"):
                 abort_txn(fresh, txn_id, f"the broker refused its data: {error}")
             else:  # a staged merge can't be aborted
                 fresh.merging.wait(txn_id, "refused", turn.now_ms, REFUSED_WAIT_MS, str(error))
@@ -606,6 +609,8 @@ class Controller:
         log_epochs_again(turn)
         open_at, control_at, lanes_at = self._intake.positions(self._state, commands)
         round_ = close_round(turn, open_at, control_at, lanes_at, expired_ms=horizon)
+        for why in round_.ignored:
+            self.metrics.add("messages_ignored", why)
         if round_.empty:
             turn.done()
             return None
@@ -741,12 +746,13 @@ class Controller:
         )
         if due_ms is not None:
             max_wait = min(max_wait, due_ms / 1000)
-        turn_ms = row_turns.next_due_ms(self._memory.row_turns, self._now_ms())
-        if turn_ms is not None:
-            max_wait = min(max_wait, turn_ms / 1000)
-        held_ms = self._memory.holds.due_ms(self._now_ms())
-        if held_ms is not None:
-            max_wait = min(max_wait, held_ms / 1000)
+        for due_ms in (
+            row_turns.next_due_ms(self._memory.row_turns, self._now_ms()),
+            self._memory.holds.due_ms(self._now_ms()),
+            across.next_due_ms(self._memory.across, self._now_ms()),
+        ):
+            if due_ms is not None:
+                max_wait = min(max_wait, due_ms / 1000)
         if self._state.open:
             max_wait = min(max_wait, CHECK_MS / 1000)
         if self._background is not None and self._background.topics.busy:

@@ -18,6 +18,7 @@ from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_states import ACTIVE, FORGETTING, FORGOTTEN, LOST, state_of
 from anabranch.protocol.ids import control_partition_of, txn_text
+from anabranch.protocol.schemas import records as r
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -282,6 +283,42 @@ class Histories(Part):
     since_epoch: DraftMap[str, int] = field(default_factory=DraftMap)
 
 
+class Sent(NamedTuple):
+    """A message that was sent to a participant and is not answered: when, and how soon, it is sent again."""
+
+    asks: tuple[int, str]  # the round of votes, and what is asked
+    next_ms: int
+    pause_ms: int
+
+
+class WaitingTouch(NamedTuple):
+    """A touch that waits for the coordinator of its transaction to say whether it may."""
+
+    command: r.Touch
+    lane: str
+    to: ReplyTo | None
+    until_ms: int
+
+
+@dataclass(slots=True)
+class Across(Part):
+    """What a leader remembers of transactions over several control partitions (`core.decisions.across`).
+
+    At a coordinator: ``votes`` and ``sent`` by transaction and participant; ``held_ms``: since when there is a vote
+    with a timestamp; ``again_ms``: before this time no new votes are asked for; ``exactly``: the commits that name
+    all their writers. At a participant: ``touches`` by transaction and scope; ``asked``: questions whose vote has
+    to wait.
+    """
+
+    votes: DraftMap[tuple[bytes, int], r.Vote] = field(default_factory=DraftMap)
+    sent: DraftMap[tuple[bytes, int, str], Sent] = field(default_factory=DraftMap)
+    held_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
+    again_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
+    exactly: DraftMap[bytes, bool] = field(default_factory=DraftMap)
+    touches: DraftMap[tuple[bytes, str], tuple[WaitingTouch, ...]] = field(default_factory=DraftMap)
+    asked: DraftMap[bytes, r.AskVote] = field(default_factory=DraftMap)
+
+
 class Drafts(NamedTuple):
     """The drafts of one turn."""
 
@@ -291,6 +328,7 @@ class Drafts(NamedTuple):
     histories: Histories
     row_turns: RowTurns
     holds: Holds
+    across: Across
     recent_writes: RecentWritesDraft
 
     def draft(self) -> Drafts:
@@ -337,6 +375,7 @@ class LeaderMemory:
     histories: Histories = field(default_factory=Histories)
     row_turns: RowTurns = field(default_factory=RowTurns)
     holds: Holds = field(default_factory=Holds)
+    across: Across = field(default_factory=Across)
     recent_writes: RecentWrites = field(default_factory=RecentWrites)
     written: dict[bytes, dict[str, Write]] = field(default_factory=dict)
     waiting: Mapping[str, str] = field(default_factory=dict)
@@ -357,6 +396,7 @@ class LeaderMemory:
         self.histories.follow(drafts.histories)
         self.row_turns.follow(drafts.row_turns)
         self.holds.follow(drafts.holds)
+        self.across.follow(drafts.across)
         self.recent_writes.follow(drafts.recent_writes)
         for txn_id in ended:
             self.keepalives.heard.put(txn_id, None)
@@ -378,6 +418,7 @@ def _drafts_of(parts: LeaderMemory | Drafts) -> Drafts:
         parts.histories.draft(),
         parts.row_turns.draft(),
         parts.holds.draft(),
+        parts.across.draft(),
         parts.recent_writes.draft(),
     )
 

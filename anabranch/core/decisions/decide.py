@@ -7,6 +7,7 @@ from typing import Any
 
 from anabranch.core.authorize import RULES
 from anabranch.core.decisions import (
+    across,
     bases,
     claims,
     cleanup,
@@ -16,6 +17,7 @@ from anabranch.core.decisions import (
     merge,
     one_shot,
     ownership,
+    participating,
     questions,
     scale,
     scopes,
@@ -44,7 +46,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.PublishBase: bases.publish_base,
     r.Scale: scale.scale,
     r.Begin: transactions.begin,
-    r.Touch: transactions.touch,
+    r.Touch: participating.touch,
     r.Register: writers.register,
     r.Heartbeat: transactions.heartbeat,
     r.Abort: transactions.abort,
@@ -141,6 +143,7 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
         _decide_shots(turn)
     if turn.holds.freed:
         holding.look_again(turn)
+    across.advance(turn)
     row_turns.advance(turn)
     is_check_due = turn.now_ms >= turn.keepalives.next_check_ms
     if is_check_due:

@@ -195,7 +195,8 @@ def _waits_for_locks(turn: Turn, txn_id: bytes, refused: frozen.Refused | None) 
 
     If it has waited for a prepared transaction for too long, the commit is aborted.
     """
-    if isinstance(refused, ReservedByPrepared):
+    is_final = bool(turn.open(txn_id).row.commit_timestamp)  # decided with other control partitions
+    if isinstance(refused, ReservedByPrepared) and not is_final:
         answer_pending(turn, txn_id, refuse(refused))
         abort_txn(turn, txn_id, str(refused))
     elif refused is not None:
