@@ -16,6 +16,7 @@ from tests.mutants import (
     clients,
     decisions,
     derived,
+    holds,
     journals,
     merges,
     overlaps,
@@ -97,6 +98,7 @@ DERIVED = "tests/tables/test_derivations.py"
 TOTALS = "tests/tables/test_totals.py"
 ASYNCHRONOUS = "tests/processing/test_derived.py"
 IN_MEMORY = "tests/tables/test_transactions.py"
+HOLDING = "tests/core/test_holding.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
 COUNTED = TABLED | {"tables": 0, "counters": 3}
 CHAINED = TABLED | {"tables": 0, "chains": 3}
@@ -315,6 +317,17 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("the table's position moves on while carrying", merges.position_moves_on,
            weather=CARRYING),
     Mutant("carried on before the journals are read", merges.begin_unread, weather=CARRIED_ON),
+    # -- waits for prepare timestamps
+    Mutant("nobody waits for a prepare timestamp", holds.nobody_waits, simulated=False, suite=HOLDING),
+    Mutant("commits of one timestamp in any order", holds.ties_are_free, simulated=False, suite=HOLDING),
+    Mutant("all streams are held", holds.all_streams_are_held, simulated=False, suite=HOLDING),
+    Mutant("who waits takes no timestamp", holds.no_timestamp_is_taken, simulated=False, suite=HOLDING),
+    Mutant("taken timestamps are kept", holds.timestamps_are_kept, simulated=False, suite=HOLDING),
+    Mutant("a held time is safe", holds.each_time_is_safe, simulated=False, suite=HOLDING),
+    Mutant("epochs are later than held commits", holds.epochs_come_late, simulated=False, suite=HOLDING),
+    Mutant("locks wait for no prepare timestamp", holds.locks_wait_for_nobody, simulated=False, suite=HOLDING),
+    Mutant("newest commits of held tables", holds.held_tables_are_told, simulated=False, suite=HOLDING),
+    Mutant("a successor holds nothing", holds.successors_hold_nothing, simulated=False, suite=HOLDING),
     # -- journals
     Mutant("a zombie writes its journal index", journals.zombie_index, weather=BLIND,
            play=plays.a_zombie_reads_on),

@@ -20,7 +20,6 @@ from anabranch.core.decisions import (
     decide,
     merge,
     one_shot,
-    scopes,
     times,
     transactions,
 )

@@ -254,8 +254,6 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     ):
         return None
     txn = turn.open(txn_id)
-    if txn.votes is not None and txn.votes.own_merged:
-        return None  # its participants are told now
     stream = unusable(turn.state, turn.memory.waiting, txn)
     if stream:
         _wait(turn, txn_id, WAITING_MS, "stream", stream)

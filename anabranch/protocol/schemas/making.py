@@ -81,8 +81,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         Touch.derivations
         Commit.validated LockReads.locks LockReads.read_from LockReads.tables LockReads.validated Revalidate.writers
         ReadLockRow.read_from ReadsLocked.locks StreamInfo.blockers StreamInfo.rejected_records DeleteStream.despite
-        SafeTime.streams AskVote.receipts AskVote.events AskVote.changes AskVote.locks AskVote.follows
-        AskVote.derivations
+        AskVote.receipts AskVote.events AskVote.changes AskVote.locks AskVote.follows AskVote.derivations
+        SafeTime.streams
         """,
     ),
     (b"", "Outcome.prepared_by"),
