@@ -304,11 +304,11 @@ def decided(turn: Turn, message: r.Decide) -> Action:
             state="ABORTED", finished_ms=turn.wall_ms, reason=limits.cut(message.reason)
         )
         turn.put(k.txn_key(txn_id), aborted)
-        _done(turn, txn_id, aborted)
+        _done(turn, txn_id, aborted, message.head.secret)
     elif action is Action.MERGE:
         _commit(turn, message)
     elif action is Action.DONE:
-        _done(turn, txn_id, row)
+        _done(turn, txn_id, row, message.head.secret)
     return action
 
 
@@ -329,7 +329,7 @@ def _commit(turn: Turn, message: r.Decide) -> None:
         journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 
 
-def _done(turn: Turn, txn_id: bytes, row: r.TxnRow | None) -> None:
+def _done(turn: Turn, txn_id: bytes, row: r.TxnRow | None, secret: bytes | None) -> None:
     """Say that a decision is carried out. ``row``: None if it is purged, so the coordinator knows the counts."""
     here = turn.settings.control_partition
     counts = (0, 0, 0, "")
@@ -337,11 +337,7 @@ def _done(turn: Turn, txn_id: bytes, row: r.TxnRow | None) -> None:
         counts = (row.committed, row.left_out, row.rejected, row.reason)
     elif row is not None:
         counts = (0, 0, row.rejected, "")
-    turn.send(
-        control_partition_of(txn_id),
-        r.Done(txn_id, here, *counts),
-        None if row is None else row.secret,
-    )
+    turn.send(control_partition_of(txn_id), r.Done(txn_id, here, *counts), secret)
 
 
 # -- in each turn --------------------------------------------------------------------------------------------
@@ -353,7 +349,8 @@ def advance(turn: Turn) -> None:
     for txn_id in turn.ended:
         if control_partition_of(txn_id) != here:
             turn.across.asked.put(txn_id, None)
-            _done(turn, txn_id, turn.row(txn_id))
+            row = turn.row(txn_id)
+            _done(turn, txn_id, row, row.secret)
     if not turn.across.asked.is_empty:
         for txn_id, ask in sorted(turn.across.asked.as_dict().items()):
             since, owner = turn.work, turn.row(txn_id).owner
