@@ -337,7 +337,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a refused commit takes nothing back", across.refusals_take_nothing_back, simulated=False, suite=ACROSS),
     Mutant("participants are enlisted at any time", across.enlisted_at_any_time, simulated=False, suite=ACROSS),
     Mutant("over before all are done", across.over_before_all_are_done, simulated=False, suite=ACROSS),
-    Mutant("aborts of unknown ids are forgotten", across.unknown_aborts_are_forgotten, simulated=False, suite=ACROSS),
+    Mutant("unknown aborts are forgotten", across.unknown_aborts_are_forgotten, simulated=False, suite=ACROSS),
     Mutant("no message is forged", across.nothing_is_forged, simulated=False, suite=ACROSS),
     Mutant("messages are sent once", across.sent_once, simulated=False, suite=ACROSS),
     # -- journals
