@@ -42,13 +42,7 @@ class ControllerTimes:
 
     def safe(self, tables: Sequence[str], at: int, deadline: float) -> tuple[int, dict[str, int]]:
         self._shared.check()
-        session = self._shared.session
-        scope = session.check_together(tables, deadline)
-        answer = session.safe_tables(scope, None, tables, deadline)
-        if answer.timestamp < at:
-            session.instant(scope, at, deadline)
-            answer = session.safe_tables(scope, None, tables, deadline)
-        return answer.timestamp, {each.table: each.last for each in answer.tables}
+        return self._shared.session.safe_tables(tables, at, deadline)
 
     def base(self, table: str, deadline: float) -> r.BaseRow | None:
         return self._shared.session.describe(table, deadline).base

@@ -1,13 +1,13 @@
-"""Snapshots: streams of one control partition as of a commit timestamp. `Client.snapshot`.
+"""Snapshots: streams as of a commit timestamp. `Client.snapshot`.
 
-A snapshot is plain data, its *plan*: the timestamp, and for each stream the end offsets of its partitions. They are
-the *vector* of a record of the stream's history (its topic with one record for each commit): the last record at or
-below the timestamp. The controller's answer to `SafeTime` promises that no other commit will get a timestamp up to
-this one, so that record stays the last. Offsets never move, so each reading of the plan returns the same events, or
-an error once retention has deleted some. A difference begins at the vector of an earlier timestamp. A position is a
-plan that begins after the events already read. Plans have the ids of the topics, so that a stream that was deleted
-and created again is not taken for the old one. Events come in the order of `ordered_reader`, up to the plan's
-offsets.
+A snapshot is plain data, its *plan*: the timestamp, and for each stream the end offsets of its partitions. They
+are the *vector* of a record of the stream's history (its topic with one record for each commit): the last record
+at or below the timestamp. The answer to `SafeTime`, of each control partition's controller, promises that no other
+commit will get a timestamp up to this one, so that record stays the last. Offsets never move, so each reading of
+the plan returns the same events, or an error once retention has deleted some. A difference begins at the vector of
+an earlier timestamp. A position is a plan that begins after the events already read. Plans have the ids of the
+topics, so that a stream that was deleted and created again is not taken for the old one. Events come in the order
+of `ordered_reader`, up to the plan's offsets.
 """
 
 from __future__ import annotations

@@ -204,10 +204,7 @@ class Reading:
         check_since(begin, asked)
         session, deadline = self._session, self._shared.deadline(timeout)
         if mode == "latest":
-            if not session.serves_all(names, deadline):
-                session.check_together(names, deadline)
-            with readers.source() as source:
-                timestamp = newest(source, names, deadline)
+            timestamp = self._latest(names, deadline)
             if asked is not None and asked > timestamp:
                 raise NotReady(
                     f"the histories have commits up to {to_text(timestamp)} only: mode 'snapshot' waits for later "
@@ -215,11 +212,21 @@ class Reading:
                 )
             timestamp = timestamp if asked is None else asked
         else:
-            scope = session.check_together(names, deadline)
-            timestamp = session.instant(scope, asked, deadline)
+            timestamp = session.instant(names, asked, deadline)
         check_since(begin, timestamp)
         with readers.source() as source:
             return take(source, names, timestamp, deadline, begin)
+
+    def _latest(self, names: Sequence[str], deadline: float) -> int:
+        """The time of a snapshot of mode 'latest'.
+
+        Over several control partitions, the newest record of one history says nothing about the others, so their
+        controllers are asked.
+        """
+        if not self._session.serves_all(names, deadline):
+            return self._session.instant(names, None, deadline)
+        with self.readers().source() as source:
+            return newest(source, names, deadline)
 
     def timeline(self, txn_id: bytes, timeout: float | None) -> Timeline:
         """The timeline of a transaction."""
@@ -240,7 +247,7 @@ class Reading:
         if check_group(group) is None:
             raise InvalidArgument("progress is of a consumer group: give its name")
         session, deadline = self._session, self._shared.deadline(timeout)
-        safe = session.instant(session.check_together(names, deadline), None, deadline)
+        safe = session.instant(names, None, deadline)
         return group_progress(readers.ports, group, names, safe, readers.timeout)
 
     def replica(
@@ -297,7 +304,6 @@ class Reading:
             check_type("a folder", folder, str, Path)
         self.readers()
         deadline, names = self._shared.deadline(timeout), streams_of(tables)
-        self._session.check_together(names, deadline)
         found = dict(zip(names, self._check_tables(names, deadline), strict=True))
         for made in self._shared.derivations.made_of(found) if derived else ():
             with suppress(UnknownStream):  # it is made later
@@ -469,7 +475,7 @@ class SystemTables:
     ) -> list[CommitRow]:
         scope, slash, _ = of.partition("/")
         # Up to a safe time, the histories have all commits.
-        until = self._session.instant(check_scope(scope), until, deadline)
+        until = self._session.instant([check_scope(scope)], until, deadline)
         if above is not None and above > until:
             raise InvalidArgument(f"start {to_text(above)} is later than {to_text(until)}, the end")
         if slash:
@@ -487,9 +493,8 @@ class SystemTables:
         tables = [
             each.stream for each in found if is_table(each.settings) and each.state != CREATING
         ]
-        for scope, its in groupby(tables, lambda table: table.partition("/")[0]):
+        for _, its in groupby(tables, lambda table: table.partition("/")[0]):
             # `InvalidArgument` if a table was deleted meanwhile.
             with suppress(NotAuthorized, InvalidArgument):
-                safe = self._session.safe_tables(scope, None, list(its), deadline)
-                newest |= {each.table: each.last for each in safe.tables}
+                newest |= self._session.safe_tables(list(its), 0, deadline)[1]
         return newest
