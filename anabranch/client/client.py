@@ -906,10 +906,21 @@ class Client:
         """
         return self._streams.topic(stream, self._shared.checked_deadline(timeout)).topic_id
 
-    def together(self, streams: Sequence[str]) -> dict[str, int]:
-        """Stream -> a number. Streams with different numbers never share a transaction. Raises: UnknownScope."""
+    def control_partitions(self, streams: Sequence[str]) -> dict[str, int]:
+        """The number of each stream's control partition. If any is unknown, all get the same number.
+
+        Raises: UnknownScope.
+        """
         self._shared.check()
-        return self._session.together(streams, self._shared.deadline(None))
+        return self._session.control_partitions(streams, self._shared.deadline(None))
+
+    def safe_time(self, streams: Sequence[str], *, timeout: float | None = None) -> int:
+        """A hybrid time of now: the streams have all commits up to it, and get no more of them.
+
+        It is at or above the time of every commit that was answered before this call. Raises: UnknownScope,
+        NotReady, DeadlineExceeded, NotAuthorized.
+        """
+        return self._session.instant(streams, None, self._shared.checked_deadline(timeout))
 
     # -- typed streams ------------------------------------------------------------------------------
 
@@ -1173,9 +1184,9 @@ class Client:
     ) -> Replica:
         """A replica of tables, in RocksDB; close it, or use it as a context manager.
 
-        Its transactions and snapshots read all of the tables as of one moment. A transaction locks and writes
-        tables of one control partition only. ``folder``: a folder for this replica only, kept over restarts; None:
-        a temporary one. ``threads`` False: the replica advances only in calls that wait, and in `step`. ``index``:
+        Its transactions and snapshots read all of the tables as of one moment. Transactions need tables of one
+        control partition (`CrossScope`). ``folder``: a folder for this replica only, kept over restarts; None: a
+        temporary one. ``threads`` False: the replica advances only in calls that wait, and in `step`. ``index``:
         name of an index -> a function of key and row that returns the values (bytes, several, or None) by which
         `TableSnapshot.lookup` finds the row; with several tables (table, function). A folder with other names is
         loaded again; a changed function needs a new name.

@@ -201,13 +201,16 @@ class Session:
                 number: self.ask(number, c, expected, deadline) for number, c in commands.items()
             }
         copies = {number: self._first_copy(number, c, deadline) for number, c in commands.items()}
+        answers: dict[int, T] = {}
         try:
             for copy in copies.values():
                 self._send(copy)
-            return {
-                number: self.ask(number, commands[number], expected, deadline, copy)
-                for number, copy in copies.items()
-            }
+            for number, copy in copies.items():
+                try:
+                    answers[number] = self.ask(number, commands[number], expected, deadline, copy)
+                except (NotReady, DeadlineExceeded) as error:
+                    raise type(error)(f"control partition {number}: {error}") from error
+            return answers
         finally:
             for copy in copies.values():
                 self._bus.forget(copy.correlation_id)
@@ -435,11 +438,8 @@ class Session:
             return True
         return self.are_together(scopes, deadline)
 
-    def together(self, streams: Iterable[str], deadline: float) -> dict[str, int]:
-        """A number for each stream: streams with different numbers never share a transaction.
-
-        The number is the control partition. If any stream's control partition is unknown, all get the same number.
-        """
+    def control_partitions(self, streams: Iterable[str], deadline: float) -> dict[str, int]:
+        """The number of each stream's control partition. If any is unknown, all get the same number."""
         scopes = {stream: split_stream(stream)[0] for stream in streams}
         if len(set(scopes.values())) > 1:
             with suppress(NotReady, DeadlineExceeded, NotAuthorized):

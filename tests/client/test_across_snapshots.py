@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.client.client import Client
 from anabranch.client.replica import Replica
-from anabranch.errors import CrossScope, NotReady
+from anabranch.errors import CrossScope, DeadlineExceeded, NotReady
 from anabranch.protocol import hybrid_time
 from anabranch.protocol.ids import control_partition_of
 from anabranch.reading.snapshot import Mode
@@ -115,6 +115,28 @@ def test_a_difference_continues_where_the_snapshot_before_it_ended(place: Place)
     assert sorted(seen) == sorted(value for *_, value in place.done)
 
 
+def test_a_processor_reads_the_commits_of_all_its_inputs_in_order(place: Place) -> None:
+    """Each cut ends at a time that is safe everywhere: what comes later has later timestamps."""
+    client, found = place.reader, list[int]()
+    client.create_processor("ams/p", TABLES, 1)
+    with client.read(TABLES, ownership=client.take_tasks("ams/p")) as reader:
+        for step in range(12):
+            if step % 4 == 1:
+                place.hasten(TABLES[step // 4])
+            place.put(place.writer, TABLES[step % 3], b"k", b"%d" % step)
+            until = place.cluster.clock.monotonic() + 5
+            while len(found) < len(place.done):
+                pieces = reader.cut(until, 1)
+                found += [piece.timestamp for piece in pieces for _ in piece.events]
+                assert place.cluster.clock.monotonic() < until, step
+        assert found == sorted(at for at, *_ in place.done)
+        place.cluster.stop_controller(2)
+        place.put(place.writer, TABLES[0], b"k", b"late")
+        assert not reader.cut(place.cluster.clock.monotonic() + 5, 1), "T2 may have an earlier one"
+        place.cluster.start_controller(2)
+        assert len(reader.cut(place.cluster.clock.monotonic() + 20, 1)) == 1
+
+
 def test_a_time_to_come_is_waited_for_at_each_control_partition(place: Place) -> None:
     place.hasten(TABLES[1])
     now = hybrid_time.from_us(int(place.cluster.clock.wall() * 1e6))
@@ -126,18 +148,19 @@ def test_a_time_to_come_is_waited_for_at_each_control_partition(place: Place) ->
 
 def test_a_control_partition_without_a_controller_is_waited_for(place: Place) -> None:
     place.cluster.stop_controller(2)
-    with pytest.raises(NotReady, match="control partition 2"):
+    with pytest.raises(DeadlineExceeded, match="control partition 2: SafeTime was not answered"):
         place.reader.snapshot(TABLES, timeout=5)
     assert place.reader.snapshot(TABLES[:2]).timestamp
     place.cluster.start_controller(2)
     assert place.reader.snapshot(TABLES).timestamp >= place.newest()
 
 
-def test_a_transaction_does_not_lock_tables_of_two_control_partitions(
+def test_transactions_do_not_lock_tables_of_two_control_partitions(
     place: Place, rows: Replica
 ) -> None:
-    with rows.begin() as txn:
-        assert txn.get(TABLES[0], b"a") == b"0" == txn.get(TABLES[1], b"a")
-        txn.put(TABLES[0], b"a", b"1")
-        with pytest.raises(CrossScope):
-            txn.commit()
+    with pytest.raises(CrossScope):
+        rows.begin()
+    with pytest.raises(CrossScope):
+        rows.transact(lambda txn: txn.put(TABLES[0], b"a", b"1"))
+    with place.writer.begin("ams") as txn, pytest.raises(CrossScope):
+        rows.join(txn.token())

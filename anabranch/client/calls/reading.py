@@ -39,7 +39,7 @@ from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.legal_names import check_scope, check_type, split_stream
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.records import ProcessorInput
-from anabranch.reading.history import Start, check_at, check_start
+from anabranch.reading.history import SafeTimeOf, Start, check_at, check_start
 from anabranch.reading.iteration import Readers, check_group
 from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.positions import first_inputs, group_progress
@@ -129,10 +129,15 @@ class Reading:
         need("numpy")
         from anabranch.reading.task_reader import TaskReader
 
-        together = self._session.together(names, readers.ports.clock.monotonic() + readers.timeout)
+        safe = self._safe_time_of(names, readers.ports.clock.monotonic() + readers.timeout)
         return readers.add(
-            TaskReader(readers.ports, names, ownership, timeout, readers.timeout, together)
+            TaskReader(readers.ports, names, ownership, timeout, readers.timeout, safe)
         )
+
+    def _safe_time_of(self, streams: Sequence[str], deadline: float) -> SafeTimeOf:
+        session = self._session
+        apart = len(set(session.control_partitions(streams, deadline).values())) > 1
+        return SafeTimeOf(apart, lambda until: session.instant(streams, None, until))
 
     def decoder(self, stream: Stream[Any, Any]) -> Decoder:
         """The decoder of one reader of a stream."""
@@ -189,9 +194,13 @@ class Reading:
         self, streams: Sequence[str], start: Start, deadline: float
     ) -> tuple[ProcessorInput, ...]:
         """The inputs of a new processor, each with the place where it starts."""
-        readers, together = self.readers(), self._session.together(streams, deadline)
+        readers, safe = self.readers(), self._safe_time_of(streams, deadline)
+        if safe.apart and start == "end":
+            start = safe.ask(deadline)
+        elif safe.apart and start != "begin":
+            start = self._session.instant(streams, check_at(start, "start"), deadline)
         with readers.source() as source:
-            return first_inputs(source, streams, start, readers.timeout, deadline, together)
+            return first_inputs(source, streams, start, readers.timeout, deadline)
 
     def plan(
         self, streams: Streams, at: At, since: At, mode: Mode, timeout: float | None
@@ -220,13 +229,15 @@ class Reading:
     def _latest(self, names: Sequence[str], deadline: float) -> int:
         """The time of a snapshot of mode 'latest'.
 
-        Over several control partitions, the newest record of one history says nothing about the others, so their
-        controllers are asked.
+        The controllers are asked if the newest record does not say up to which time all histories are complete:
+        they belong to several control partitions, or a commit waits for another control partition.
         """
-        if not self._session.serves_all(names, deadline):
-            return self._session.instant(names, None, deadline)
-        with self.readers().source() as source:
-            return newest(source, names, deadline)
+        if self._session.serves_all(names, deadline):
+            with self.readers().source() as source:
+                last, is_safe = newest(source, names, deadline)
+            if is_safe:
+                return last
+        return self._session.instant(names, None, deadline)
 
     def timeline(self, txn_id: bytes, timeout: float | None) -> Timeline:
         """The timeline of a transaction."""
