@@ -302,7 +302,7 @@ def list_runs(turn: Turn, command: r.ListRuns, to: ReplyTo | None) -> None:
 
     `NotReady` until the journals are indexed up to all wanted offsets: before, it is not known which are rejected.
     """
-    row = turn.transaction(command.token, Rights.WRITE | SEE)
+    row = turn.transaction(command.token, Rights.WRITE | SEE, anywhere=turn.settings.across)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
     check_writes(turn.state, row, (command.stream,))
     epoch = turn.open(row.txn_id).participants.get(command.stream)
