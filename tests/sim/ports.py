@@ -170,7 +170,7 @@ class SimCluster(MemoryBrokers):
         commands = commands_topic(self.ledger.prefix)
         if partition.topic.startswith(commands):
             lane = partition.topic[len(commands) + 1 :] or OPEN_LANE
-            self.ledger.hear(self.world.now, decode_records(data), lane)
+            self.ledger.hear(self.world.now, decode_records(data), lane, partition.partition)
         elif partition.topic.endswith(".journal"):
             self.ledger.hear_plain(offset, decode_records(data))
         return offset
