@@ -190,7 +190,7 @@ class Writer:
             if touched.exclusive and len(self._shared.exclusive) < MOST_NAMES:
                 self._shared.exclusive.add(stream)
             if self._label:  # the first touch has made the writer known
-                self._session.label(self._token, self.number, self._label, deadline)
+                self._session.label(self._token, self.number, self._label, stream, deadline)
                 self._label = ""
             lane = self._account.add(touched, deadline)
             lane.judge_time = partial(self._shared.judge_time, stream)

@@ -77,7 +77,10 @@ def history_records(
         if isinstance(step, NewEpoch):
             before.append(_epoch_record(step, tail, before))
         else:
-            before.append(_commit_record(i, step, tail, before, landed))
+            record = _commit_record(i, step, tail, before, landed)
+            if 0 < round_.safe < step.timestamp:
+                record = record._replace(safe=round_.safe)
+            before.append(record)
     return out
 
 

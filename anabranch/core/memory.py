@@ -10,13 +10,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
+from anabranch.core.across.holds import Holds
 from anabranch.core.journal_index import Place
 from anabranch.core.locks.recent_writes import RecentWrites, RecentWritesDraft
 from anabranch.core.locks.table_writes import Write
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_states import ACTIVE, FORGETTING, FORGOTTEN, LOST, state_of
-from anabranch.protocol.ids import txn_text
+from anabranch.protocol.ids import control_partition_of, txn_text
+from anabranch.protocol.schemas import records as r
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -144,6 +146,7 @@ Why = Literal[
     "locks",  # it would break frozen locks, or others would break its own
     "validation",  # its locks have to be validated again
     "rolls",  # one of its streams had a rolling commit within `collate_ms`
+    "hold",  # a commit with an earlier timestamp is not merged, or not decided, on one of its streams
 ]
 STUCK: frozenset[Why] = frozenset(("torn", "stream", "refused"))  # these waits may last for hours
 _TEXTS: dict[Why, str] = {
@@ -156,6 +159,7 @@ _TEXTS: dict[Why, str] = {
     "locks": "it waits for frozen locks (`anabranch txn locks`)",
     "validation": "its locks have to be revalidated",
     "rolls": "{on} rolled a moment ago",
+    "hold": "a commit with an earlier timestamp is merged into {on} first",
 }
 
 
@@ -304,6 +308,43 @@ class Histories(Part):
     since_epoch: DraftMap[str, int] = field(default_factory=DraftMap)
 
 
+class Sent(NamedTuple):
+    """A message that was sent to a participant and is not answered: since when, and when it is sent again."""
+
+    asks: tuple[int, str]  # the round of votes, and what is asked
+    since_ms: int
+    next_ms: int
+    pause_ms: int
+
+
+class WaitingTouch(NamedTuple):
+    """A touch that waits for the coordinator of its transaction to say whether it may."""
+
+    command: r.Touch
+    lane: str
+    to: ReplyTo | None
+    until_ms: int
+
+
+@dataclass(slots=True)
+class Across(Part):
+    """What a leader remembers of transactions over several control partitions (`core.decisions.across`).
+
+    At a coordinator: ``votes`` and ``sent`` by transaction and participant; ``held_ms``: since when there is a vote
+    with a timestamp; ``again_ms``: before this time no new votes are asked for; ``exactly``: the commits that name
+    all their writers. At a participant: ``touches`` by transaction and scope; ``asked``: questions whose vote has
+    to wait.
+    """
+
+    votes: DraftMap[tuple[bytes, int], r.Vote] = field(default_factory=DraftMap)
+    sent: DraftMap[tuple[bytes, int, str], Sent] = field(default_factory=DraftMap)
+    held_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
+    again_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
+    exactly: DraftMap[bytes, bool] = field(default_factory=DraftMap)
+    touches: DraftMap[tuple[bytes, str], tuple[WaitingTouch, ...]] = field(default_factory=DraftMap)
+    asked: DraftMap[bytes, r.AskVote] = field(default_factory=DraftMap)
+
+
 class Drafts(NamedTuple):
     """The drafts of one turn."""
 
@@ -312,6 +353,8 @@ class Drafts(NamedTuple):
     cleaning: Cleaning
     histories: Histories
     row_turns: RowTurns
+    holds: Holds
+    across: Across
     segment_asks: SegmentAsks
     recent_writes: RecentWritesDraft
 
@@ -358,6 +401,8 @@ class LeaderMemory:
     cleaning: Cleaning = field(default_factory=Cleaning)
     histories: Histories = field(default_factory=Histories)
     row_turns: RowTurns = field(default_factory=RowTurns)
+    holds: Holds = field(default_factory=Holds)
+    across: Across = field(default_factory=Across)
     segment_asks: SegmentAsks = field(default_factory=SegmentAsks)
     recent_writes: RecentWrites = field(default_factory=RecentWrites)
     written: dict[bytes, dict[str, Write]] = field(default_factory=dict)
@@ -378,6 +423,8 @@ class LeaderMemory:
         self.cleaning.follow(drafts.cleaning)
         self.histories.follow(drafts.histories)
         self.row_turns.follow(drafts.row_turns)
+        self.holds.follow(drafts.holds)
+        self.across.follow(drafts.across)
         self.segment_asks.follow(drafts.segment_asks)
         self.recent_writes.follow(drafts.recent_writes)
         for txn_id in ended:
@@ -399,6 +446,8 @@ def _drafts_of(parts: LeaderMemory | Drafts) -> Drafts:
         parts.cleaning.draft(),
         parts.histories.draft(),
         parts.row_turns.draft(),
+        parts.holds.draft(),
+        parts.across.draft(),
         parts.segment_asks.draft(),
         parts.recent_writes.draft(),
     )
@@ -448,6 +497,9 @@ def wait_text(memory: LeaderMemory, wait: Wait) -> str:
     """The reason for a wait, for people."""
     if wait.why == "stream":
         return f"{wait.on}: {memory.waiting.get(wait.on, 'a topic of it is gone')}"
+    if wait.why == "hold" and (entry := memory.holds.open_on(wait.on)) is not None:
+        coordinator = control_partition_of(entry.txn_id)
+        return f"it waits for the decision of control partition {coordinator} on {wait.on}"
     return _TEXTS[wait.why].format(on=wait.on)
 
 

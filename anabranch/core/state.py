@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import merge
@@ -105,6 +105,11 @@ class OpenTxn:
     staged_merges: dict[tuple[str, int], r.StagedMergeRow] = field(default_factory=dict)
     # By stream, journal partition and offset.
     moved: dict[tuple[str, int, int], r.MovedRow] = field(default_factory=dict)
+    # At its coordinator: the round of votes, and the participants by their control partition.
+    votes: r.VotesRow | None = None
+    partitions: dict[int, r.PartitionRow] = field(default_factory=dict)
+    # At a participant: what it has promised to the coordinator.
+    promised: r.CoordinatorRow | None = None
 
 
 class State:
@@ -177,6 +182,9 @@ class State:
         # Open transactions with a pending commit, without PREPARED ones, as these wait for no round.
         self.committing: dict[bytes, bool] = {}
         self.prepared = Ordered[bytes]()  # PREPARED transactions
+        # Open transactions of which this is the coordinator, with participants elsewhere.
+        self.coordinated: dict[bytes, bool] = {}
+        self.promised: dict[bytes, bool] = {}  # open transactions of which this is a participant
         # Key -> the error of its folded row; a later row of the key removes the error.
         self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}
         self.finished = 0  # transactions that ended since this object was made
@@ -207,7 +215,7 @@ class State:
             self._retired, self.quarantined,
             self.lanes, self.lane_positions, self.grants, self.rights, self.audits, self.audit_due, self.processors,
             self.tasks, self.tables, self.locks, self.bases, self.rejected, self.open, self.open_of, self.open_in,
-            self.committing, self.prepared,
+            self.committing, self.prepared, self.coordinated, self.promised,
         ):  # fmt: skip
             view.clear()
         for key, value in k.rows_of_views(self._table.scan):
@@ -385,6 +393,8 @@ class State:
                     return  # it was not open: most one-shots are not
                 self.committing.pop(txn_id, None)
                 self.prepared.put(txn_id, there=False)
+                self.coordinated.pop(txn_id, None)
+                self.promised.pop(txn_id, None)
                 self.locks.end(txn_id)
                 self.open_of[gone.row.owner].put(txn_id, there=False)
                 self.open_in[gone.row.scope].put(txn_id, there=False)
@@ -426,6 +436,14 @@ class State:
             self.locks.derive(txn_id, identifier, row)
         elif entry is Entry.READS:
             self.locks.name(txn_id, {} if row is None else row.tables)
+        elif entry is Entry.VOTES:
+            txn.votes = row
+        elif entry is Entry.PARTITION:
+            _put(txn.partitions, k.partition_of(identifier), row)
+            _put(self.coordinated, txn_id, bool(txn.partitions) or None)
+        elif entry is Entry.COORDINATOR:
+            txn.promised = row
+            _put(self.promised, txn_id, row and True)
 
     def _note_commit(self, txn_id: bytes, txn: OpenTxn) -> None:
         prepared = txn.row.state == "PREPARED"
@@ -560,6 +578,27 @@ class State:
         value = self._table.get(k.STATUS + k.prepared_key(txn_id))
         row = None if value is None else _decode_often(self._decode, value)
         return row if isinstance(row, r.PreparedRow) else None
+
+    def votes_row(self, txn_id: bytes) -> r.VotesRow | None:
+        """The round of votes of a transaction; None: this is not its coordinator, or it was not committed."""
+        txn = self.open.get(txn_id)
+        return self._row(k.votes_key(txn_id), r.VotesRow) if txn is None else txn.votes
+
+    def partition_rows(self, txn_id: bytes) -> Mapping[int, r.PartitionRow]:
+        """The participants of a transaction by their control partition; empty if this is not its coordinator."""
+        txn = self.open.get(txn_id)
+        if txn is not None:
+            return txn.partitions
+        prefix = k.STATUS + k.partition_key(txn_id, 0)[:-2]
+        rows = self._decoded(prefix, r.PartitionRow)
+        return {k.partition_of(key[len(prefix) :]): row for key, row in rows}
+
+    def coordinator_row(self, txn_id: bytes) -> r.CoordinatorRow | None:
+        """What this participant has promised; None: it is no participant of the transaction."""
+        txn = self.open.get(txn_id)
+        return (
+            self._row(k.coordinator_key(txn_id), r.CoordinatorRow) if txn is None else txn.promised
+        )
 
     def finished_before(self, unix_ms: int, limit: int) -> list[bytes]:
         """Up to ``limit`` transactions that ended before a time, in the order in which they ended."""

@@ -154,8 +154,16 @@ SEGMENT_ASKS = Limit(
 )
 ASKS_OF_TXN = Limit(64, "touches", "… of a transaction")
 TURN_TABLES = Limit(100, "tables", "tables that a `TakeTurn` names")
+HELD_COMMANDS = Limit(
+    10_000, "commands", "one-shots that wait for a transaction across control partitions"
+)
+HELD_BYTES = Limit(64 << 20, "bytes", "… these commands")
 ROW_KEY = Limit(8 << 10, "bytes", "the key of a table's row")
 PREPARED = Limit(10_000, "transactions", "prepared transactions of a control partition")
+PARTICIPANTS = Limit(64, "control partitions", "participants of a transaction")
+TOUCHES = Limit(
+    10_000, "commands", "touches of a control partition that wait for another one; then `NotReady`"
+)
 SCOPES = Limit(10_000, "scopes", "a control partition")
 PROCESSORS = Limit(1_000, "processors", "a control partition")
 TASKS = Limit(1_024, "tasks", "a processor")

@@ -21,6 +21,7 @@ from typing import Any
 from anabranch.core import rows as k
 from anabranch.core.decisions.commit import next_due_ms
 from anabranch.core.decisions.decide import decide, decide_due
+from anabranch.core.decisions.holding import holds_of
 from anabranch.core.decisions.streams import stream_created, stream_refused
 from anabranch.core.decisions.turn import Settings, Turn, close_round
 from anabranch.core.journal_index import JournalIndex
@@ -86,7 +87,9 @@ class World(Journals):
         self.index = JournalIndex(self.table)
         self.index.load()
         recent = RecentWrites(self.state.round.hybrid_time)
-        self.memory = LeaderMemory(Keepalives(self.now_ms), recent_writes=recent)
+        self.memory = LeaderMemory(
+            Keepalives(self.now_ms), holds=holds_of(self.state), recent_writes=recent
+        )
         term = self.state.term.term + 1 if self.state.term else 1
         self.log_rows([(k.TERM_KEY, r.TermRow(term, "me", self.wall_us // 1000, False))])
 
@@ -141,6 +144,8 @@ class World(Journals):
         rows = [each.as_dict() if isinstance(each, DraftMap) else each for each in fields]
         return [
             *rows,
+            list(memory.holds.on()),
+            dict(memory.holds.shots),
             memory.recent_writes.size,
             list(self.index.plain_ends.items()),
             dict(self.index.uncommitted.stays),

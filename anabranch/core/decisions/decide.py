@@ -7,14 +7,17 @@ from typing import Any
 
 from anabranch.core.authorize import RULES
 from anabranch.core.decisions import (
+    across,
     bases,
     claims,
     cleanup,
     commit,
+    holding,
     lanes,
     merge,
     one_shot,
     ownership,
+    participating,
     questions,
     scale,
     scopes,
@@ -43,7 +46,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.PublishBase: bases.publish_base,
     r.Scale: scale.scale,
     r.Begin: transactions.begin,
-    r.Touch: segment_locks.touch_locked,
+    r.Touch: participating.touch,
     r.Register: writers.register,
     r.Heartbeat: transactions.heartbeat,
     r.Abort: transactions.abort,
@@ -131,9 +134,16 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
     ``judge_silence``: whether `LeaderMemory.lanes` is up to date, so that silent transactions can be aborted
     without missing an unread heartbeat. Returns the new `Turn.expired_ms`, or None if that does not change.
     """
+    if turn.holds.in_use:
+        holding.give_back(turn)
     # Plain writes go to the active layouts, so they come before rolling commits change a stream's layout.
     merge.commit_plain(turn)
     commit.advance_commits(turn)
+    if turn.holds.in_use:
+        _decide_shots(turn)
+    if turn.holds.freed:
+        holding.look_again(turn)
+    across.advance(turn)
     row_turns.advance(turn)
     is_check_due = turn.now_ms >= turn.keepalives.next_check_ms
     if is_check_due:
@@ -151,3 +161,10 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
         cleanup.clean_up(turn)
     segment_locks.advance(turn)  # after all that ends transactions
     return horizon
+
+
+def _decide_shots(turn: Turn) -> None:
+    """Decide the one-shots again that have waited for a hold."""
+    for shot in holding.shots_to_decide(turn):
+        turn.lane, turn.seen, turn.command_bytes = shot.lane, shot.seen, shot.size
+        decide(turn, shot.command, shot.to)

@@ -16,7 +16,7 @@ from anabranch.core import derivations, history_records, parts
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_right, writing
 from anabranch.core.command_events import CommandEvents, EventRun, SomeEvents
-from anabranch.core.decisions import claims, positions, prepared
+from anabranch.core.decisions import claims, holding, positions, prepared
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import (
     check_id_partition,
@@ -87,8 +87,11 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     if to is not None and (advice := row_turns.advice(turn, command)) is not None:
         turn.reply(to, advice)
         return
+    at = None
+    if turn.holds.in_use and (at := holding.admit(turn, command, to, ending.placed)) is None:
+        return
     parts.hold(turn, ending)
-    timestamp = _append_all(turn, command, ending)
+    timestamp = _append_all(turn, command, ending, at)
     if command.turn_to is not None:
         row_turns.pass_on(turn, command, command.turn_to)
     committed = _count(command)
@@ -117,12 +120,12 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     turn.reply(to, outcome)
 
 
-def _append_all(turn: Turn, command: r.OneShot, ending: parts.Ending) -> int:
-    """Put the events and changes of a one-shot into the round. Returns their commit timestamp."""
+def _append_all(turn: Turn, command: r.OneShot, ending: parts.Ending, at: int | None) -> int:
+    """Put the events and changes of a one-shot into the round. Returns their commit timestamp (None: a new one)."""
     if not command.changes:
-        return _append(turn, command.txn_id, ending.placed)
+        return _append(turn, command.txn_id, ending.placed, at)
     placed = row_changes.filled(command, ending.values, ending.placed)
-    timestamp = _append(turn, command.txn_id, placed)
+    timestamp = _append(turn, command.txn_id, placed, at)
     row_changes.keep(turn, command, ending.values, timestamp)
     return timestamp
 
@@ -360,9 +363,9 @@ def _size_of(event: r.Event) -> int:
     return size + sum(len(name) + len(content or b"") for name, content in event.headers)
 
 
-def _append(turn: Turn, txn_id: bytes, placed: Placed) -> int:
-    """Put the events of a one-shot into the round. Returns their commit timestamp."""
-    timestamp = turn.next_timestamp()
+def _append(turn: Turn, txn_id: bytes, placed: Placed, at: int | None = None) -> int:
+    """Put the events of a one-shot into the round. Returns their commit timestamp: ``at``, or a new one."""
+    timestamp = turn.next_timestamp() if at is None else at
     for stream, by_segment in placed.items():
         parts = tuple(
             [

@@ -109,7 +109,7 @@ def find_scope(turn: Turn, command: r.FindScope, to: ReplyTo | None) -> None:
     served = turn.state.scopes[scope]
     if command.create and served != DIRECTORY:
         # The message is sent for an existing scope, too: retention may have deleted the first message unread.
-        turn.round.commands.append((served, r.AdoptScope(scope, _creator(turn, scope))))
+        turn.send(served, r.AdoptScope(scope, _creator(turn, scope)), None)
     turn.reply(to, r.ScopeInfo(scope, served))
 
 

@@ -19,6 +19,7 @@ from anabranch import errors
 from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.authorize import Right, rights_of, table_of
+from anabranch.core.decisions import holding
 from anabranch.core.decisions.positions import processor_of
 from anabranch.core.decisions.questions import make_safe
 from anabranch.core.decisions.scale import asked, asker
@@ -574,6 +575,8 @@ def truncate_stream(turn: Turn, command: r.TruncateStream, to: ReplyTo | None) -
             f"{command.stream} has the base of table {table}: compact that again instead"
         )
     until = make_safe(turn, command.until)
+    if not holding.is_safe(turn, until, (command.stream,)):
+        raise errors.NotReady(holding.NOT_READY)
     admit_change(turn, k.stream_key(row.stream), to)
     turn.audit_later(command, row.stream, f"{command.stream} up to {until}, {to_text(until)}")
     begin_change(turn, row, change_of(row, until), to)

@@ -152,8 +152,13 @@ def named(locks: Iterable[r.TableLocks]) -> list[str]:
 
 
 def table_times(turn: Turn, tables: Iterable[str]) -> tuple[r.TableTime, ...]:
-    """The times of the newest commits to these tables, including commits of this round so far."""
+    """The times of the newest commits to these tables, including commits of this round so far.
+
+    Tables are left out while an entry is on them: they are not complete through the time of the answer (T3).
+    """
     known = turn.state.tables
+    if turn.holds.in_use:
+        tables = [table for table in tables if not any(turn.holds.on((table,)))]
     return tuple(r.TableTime(table, known[table].last) for table in tables if table in known)
 
 

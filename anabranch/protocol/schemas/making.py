@@ -57,7 +57,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         StreamInfo.oldest_snapshot ReadsLocked.sequence MovedRow.latest OpenInfo.locks
         TableRow.unknown TableRow.bounded SeriesInfo.taken_ms Touch.wait_ms ParticipantRow.locked_ms
         CoordinatorRow.prepare_timestamp Decide.timestamp PartitionRow.committed PartitionRow.left_out
-        PartitionRow.rejected Vote.committed Vote.left_out Vote.timestamp
+        PartitionRow.rejected Vote.committed Vote.left_out Vote.timestamp CommitRecord.safe
         """,
     ),
     (
@@ -70,6 +70,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         Vote.stages VotesRow.own_merged
         """,
     ),
+    (True, "SafeTimeReply.safe"),
     (-1, "CommitRecord.vector_at TaskPosition.offset TaskPosition.segment"),
     (
         (),
@@ -82,6 +83,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         Commit.validated LockReads.locks LockReads.read_from LockReads.tables LockReads.validated Revalidate.writers
         ReadLockRow.read_from ReadsLocked.locks StreamInfo.blockers StreamInfo.rejected_records DeleteStream.despite
         AskVote.receipts AskVote.events AskVote.changes AskVote.locks AskVote.follows AskVote.derivations
+        SafeTime.streams
         """,
     ),
     (b"", "Outcome.prepared_by"),

@@ -195,6 +195,7 @@ class CommitRecord(NamedTuple):
     vector: tuple[Position, ...]
     previous: int
     vector_at: int = -1
+    safe: int = 0
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
@@ -1121,6 +1122,7 @@ class SafeTime:
     scope: str
     at: int | None
     tables: tuple[str, ...] = ()
+    streams: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class SafeTimeReply:
@@ -1129,6 +1131,7 @@ class SafeTimeReply:
     scope: str
     timestamp: int
     tables: tuple[TableTime, ...] = ()
+    safe: bool = True
 
 @dataclass(frozen=True, slots=True)
 class Scale:
