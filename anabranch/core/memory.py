@@ -284,9 +284,10 @@ class Histories(Part):
 
 
 class Sent(NamedTuple):
-    """A message that was sent to a participant and is not answered: when, and how soon, it is sent again."""
+    """A message that was sent to a participant and is not answered: since when, and when it is sent again."""
 
     asks: tuple[int, str]  # the round of votes, and what is asked
+    since_ms: int
     next_ms: int
     pause_ms: int
 

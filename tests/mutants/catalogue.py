@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from tests.mutants import (
+    across,
     asynchronous,
     batches,
     clients,
@@ -99,6 +100,7 @@ TOTALS = "tests/tables/test_totals.py"
 ASYNCHRONOUS = "tests/processing/test_derived.py"
 IN_MEMORY = "tests/tables/test_transactions.py"
 HOLDING = "tests/core/test_holding.py"
+ACROSS = "tests/core/across/test_leaders.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
 COUNTED = TABLED | {"tables": 0, "counters": 3}
 CHAINED = TABLED | {"tables": 0, "chains": 3}
@@ -328,6 +330,16 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("locks wait for no prepare timestamp", holds.locks_wait_for_nobody, simulated=False, suite=HOLDING),
     Mutant("newest commits of held tables", holds.held_tables_are_told, simulated=False, suite=HOLDING),
     Mutant("a successor holds nothing", holds.successors_hold_nothing, simulated=False, suite=HOLDING),
+    Mutant("any vote counts", across.any_vote_counts, simulated=False, suite=ACROSS),
+    Mutant("promised times are ignored", across.promises_are_ignored, simulated=False, suite=ACROSS),
+    Mutant("lost streams are promised", across.lost_streams_are_promised, simulated=False, suite=ACROSS),
+    Mutant("a refused commit aborts", across.a_refusal_aborts, simulated=False, suite=ACROSS),
+    Mutant("a refused commit takes nothing back", across.refusals_take_nothing_back, simulated=False, suite=ACROSS),
+    Mutant("participants are enlisted at any time", across.enlisted_at_any_time, simulated=False, suite=ACROSS),
+    Mutant("over before all are done", across.over_before_all_are_done, simulated=False, suite=ACROSS),
+    Mutant("unknown aborts are forgotten", across.unknown_aborts_are_forgotten, simulated=False, suite=ACROSS),
+    Mutant("no message is forged", across.nothing_is_forged, simulated=False, suite=ACROSS),
+    Mutant("messages are sent once", across.sent_once, simulated=False, suite=ACROSS),
     # -- journals
     Mutant("a zombie writes its journal index", journals.zombie_index, weather=BLIND,
            play=plays.a_zombie_reads_on),

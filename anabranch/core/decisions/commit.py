@@ -485,7 +485,9 @@ def _decide_everywhere(
     row = turn.move(row, "begin_finalize", commit_timestamp=at)
     turn.put(k.txn_key(txn_id), row)
     take_exactly(turn, txn, pending.writers)
-    decided = replace(pending, decided=True, writers=receipts_here(txn, pending.writers))
+    # There is no way back, so it ends as prepared ones do, also if a stream is lost.
+    here = receipts_here(txn, pending.writers)
+    decided = replace(pending, decided=True, writers=here, prepare=coordinating.ELSEWHERE)
     turn.put(k.pending_key(txn_id), decided)
     holding.put_entry(turn, txn_id)
     for stream, epoch in sorted(txn.participants.items()):

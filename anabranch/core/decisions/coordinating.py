@@ -33,6 +33,8 @@ from anabranch.protocol.tokens import Rights, peek
 FIRST_PAUSE_MS = 250  # a message without an answer is sent again after this time,
 LONGEST_PAUSE_MS = 5_000  # … then after twice the time before, up to this
 AGAIN_MS = 20  # after a vote that asks for it, new votes are asked for after this time
+# What a pending commit's row says once it is decided with other control partitions.
+ELSEWHERE = r.Prepare(b"", b"")
 _KINDS = ("ask", "commit", "commit_later", "abort")
 
 
@@ -209,6 +211,24 @@ def missing_text(turn: Turn, txn: OpenTxn) -> str:
     )
 
 
+def waits_for(turn: Turn, txn: OpenTxn) -> r.WaitInfo | None:
+    """The participants that have not answered, and for how long; None: no message is under way."""
+    txn_id, waits = txn.row.txn_id, list[tuple[int, str]]()
+    for partition in sorted(txn.partitions):
+        for kind in _KINDS:
+            sent = turn.across.sent.get((txn_id, partition, kind), None)
+            if sent is not None:
+                what = "the vote" if kind == "ask" else "the end"
+                waits.append(
+                    (turn.now_ms - sent.since_ms, f"{what} of control partition {partition}")
+                )
+    if not waits:
+        return None
+    age_ms = max(age_ms for age_ms, _ in waits)
+    text = f"waits {age_ms / 1000:.1f} s for {', '.join(what for _, what in waits)}"
+    return r.WaitInfo("participants", "", limits.cut(text), age_ms)
+
+
 def decide(turn: Turn, txn_id: bytes) -> int:
     """Log what the participants will commit. Returns the commit timestamp (C2)."""
     votes = votes_of(turn, txn_id)
@@ -279,10 +299,10 @@ def _send_due(turn: Turn, txn_id: bytes, txn: OpenTxn) -> None:
         last = sent.get(key, None)
         asks = (0, "") if txn.votes is None else (txn.votes.votes_round, txn.votes.asks)
         if last is None or last.asks != asks:
-            sent.put(key, Sent(asks, turn.now_ms + FIRST_PAUSE_MS, FIRST_PAUSE_MS))
+            sent.put(key, Sent(asks, turn.now_ms, turn.now_ms + FIRST_PAUSE_MS, FIRST_PAUSE_MS))
         elif turn.now_ms >= last.next_ms:
             pause_ms = min(2 * last.pause_ms, LONGEST_PAUSE_MS)
-            sent.put(key, Sent(asks, turn.now_ms + pause_ms, pause_ms))
+            sent.put(key, Sent(asks, last.since_ms, turn.now_ms + pause_ms, pause_ms))
         else:
             continue
         turn.send(one.partition, _message(turn, txn, one), txn.row.secret)

@@ -16,14 +16,14 @@ from anabranch.core import parts
 from anabranch.core import rows as k
 from anabranch.core.across import participant
 from anabranch.core.across.participant import Action
-from anabranch.core.decisions import holding, prepared, transactions
+from anabranch.core.decisions import holding, transactions
 from anabranch.core.decisions.commit import ending_of
+from anabranch.core.decisions.coordinating import ELSEWHERE
 from anabranch.core.decisions.scopes import active_stream
 from anabranch.core.decisions.transactions import abort_txn, check_open, end_pending, journal_op
 from anabranch.core.decisions.turn import FORGOTTEN, Turn, attempt, refuse
 from anabranch.core.decisions.writers import check_receipts, take_exactly, writers_text
-from anabranch.core.locks import frozen
-from anabranch.core.memory import WaitingTouch
+from anabranch.core.memory import WaitingTouch, is_gone
 from anabranch.core.round import ReplyTo
 from anabranch.core.transaction_states import born
 from anabranch.errors import check
@@ -202,6 +202,9 @@ def _prepare(turn: Turn, ask: r.AskVote) -> None:
     """Log PREPARED with exactly these writers, if no check refuses it; else nothing is changed."""
     txn_id = ask.txn_id
     txn = turn.open(txn_id)
+    gone = [stream for stream in sorted(txn.participants) if is_gone(turn.state, stream)]
+    if gone:
+        raise errors.StreamLost(f"{gone[0]} is lost: abort the transaction")
     if ask.events or ask.changes or ask.locks or ask.follows or ask.prepare is not None:
         raise errors.CrossScope(
             "one-shots, locks and prepares over several control partitions are not built yet"
@@ -213,16 +216,14 @@ def _prepare(turn: Turn, ask: r.AskVote) -> None:
         raise errors.WritersUnfinished(
             f"not finished: writer {writers_text(unnamed)}; give the receipts to take, or let it finish"
         )
-    pending = r.PendingCommitRow((), False, _that_count(ask.receipts, txn.writers), None, None, 0)
+    taken = _that_count(ask.receipts, txn.writers)
+    pending = r.PendingCommitRow((), False, taken, None, None, 0, prepare=ELSEWHERE)
     ending = ending_of(txn, pending)
     check(parts.check(turn, ending), "a participant has locks or a claim")
     weighed = ending.weighed
     check(weighed is not None, "a participant votes whose journals were not weighed")
-    frozen.check_free(turn, txn_id, partial(ending.writes, turn, ending))
-    prepared.check_count(turn, txn.row.owner)
     if weighed is None:
         return
-    prepared.check_room(turn, txn_id, weighed)
     if weighed.size > turn.settings.chunk_bytes:
         raise errors.CrossScope(
             f"{weighed.size:,} bytes at control partition {turn.settings.control_partition}: merges of more than "
@@ -239,8 +240,18 @@ def _that_count(receipts: tuple[r.Receipt, ...], known: Container[int]) -> tuple
 
 
 def _promise(turn: Turn, ask: r.AskVote) -> None:
-    """Log the round of votes, with a timestamp if one is asked for, and vote yes."""
+    """Log the round of votes, with a timestamp if one is asked for, and vote yes.
+
+    If a stream was lost since it was prepared, the vote says so: there is a way back until the decision (C4).
+    """
     txn_id, its = ask.txn_id, turn.state.coordinator_row(ask.txn_id)
+    txn = turn.open(txn_id)
+    gone = [stream for stream in sorted(txn.participants) if is_gone(turn.state, stream)]
+    if gone and txn.row.state == "PREPARED":
+        noted = participant.promise(its, replace(ask, asks="VOTE"), staged=True, fresh=0)
+        turn.put(k.coordinator_key(txn_id), noted)
+        _answer(turn, txn_id, "NO", refuse(errors.StreamLost(f"{gone[0]} is lost: abort it")))
+        return
     before = turn.hybrid_time
     after = participant.promise(its, ask, staged=True, fresh=turn.next_timestamp())
     if its is not None and after.prepare_timestamp in (0, its.prepare_timestamp):
@@ -293,11 +304,11 @@ def decided(turn: Turn, message: r.Decide) -> Action:
             state="ABORTED", finished_ms=turn.wall_ms, reason=limits.cut(message.reason)
         )
         turn.put(k.txn_key(txn_id), aborted)
-        _done(turn, txn_id, aborted)
+        _done(turn, txn_id, aborted, message.head.secret)
     elif action is Action.MERGE:
         _commit(turn, message)
     elif action is Action.DONE:
-        _done(turn, txn_id, row)
+        _done(turn, txn_id, row, message.head.secret)
     return action
 
 
@@ -318,7 +329,7 @@ def _commit(turn: Turn, message: r.Decide) -> None:
         journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 
 
-def _done(turn: Turn, txn_id: bytes, row: r.TxnRow | None) -> None:
+def _done(turn: Turn, txn_id: bytes, row: r.TxnRow | None, secret: bytes | None) -> None:
     """Say that a decision is carried out. ``row``: None if it is purged, so the coordinator knows the counts."""
     here = turn.settings.control_partition
     counts = (0, 0, 0, "")
@@ -326,11 +337,7 @@ def _done(turn: Turn, txn_id: bytes, row: r.TxnRow | None) -> None:
         counts = (row.committed, row.left_out, row.rejected, row.reason)
     elif row is not None:
         counts = (0, 0, row.rejected, "")
-    turn.send(
-        control_partition_of(txn_id),
-        r.Done(txn_id, here, *counts),
-        None if row is None else row.secret,
-    )
+    turn.send(control_partition_of(txn_id), r.Done(txn_id, here, *counts), secret)
 
 
 # -- in each turn --------------------------------------------------------------------------------------------
@@ -342,7 +349,8 @@ def advance(turn: Turn) -> None:
     for txn_id in turn.ended:
         if control_partition_of(txn_id) != here:
             turn.across.asked.put(txn_id, None)
-            _done(turn, txn_id, turn.row(txn_id))
+            row = turn.row(txn_id)
+            _done(turn, txn_id, row, row.secret)
     if not turn.across.asked.is_empty:
         for txn_id, ask in sorted(turn.across.asked.as_dict().items()):
             since, owner = turn.work, turn.row(txn_id).owner

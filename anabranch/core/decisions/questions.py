@@ -15,7 +15,7 @@ from typing import TypeVar
 from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.authorize import EVERYWHERE, Right, check_writes, operates, rights_of, sees
-from anabranch.core.decisions import holding
+from anabranch.core.decisions import coordinating, holding
 from anabranch.core.decisions.prepared import proves
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import check_id_partition, named_by
@@ -180,9 +180,9 @@ def _kept_for(turn: Turn, txn_id: bytes) -> dict[str, int]:
 
 
 def _waits_for(turn: Turn, txn_id: bytes) -> r.WaitInfo | None:
-    wait = turn.wait_of(txn_id)
+    wait, txn = turn.wait_of(txn_id), turn.state.open.get(txn_id)
     if wait is None:
-        return None
+        return coordinating.waits_for(turn, txn) if txn is not None and txn.partitions else None
     age_ms = -1 if wait.since_ms < 0 else max(0, turn.now_ms - wait.since_ms)
     on = wait.on if wait.on in turn.state.streams else ""
     return r.WaitInfo(wait.why, on, limits.cut(wait_text(turn.memory, wait)), age_ms)

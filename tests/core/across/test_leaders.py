@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from anabranch.core.decisions.streams import give_up_stream
 from anabranch.protocol.schemas import records as r
-from tests.core.across.leaders import Leaders, losing
+from tests.core.across.leaders import SCOPES, Leaders, losing
 from tests.core.harness import event
 
 
@@ -143,7 +144,12 @@ def test_a_participant_that_is_away_until_the_deadline_is_named_and_all_stays_op
     with losing(leaders, r.AskVote):
         leaders.commit(wait_ms=2_000)
         leaders.settle()
-        assert leaders.wait(2_001) == "[commit A] NotReady"
+        leaders.wait(1_000)
+        found = (
+            leaders[0].ask("list", r.ListOpen(None, leaders[0].id("A"), 1)) and leaders[0].result
+        )
+        assert found.transactions[0].waits.text == "waits 1.0 s for the vote of control partition 1"
+        assert leaders.wait(1_001) == "[commit A] NotReady"
     assert "the vote of control partition 1 did not come" in leaders[0].message
     settled(leaders)
     assert leaders.states() == ["OPEN", "OPEN"]
@@ -261,6 +267,60 @@ def test_a_commit_is_answered_at_its_decision_if_that_is_asked_for() -> None:
     leaders.deliver()
     said = leaders.deliver()
     assert said.startswith("[commit A] A FINALIZE_IN_PROGRESS (but 2 committed at ")
+
+
+def lose(leaders: Leaders, stream: str) -> None:
+    one = leaders[SCOPES.index(stream.partition("/")[0])]
+    turn = one.new_turn()
+    give_up_stream(turn, stream, "its topic is gone")
+    one.close(turn)
+
+
+def test_c4_a_stream_that_is_lost_after_the_vote_is_no_way_back_after_the_decision() -> None:
+    leaders = Leaders()
+    leaders.begin()
+    leaders.commit()
+    leaders.deliver()
+    lose(leaders, "ber/a")
+    said = settled(leaders)
+    assert "A COMMITTED 1, 1 left out (1 event left out, as their stream is LOST: ber/a)" in said
+    assert_committed_once(leaders, "nyc/a")
+
+
+def test_c4_a_stream_that_is_lost_before_the_decision_refuses_the_commit() -> None:
+    leaders = Leaders()
+    leaders.begin()
+    leaders.commit()
+    leaders.deliver()
+    leaders.bag.clear()
+    lose(leaders, "ber/a")
+    assert "[commit A] StreamLost" in settled(leaders)
+    assert leaders.states() == ["OPEN", "OPEN"]
+    leaders[0].abort("A")
+    leaders.settle()
+    assert leaders.states() == ["ABORTED", "ABORTED"]
+
+
+def test_c2_the_commit_is_not_before_a_participants_promise_whose_clock_is_ahead() -> None:
+    leaders = Leaders()
+    leaders.begin()
+    leaders[1].wall_us += 500_000
+    leaders.commit()
+    leaders.deliver()
+    (vote,) = leaders.bag
+    leaders.settle()
+    assert min(at for its in leaders.merges().values() for _, at in its) >= vote.record.timestamp
+    assert_committed_once(leaders, "nyc/a", "ber/a")
+
+
+def test_t1_a_participant_whose_clock_is_minutes_ahead_is_refused_by_name() -> None:
+    leaders = Leaders()
+    leaders.begin()
+    leaders[1].wall_us += 600_000_000
+    leaders.commit()
+    assert leaders.settle() == "[commit A] ClockSkew"
+    assert leaders[0].one_shot("B", event("nyc/a")) == "B COMMITTED 1"
+    assert leaders.states() == ["OPEN", "OPEN"]
 
 
 def test_what_comes_between_the_vote_and_the_decision_waits_and_is_merged_after_it() -> None:
