@@ -423,7 +423,8 @@ class LeaderMemory:
         self.cleaning.follow(drafts.cleaning)
         self.histories.follow(drafts.histories)
         self.row_turns.follow(drafts.row_turns)
-        self.holds.follow(drafts.holds)
+        if drafts.holds.in_use or self.holds.in_use:
+            self.holds.follow(drafts.holds)
         self.across.follow(drafts.across)
         self.segment_asks.follow(drafts.segment_asks)
         self.recent_writes.follow(drafts.recent_writes)

@@ -13,7 +13,7 @@ rows (`entry_of`), and forgets commits that wait here.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from anabranch.core.round import ReplyTo
 from anabranch.protocol.schemas import records as r
@@ -22,6 +22,7 @@ from anabranch.protocol.schemas import records as r
 # stream that always has an open entry. If it kept it without end, a coordinator that is down would stop it, then
 # the commits that wait for it, and so on (H4).
 KEPT_MS = 100
+_NONE: dict[Any, Any] = {}
 
 
 class Entry(NamedTuple):
@@ -72,17 +73,16 @@ class Holds:
     ``freed``: whether an entry ended in this turn.
     """
 
-    __slots__ = ("_late", "_of", "_shared", "_streams", "freed", "in_use", "shots", "time")
-
-    def __init__(self) -> None:
-        self._of: dict[str, dict[bytes, Entry]] = {}
-        self._streams: dict[bytes, tuple[str, ...]] = {}
-        # Commits that gave their timestamp back after `KEPT_MS`, and wait without one.
-        self._late: set[bytes] = set()
-        self.shots: dict[bytes, WaitingShot] = {}
-        self.in_use = self.freed = False
-        self.time = 0
-        self._shared = False  # with the holds below
+    # Shared by all that has no entries, so that a draft of those costs nothing.
+    _of: dict[str, dict[bytes, Entry]] = _NONE
+    _streams: dict[bytes, tuple[str, ...]] = _NONE
+    # Commits that gave their timestamp back after `KEPT_MS`, and wait without one.
+    _late: frozenset[bytes] = frozenset()
+    shots: dict[bytes, WaitingShot] = _NONE
+    in_use = False
+    freed = False
+    time = 0
+    _shared = True  # whether the dicts are also of the holds below
 
     def draft(self) -> Holds:
         """A copy that a turn may change."""
@@ -104,8 +104,7 @@ class Holds:
         """Copy what is shared, before a change."""
         if self._shared:
             self._of = {stream: dict(its) for stream, its in self._of.items()}
-            self._streams, self._late = dict(self._streams), set(self._late)
-            self.shots = dict(self.shots)
+            self._streams, self.shots = dict(self._streams), dict(self.shots)
             self._shared = False
 
     def _note(self) -> None:
@@ -217,7 +216,7 @@ class Holds:
     def give_up(self, txn_id: bytes) -> None:
         """Forget a commit that waits, because it is merged, refused or aborted."""
         self.put(txn_id, (), None)
-        self._late.discard(txn_id)
+        self._late -= {txn_id}
         self.shots.pop(txn_id, None)
         self._note()
 

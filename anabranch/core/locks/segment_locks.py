@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from anabranch.core import rows as k
 from anabranch.core import work
-from anabranch.core.decisions.transactions import abort_txn, touch, touched
+from anabranch.core.decisions.participating import touch
+from anabranch.core.decisions.transactions import abort_txn, touched
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.locks.locked_segments import holders_of, locked_of, met_text, segments_text
 from anabranch.core.locks.wait_die import Fate, Met, Spans, meet, meets
@@ -204,6 +205,8 @@ def abort_long(turn: Turn) -> None:
             txn = turn.state.open.get(txn_id)
             if txn is None or txn.row.state != "OPEN" or txn.pending is not None:
                 continue
+            if control_partition_of(txn_id) != turn.settings.control_partition:
+                continue  # its coordinator alone aborts it
             if turn.wall_ms - row.locked_ms > most_ms:
                 named = segments_text(stream, row.locked)
                 abort_txn(turn, txn_id, f"it held {named} for more than {most_ms:,} ms")
