@@ -297,7 +297,7 @@ def sessions(play: Play) -> None:
     """Rows of a session: all of one key, in order; one of them is of a stream that is not there."""
     client = play.client()
     events = play.events(play.one, 60, key="same")
-    nowhere = replace(events[0], stream=f"{play.scope}/nowhere")
+    nowhere = events[0]._replace(stream=f"{play.scope}/nowhere")
     failed = client.session([*events[:40], nowhere, *events[40:]])
     play.check("R10.10", failed == [40], f"rows {failed} are reported as failed, not [40]")
     play.expect(events)
