@@ -166,10 +166,8 @@ class State:
         self.grants: dict[str, dict[str, int]] = {}  # lane -> pattern -> rights
         # (lane, stream or pattern) -> rights; cached by `authorize` until a grant changes.
         self.rights: dict[tuple[str, str], int] = {}
-        # Lane -> identifiers of its audit rows, the oldest first.
-        self.audits: dict[str, dict[bytes, bool]] = {}
-        # Stream -> the audit row to add when a change of its topics is made.
-        self.audit_due: dict[str, r.AuditRow] = {}
+        self.audits: dict[str, dict[bytes, bool]] = {}  # by lane, the oldest first
+        self.audit_due: dict[str, r.AuditRow] = {}  # to add when a stream's topics are changed
         self.processors: dict[str, r.ProcessorRow] = {}
         self.tasks: dict[tuple[str, int], r.TaskRow] = {}
         self.tables: dict[str, r.TableRow] = {}
@@ -182,8 +180,7 @@ class State:
         # Open transactions with a pending commit, without PREPARED ones, as these wait for no round.
         self.committing: dict[bytes, bool] = {}
         self.prepared = Ordered[bytes]()  # PREPARED transactions
-        # Open transactions of which this is the coordinator, with participants elsewhere.
-        self.coordinated: dict[bytes, bool] = {}
+        self.coordinated: dict[bytes, bool] = {}  # open transactions with participants elsewhere
         self.promised: dict[bytes, bool] = {}  # open transactions of which this is a participant
         # Key -> the error of its folded row; a later row of the key removes the error.
         self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}
