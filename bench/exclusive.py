@@ -2,27 +2,26 @@
 
 A transaction opens, writes 100 events of 100 bytes with one key, and commits; the next one begins at once. One
 client alone: both streams in turn, in one run, medians of rounds; CPU is that of a transaction, in all three
-processes. Then eight threads of one client, with the same key: each begins again after a pause of 20 to 100 ms when
-it was aborted (wait-die) or refused. ``fewest``: transactions of the slowest thread, of the mean. Not equal: the
+processes. Then eight threads of one client, with the same key: `transact` begins again after a pause when an older
+transaction has the segment (wait-die). ``fewest``: transactions of the slowest thread, of the mean. Not equal: the
 eight write side by side to the other stream, and one after the other to the exclusive one.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import statistics
 import time
 from typing import Any
 
 import anabranch
-from anabranch.errors import BeginAgainError, RetryError
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas.codec import LEVEL
 from bench.setting import Place, cpu_s, noise_values, side_by_side
 
 EVENTS, SIZE, CLIENTS = 100, 100, 8
 GOAL = 0.9
+LIMIT_S = 120.0
 EXCLUSIVE, OTHER = "bench/exclusive", "bench/shared"
 
 
@@ -58,17 +57,16 @@ def _measure(
     before, start = sum(map(cpu_s, processes)), time.perf_counter()
 
     def work(number: int) -> None:
-        chance = random.Random(number)
         while time.perf_counter() < start + seconds:
-            try:
-                with client.begin("bench") as txn:
-                    txn.token()
-                    txn.write_many(stream, events)
-                    txn.commit()
-                committed[number] += 1
-            except (BeginAgainError, RetryError):
+
+            def write(txn: anabranch.Transaction) -> None:
                 again[number] += 1
-                time.sleep(chance.uniform(0.02, 0.1))
+                txn.token()
+                txn.write_many(stream, events)
+
+            client.transact(write, scope="bench", timeout=LIMIT_S)
+            again[number] -= 1
+            committed[number] += 1
 
     side_by_side(work, clients)
     took, count = time.perf_counter() - start, max(1, sum(committed))

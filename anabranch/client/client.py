@@ -248,6 +248,8 @@ class Client:
     ) -> Transacted[T]:
         """Call ``function`` with a transaction, and commit; repeat this if it is aborted, for ``timeout`` seconds.
 
+        Each try is as old as the first one, so that at an exclusive stream it is never aborted again and again.
+
         The function may be called several times, so it must have no side effects. The result has what it returned
         as ``value``. An exception from it aborts the transaction, and is raised. ``scope``: None for the scope of
         the first stream that it writes to; without a write nothing is sent. ``keepalive``: as of `begin`. For rows
@@ -278,9 +280,18 @@ class Client:
                     f"a transaction that moves positions of {ownership.processor} is of its scope"
                 )
             chosen = ownership.scope
+        former: bytes | None = None
+        txn: Transaction | None = None
+
+        def begin(_: float) -> Transaction:
+            nonlocal former, txn
+            former = former if txn is None else txn.txn_id or former
+            txn = Transaction(self._shared, chosen, None, keepalive_ms, ownership, as_old_as=former)
+            return txn
+
         return transact(
             self._shared,
-            lambda _: Transaction(self._shared, chosen, None, keepalive_ms, ownership),
+            begin,
             function,
             CommitParts(name=name, wait=wait),
             self._shared.deadline(timeout),

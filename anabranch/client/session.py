@@ -694,10 +694,15 @@ class Session:
 
     # -- transactions ---------------------------------------------------------------------------------
 
-    def new_txn_id(self, scope: str, deadline: float, *, marked: bool = False) -> bytes:
-        """A transaction id for a scope. ``marked``: for a one-shot that moves positions; no other may have it."""
+    def new_txn_id(
+        self, scope: str, deadline: float, *, marked: bool = False, as_old_as: bytes | None = None
+    ) -> bytes:
+        """A transaction id for a scope. ``marked``: for a one-shot that moves positions; no other may have it.
+
+        ``as_old_as``: a former try, which an older transaction had aborted (wait-die).
+        """
         partition = self.find_scope(scope, deadline)
-        now_ms = int(self._clock.wall() * 1000)
+        now_ms = int(self._clock.wall() * 1000) if as_old_as is None else made_ms_of(as_old_as)
         make = make_marked_id if marked else make_txn_id
         return make(partition, now_ms, int.from_bytes(self._entropy(8), "big"))
 

@@ -121,11 +121,12 @@ class Transaction:
         *,
         snapshot: int = 0,
         txn_id: bytes | None = None,
+        as_old_as: bytes | None = None,
     ) -> None:
         """``scope``: "" for that of the first stream written to.
 
         ``snapshot``: the hybrid time of its reads of tables; 0 if it reads none. ``txn_id``: None: an id is made
-        when one is needed.
+        when one is needed. ``as_old_as``: as of `Session.new_txn_id`.
         """
         self._shared = shared
         self._session = shared.session
@@ -142,6 +143,7 @@ class Transaction:
         self._buffer: list[r.Event] = []
         self._buffered_bytes = 0
         self._txn_id = txn_id
+        self._as_old_as = as_old_as
         self._secret: bytes | None = None
         self._token: bytes | None = None
         self._writer: Writer | None = None  # for the events of this handle, once it is open
@@ -254,7 +256,9 @@ class Transaction:
                 "the transaction has no scope yet: give it one, or write to a stream first"
             )
         if self._txn_id is None:
-            self._txn_id = self._session.new_txn_id(self._scope, deadline, marked=marked)
+            self._txn_id = self._session.new_txn_id(
+                self._scope, deadline, marked=marked, as_old_as=self._as_old_as
+            )
         return self._txn_id
 
     @traced("begin")

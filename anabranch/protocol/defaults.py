@@ -60,6 +60,8 @@ LONGEST_LOOK_S = 1.0
 # wrote the same rows committed nothing.
 FIRST_TRANSACT_PAUSE_S = 0.004
 LONGEST_TRANSACT_PAUSE_S = 0.032
+# … or when an older transaction has a segment of an exclusive stream.
+LONGEST_LOCKED_PAUSE_S = 0.25
 # A commit that changes rows by `add`, `min` or `max` is sent again after these pauses, when it has to revalidate.
 FIRST_CHANGE_PAUSE_S = 0.001
 LONGEST_CHANGE_PAUSE_S = 0.064

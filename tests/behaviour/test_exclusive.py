@@ -12,6 +12,8 @@ import pytest
 
 import anabranch
 from anabranch import errors
+from anabranch.client.transaction import Transaction
+from anabranch.protocol.ids import made_ms_of
 from anabranch.protocol.partitioner import position_of
 from anabranch.testing import MemoryCluster
 from tests.cluster import Cluster
@@ -59,6 +61,29 @@ def test_a_client_waits_for_younger_ones_and_dies_of_older_ones() -> None:
             session.apply(stream, b"9", LOW)
         with client.read(stream, timeout=1) as reader:
             assert Counter(event.value for event in reader) == {b"4": 3, b"7": 1, b"8": 1, b"9": 1}
+
+
+def test_a_try_after_an_abort_is_as_old_as_the_first_one() -> None:
+    cluster = MemoryCluster()
+    tries: list[bytes] = []
+    with cluster.connect() as client, cluster.connect() as older:
+        client.create_stream("shop/once", exclusive=True)
+        with older.begin("shop") as holder:
+            holder.token()
+            holder.write("shop/once", b"1", key=LOW)
+            holder.flush()
+            cluster.advance(1)
+
+            def write(txn: Transaction) -> None:
+                txn.token()
+                tries.append(txn.txn_id or b"")
+                if len(tries) == 3:
+                    holder.commit()
+                txn.write("shop/once", b"2", key=LOW)
+
+            client.transact(write, scope="shop")
+    assert len(set(tries)) == 3
+    assert len({made_ms_of(txn_id) for txn_id in tries}) == 1
 
 
 class Desks:
