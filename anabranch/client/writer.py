@@ -199,10 +199,11 @@ class Writer:
 
     def _lock_segments(self, stream: str, positions: Sequence[int]) -> r.Touched:
         """Lock segments of an exclusive stream: those that have these positions of keys."""
-        deadline = self._shared.deadline(None)
-        for at in range(0, len(positions), LOCKED_POSITIONS.value):
-            touched = self._touch(stream, deadline, positions[at : at + LOCKED_POSITIONS.value])
-        return touched
+        deadline, most = self._shared.deadline(None), LOCKED_POSITIONS.value
+        for at in range(0, len(positions) - most, most):
+            self._touch(stream, deadline, positions[at : at + most])
+        last = (len(positions) - 1) // most * most
+        return self._touch(stream, deadline, positions[last:])
 
     def _touch(self, stream: str, deadline: float, positions: Sequence[int]) -> r.Touched:
         if self._token is None:

@@ -29,7 +29,7 @@ class Desk(World):
         self.find_scope()
         self.ask("level", r.SetFeatureLevel(LEVEL), lane="admin")
         for stream in (X, Y):
-            self.create(stream, exclusive="true", **settings)
+            self.create(stream, 2, exclusive="true", **settings)
             self.created(stream, 0, 0)
         self.create(PLAIN)
         self.created(PLAIN, 0, 0)
@@ -235,7 +235,7 @@ def test_what_is_held_and_who_waits_is_listed(desk: Desk) -> None:
     ],
 )
 def test_settings_that_are_refused(desk: Desk, settings: dict[str, str], code: str) -> None:
-    assert desk.create("nyc/z", **settings) == code
+    assert desk.create("nyc/z", 2, **settings) == code
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,9 @@ def test_whoever_waits_waits_for_younger_ones_alone(seed: int) -> None:
     """The rule alone, at several control partitions, which know nothing of each other: there is no cycle."""
     rng = random.Random(seed)
     ids = [make_txn_id(rng.randrange(2), rng.randrange(3), n) for n in range(8)]
-    places = [({}, []) for _ in range(3)]  # holders, and those that wait
+    # By place: what is locked, and those that wait.
+    places: list[tuple[dict[bytes, Spans], list[tuple[bytes, Spans]]]]
+    places = [({}, []) for _ in range(3)]
     waits_for: dict[bytes, set[bytes]] = {txn_id: set() for txn_id in ids}
     dead: set[bytes] = set()
     for _ in range(60):
