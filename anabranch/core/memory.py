@@ -28,42 +28,42 @@ D = TypeVar("D")
 class DraftMap(Generic[K, V]):
     """A dict, or a draft: a turn's changes to another dict (``over``)."""
 
-    __slots__ = ("_rows", "over")
+    __slots__ = ("over", "rows")
 
     def __init__(self, over: DraftMap[K, V] | None = None) -> None:
         self.over = over
-        self._rows: dict[K, V | None] = {}
+        self.rows: dict[K, V | None] = {}
 
     def get(self, key: K, default: D) -> V | D:
-        if key in self._rows:
-            found = self._rows[key]
+        if key in self.rows:
+            found = self.rows[key]
             return default if found is None else found
         return default if self.over is None else self.over.get(key, default)
 
     def put(self, key: K, value: V | None) -> None:
         """Set a value; None removes the key."""
         if value is None and self.over is None:
-            self._rows.pop(key, None)
+            self.rows.pop(key, None)
         else:
-            self._rows[key] = value
+            self.rows[key] = value
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was ever put, or everything was removed and that was applied."""
-        return not self._rows and (self.over is None or self.over.is_empty)
+        return not self.rows and (self.over is None or self.over.is_empty)
 
     def as_dict(self) -> dict[K, V]:
         rows: dict[K, V | None] = {} if self.over is None else {**self.over.as_dict()}
-        rows |= self._rows
+        rows |= self.rows
         return {key: value for key, value in rows.items() if value is not None}
 
     def follow(self, draft: DraftMap[K, V]) -> None:
         """Apply the changes of a draft of this."""
-        for key, value in draft._rows.items():
+        for key, value in draft.rows.items():
             self.put(key, value)
 
     def forget(self, is_gone: Callable[[K], bool]) -> None:
-        for key in [key for key in self._rows if is_gone(key)]:
+        for key in [key for key in self.rows if is_gone(key)]:
             self.put(key, None)
 
     def rebase(self) -> None:
@@ -86,10 +86,10 @@ class Part:
         """Apply the changes of a draft of this."""
         for name in self.__slots__:
             value = getattr(draft, name)
-            if type(value) is DraftMap:
-                getattr(self, name).follow(value)
-            else:
+            if type(value) is not DraftMap:
                 setattr(self, name, value)
+            elif value.rows:
+                getattr(self, name).follow(value)
 
     def rebase(self) -> None:
         """Continue over the memory to which the draft below this one was applied."""
