@@ -63,8 +63,11 @@ def _put(into: Holds, state: State, txn_id: bytes) -> None:
 
 def waits_still(turn: Turn, txn_id: bytes) -> bool:
     """Whether a decided commit that waited for an entry still has to wait."""
+    since = turn.work
     turn.charge(work.LOOK)
-    return _blocked(turn, txn_id) is not None
+    on = _blocked(turn, txn_id)
+    turn.owe(turn.open(txn_id).row.owner, since)
+    return on is not None
 
 
 def blocks(turn: Turn, txn_id: bytes) -> str | None:
@@ -143,6 +146,12 @@ def admit(
         size = min(turn.command_bytes, turn.settings.command_bytes)
         turn.holds.wait(txn_id, WaitingShot(command, to, turn.lane, turn.seen, size, both))
     return at
+
+
+def check_free(turn: Turn, txn_id: bytes, streams: Collection[str]) -> None:
+    """Raise `NotReady` if a commit to these streams would have to wait. It takes no timestamp."""
+    if turn.holds.in_use and not turn.holds.may_go(turn.hybrid_time + 1, txn_id, streams):
+        raise NotReady(NOT_READY)
 
 
 def give_back(turn: Turn) -> None:

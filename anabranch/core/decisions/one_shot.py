@@ -303,6 +303,7 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
     kept_there = {s: its for s, its in events.by_stream().items() if s not in gone}
     placed = _spread(turn, events, kept_there, [s for s in kept_there if is_state(s)])
     frozen.check_free(turn, txn_id, lambda: _writes(turn, placed))
+    holding.check_free(turn, txn_id, placed)
     if gone:
         left_out = sum(len(its) for s, its in events.by_stream().items() if s in gone)
         row = prepared.without(row, left_out, gone)
