@@ -28,6 +28,7 @@ from anabranch.protocol.ids import NO_TXN
 from anabranch.protocol.schemas import records as r
 from tests.conftest import some
 from tests.core.harness import event
+from tests.core.labels import SECRET
 from tests.core.test_table_locks import PLAIN, A, B, Bank
 
 ROW = b"k"
@@ -250,6 +251,19 @@ def test_a_timestamp_that_nothing_logs_is_not_given_again(world: Held) -> None:
     world.shot("S", A, B)
     assert world.round.empty
     assert world.shot("T", B) == "", "it has a later timestamp than S, so it waits for S"
+
+
+def test_a_prepared_one_shot_is_not_committed_into_a_held_stream(world: Held) -> None:
+    """Its events are in a row, and it is merged in the round of its decision."""
+    events = (event(A, ROW),)
+    prepares = r.PrepareEvents(world.id("S"), "nyc", None, events, SECRET, r.Prepare(b"", b""))
+    assert world.ask("prepare", prepares) == "S PREPARED 1"
+    world.promise("X", A)
+    assert world.commit("S") == "NotReady"
+    world.decide("X")
+    world.turn()
+    assert world.commit("S") == "S COMMITTED 1"
+    assert world.names(A) == "X S"
 
 
 def test_a_new_leader_holds_the_same_streams(world: Held) -> None:
