@@ -28,8 +28,8 @@ from anabranch.protocol.schemas import records as r
 
 _PLAIN = b"plain/"
 NOT_READY = (
-    "a transaction across control partitions is not decided on a stream that this concerns, or on a table that was "
-    "read; nothing was changed: call again"
+    "another control partition has yet to decide a transaction that writes to a stream of this command, or to a "
+    "table that it read; nothing was changed: call again"
 )
 
 
