@@ -22,7 +22,8 @@ from typing import NamedTuple
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
 from anabranch.core import work
-from anabranch.core.decisions import holding, positions
+from anabranch.core.decisions import positions
+from anabranch.core.decisions.across import holding
 from anabranch.core.decisions.prepared import leave_out_lost
 from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decisions.transactions import (

@@ -15,7 +15,7 @@ from typing import TypeVar
 from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.authorize import EVERYWHERE, Right, check_writes, operates, rights_of, sees
-from anabranch.core.decisions import coordinating, holding
+from anabranch.core.decisions.across import coordinating, holding
 from anabranch.core.decisions.prepared import proves
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import check_id_partition, named_by

@@ -16,9 +16,10 @@ from anabranch.core import parts
 from anabranch.core import rows as k
 from anabranch.core.across import participant
 from anabranch.core.across.participant import Action
-from anabranch.core.decisions import holding, transactions
+from anabranch.core.decisions import transactions
+from anabranch.core.decisions.across import holding
+from anabranch.core.decisions.across.coordinating import ELSEWHERE
 from anabranch.core.decisions.commit import ending_of
-from anabranch.core.decisions.coordinating import ELSEWHERE
 from anabranch.core.decisions.scopes import active_stream
 from anabranch.core.decisions.transactions import abort_txn, check_open, end_pending, journal_op
 from anabranch.core.decisions.turn import FORGOTTEN, Turn, attempt, refuse
