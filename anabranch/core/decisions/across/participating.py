@@ -333,12 +333,10 @@ def _commit(turn: Turn, message: r.Decide) -> None:
 def _done(turn: Turn, txn_id: bytes, row: r.TxnRow | None, secret: bytes | None) -> None:
     """Say that a decision is carried out. ``row``: None if it is purged, so the coordinator knows the counts."""
     here = turn.settings.control_partition
-    counts = (0, 0, 0, "")
+    done = r.Done(txn_id, here, 0, 0, 0 if row is None else row.rejected, "")
     if row is not None and row.state == "COMMITTED":
-        counts = (row.committed, row.left_out, row.rejected, row.reason)
-    elif row is not None:
-        counts = (0, 0, row.rejected, "")
-    turn.send(control_partition_of(txn_id), r.Done(txn_id, here, *counts), secret)
+        done = replace(done, committed=row.committed, left_out=row.left_out, reason=row.reason)
+    turn.send(control_partition_of(txn_id), done, secret)
 
 
 # -- in each turn --------------------------------------------------------------------------------------------
