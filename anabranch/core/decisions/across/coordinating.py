@@ -4,8 +4,8 @@ The coordinator is the control partition in the transaction's id. Its rows say w
 (`PartitionRow`), and the round of votes that counts (`VotesRow`); votes themselves are in memory, as a successor
 asks again. `core.across.coordinator` has the rules. A message is made from rows, and sent after they are logged.
 
-A refused vote, a deadline or an operator may end a pending commit. This only deletes the row of the commit: `advance`
-then raises the round of votes, so that the participants reopen.
+A refused vote, a deadline or an operator may end a pending commit. This only deletes the row of the commit:
+`advance` then raises the round of votes, so that the participants reopen.
 """
 
 from __future__ import annotations
