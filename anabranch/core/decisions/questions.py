@@ -369,7 +369,7 @@ def safe_time(turn: Turn, command: r.SafeTime, to: ReplyTo | None) -> None:
             f"the time {hybrid_time.to_text(at)} is not safe yet, because a transaction across control partitions "
             "is not decided: ask again"
         )
-    tables = conflicts.table_times(turn, command.tables)
+    tables = conflicts.table_times(turn, command.tables, at)
     turn.reply(to, r.SafeTimeReply(command.scope, at, tables, safe))
 
 
