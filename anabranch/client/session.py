@@ -93,6 +93,7 @@ _UNDONE = ("OPEN", "ABORTED")
 _NOTHING = "nothing was changed"  # a phrase in texts of refusals
 _TOKENS_A_BEAT = 500
 _QUESTIONS_AT_ONCE = 100
+_MOST_NAMED = 1_000  # streams in a question for a safe time; with more, it is asked for all streams
 
 
 class Copy(NamedTuple):
@@ -567,15 +568,14 @@ class Session:
         for name in names:
             scope = name.partition("/")[0]
             served.setdefault(self.find_scope(scope, deadline), (scope, []))[1].append(name)
-        return {
-            number: r.SafeTime(
-                scope,
-                None,
-                tuple(its) if tables else (),
-                tuple([name for name in its if "/" in name and self._names_streams]),
+        questions = {}
+        for number, (scope, its) in served.items():
+            named = self._names_streams and len(its) <= _MOST_NAMED
+            streams = [name for name in its if "/" in name] if named else []
+            questions[number] = r.SafeTime(
+                scope, None, tuple(its) if tables else (), tuple(streams)
             )
-            for number, (scope, its) in served.items()
-        }
+        return questions
 
     def _instant(
         self, questions: Mapping[int, r.SafeTime], seen: int, at: int | None, deadline: float
