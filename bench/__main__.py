@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import (
+    across,
     adds,
     aio,
     big_table,
@@ -179,6 +180,10 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
     "deriving": (
         "how far a derived table that a worker writes is behind, at 2,000 commits/s",
         _on_cluster(deriving),
+    ),
+    "across": (
+        "one snapshot of three control partitions against one of a single one",
+        _on_own(across),
     ),
     "lookups": ("snapshots of the past, by the length of the history", _on_cluster(lookups)),
     "trouble": ("small commits while other streams are in trouble", _on_own(trouble)),

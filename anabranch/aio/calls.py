@@ -45,7 +45,10 @@ if TYPE_CHECKING:
     from anabranch.client.table_access import (
         Isolation,
     )
-    from anabranch.client.table_transaction import JoinedTransaction, TableTransaction
+    from anabranch.client.table_transaction import (
+        JoinedTransaction,
+        TableTransaction,
+    )
     from anabranch.client.transaction import Transaction
     from anabranch.client.write_session import (
         Flush,
@@ -68,7 +71,13 @@ if TYPE_CHECKING:
     from anabranch.reading.history import Start
     from anabranch.reading.ordered_reader import Reader
     from anabranch.reading.slices import Piece
-    from anabranch.reading.snapshot import At, Mode, Snapshot, SnapshotPlan, SnapshotReader
+    from anabranch.reading.snapshot import (
+        At,
+        Mode,
+        Snapshot,
+        SnapshotPlan,
+        SnapshotReader,
+    )
     from anabranch.reading.store_lookup import StoreFormat
     from anabranch.reading.task_reader import TaskReader
     from anabranch.reading.transaction_reader import TransactionReader
@@ -1790,9 +1799,9 @@ class AsyncClient(Handle):
         """As `Client.topic_id`."""
         return await self._waits.call(self._blocking.topic_id, stream, timeout=timeout)
 
-    async def together(self, streams: Sequence[str]) -> dict[str, int]:
-        """As `Client.together`."""
-        return await self._waits.call(self._blocking.together, streams)
+    async def control_partitions(self, streams: Sequence[str]) -> dict[str, int]:
+        """As `Client.control_partitions`."""
+        return await self._waits.call(self._blocking.control_partitions, streams)
 
     async def snapshot(
         self,
@@ -1810,6 +1819,10 @@ class AsyncClient(Handle):
                 self._blocking.snapshot, streams, at, since, mode, timeout=timeout
             ),
         )
+
+    async def safe_time(self, streams: Sequence[str], *, timeout: float | None = None) -> int:
+        """As `Client.safe_time`."""
+        return await self._waits.call(self._blocking.safe_time, streams, timeout=timeout)
 
     async def progress(
         self, streams: str | Sequence[str], group: str, *, timeout: float | None = None

@@ -906,10 +906,21 @@ class Client:
         """
         return self._streams.topic(stream, self._shared.checked_deadline(timeout)).topic_id
 
-    def together(self, streams: Sequence[str]) -> dict[str, int]:
-        """Stream -> a number. Streams with different numbers never share a transaction. Raises: UnknownScope."""
+    def control_partitions(self, streams: Sequence[str]) -> dict[str, int]:
+        """The number of each stream's control partition. If any is unknown, all get the same number.
+
+        Raises: UnknownScope.
+        """
         self._shared.check()
-        return self._session.together(streams, self._shared.deadline(None))
+        return self._session.control_partitions(streams, self._shared.deadline(None))
+
+    def safe_time(self, streams: Sequence[str], *, timeout: float | None = None) -> int:
+        """A hybrid time of now: the streams have all commits up to it, and get no more of them.
+
+        It is at or above the time of every commit that was answered before this call. Raises: UnknownScope,
+        NotReady, DeadlineExceeded, NotAuthorized.
+        """
+        return self._session.instant(streams, None, self._shared.checked_deadline(timeout))
 
     # -- typed streams ------------------------------------------------------------------------------
 
@@ -1072,15 +1083,16 @@ class Client:
         *,
         timeout: float | None = None,
     ) -> Snapshot:
-        """Streams of one control partition, as of a commit timestamp. Nothing of them is read yet.
+        """Streams as of a commit timestamp. Nothing of them is read yet.
 
         ``at``: a hybrid time (that of a `Result` includes its transaction) or a datetime with its time zone; the
         call waits for a time in the future, if it comes before the timeout. None: now, including all commits
         answered before this call, and all that this client has seen. ``since``: only what was committed after this
         time. ``mode``: 'latest' takes all that the histories have, including all commits answered before this call;
-        it asks no controller, except for the control partitions of several scopes.
+        it asks no controller, except for the control partitions of several scopes. Over several control partitions
+        it asks their controllers for a time, too.
 
-        Raises: UnknownScope, UnknownStream, CrossScope, InvalidArgument (also if ``since`` is later than the
+        Raises: UnknownScope, UnknownStream, InvalidArgument (also if ``since`` is later than the
         snapshot); SnapshotExpired (retention has passed it); NotReady (also if the time is not reached, or the
         histories end before it), DeadlineExceeded.
         """
@@ -1170,16 +1182,17 @@ class Client:
         threads: bool = True,
         index: Mapping[str, Index] | None = None,
     ) -> Replica:
-        """A replica of tables of one control partition, in RocksDB; close it, or use it as a context manager.
+        """A replica of tables, in RocksDB; close it, or use it as a context manager.
 
-        Its transactions and snapshots read all of the tables as of one moment. ``folder``: a folder for this
-        replica only, kept over restarts; None: a temporary one. ``threads`` False: the replica advances only in
-        calls that wait, and in `step`. ``index``: name of an index -> a function of key and row that returns the
-        values (bytes, several, or None) by which `TableSnapshot.lookup` finds the row; with several tables
-        (table, function). A folder with other names is loaded again; a changed function needs a new name.
+        Its transactions and snapshots read all of the tables as of one moment. Transactions need tables of one
+        control partition (`CrossScope`). ``folder``: a folder for this replica only, kept over restarts; None: a
+        temporary one. ``threads`` False: the replica advances only in calls that wait, and in `step`. ``index``:
+        name of an index -> a function of key and row that returns the values (bytes, several, or None) by which
+        `TableSnapshot.lookup` finds the row; with several tables (table, function). A folder with other names is
+        loaded again; a changed function needs a new name.
 
-        Raises: NotInstalled, UnknownStream, InvalidArgument (not a table), CrossScope, IllegalState (the folder is
-        in use, or of another cluster), NotReady, DeadlineExceeded.
+        Raises: NotInstalled, UnknownStream, InvalidArgument (not a table), IllegalState (the folder is in use, or
+        of another cluster), NotReady, DeadlineExceeded.
         """
         threaded = threads and self._threads
         return self._reading.replica(tables, folder, timeout, threads=threaded, index=index)

@@ -455,8 +455,7 @@ class Transaction:
             for columns in pieces:
                 with self._lock:
                     self._shared.check()
-                    self._check_stream(stream)
-                    lane = self._lane(stream, pieces)
+                    lane = self._lane(stream, pieces, elsewhere=self._check_stream(stream))
                     if not call.begun and lane is not None:
                         for each in pieces:
                             lane.check_columns(each)
@@ -507,7 +506,7 @@ class Transaction:
         """Keep an event in memory. If the event does not fit, open the transaction, and return its writer."""
         self._shared.check()
         check_event(key, value, timestamp)
-        self._check_stream(stream)
+        elsewhere = self._check_stream(stream)
         if self._result is not None or self.state not in USABLE:
             self._check_usable()
         if self._token is None or self._buffer:
@@ -518,7 +517,7 @@ class Transaction:
             if headers:
                 size += headers_size(headers)
                 kept = tuple([r.EventHeader(*pair) for pair in headers])
-            if self._token is None and self._fits(1, size):
+            if self._token is None and not elsewhere and self._fits(1, size):
                 self._buffer.append(r.Event(stream, -1, key, value, kept, timestamp or -1))
                 self._buffered_bytes += size
                 return None
@@ -527,16 +526,22 @@ class Transaction:
             raise IllegalState("the transaction is not open")
         return self._writer
 
-    def _check_stream(self, stream: str) -> None:
-        """Raise as `write` does, unless this transaction may write to the stream, which may give it its scope."""
-        scope = self._scope or split_stream(stream)[0]
-        self._shared.check_stream(scope, stream)
-        self._scope = scope
+    def _check_stream(self, stream: str) -> bool:
+        """Raise as `write` does, unless this transaction may write to the stream, which may give it its scope.
 
-    def _lane(self, stream: str, pieces: Sequence[EventColumns]) -> StreamLane | None:
+        Returns whether another control partition serves the stream; then a one-shot can't have its events.
+        """
+        scope = self._scope or split_stream(stream)[0]
+        elsewhere = self._shared.check_stream(scope, stream)
+        self._scope = scope
+        return elsewhere
+
+    def _lane(
+        self, stream: str, pieces: Sequence[EventColumns], *, elsewhere: bool
+    ) -> StreamLane | None:
         """The `StreamLane` of a stream; None if the events fit into memory. Raises: as `write`."""
         self._check_usable()
-        if self._token is None:
+        if self._token is None and not elsewhere:
             overhead = len(stream) + EVENT_OVERHEAD
             size = sum(int(piece.sizes().sum()) + piece.rows * overhead for piece in pieces)
             if self._fits(sum(piece.rows for piece in pieces), size):

@@ -186,7 +186,7 @@ class Writer:
                 raise
             check_layout(stream, touched.segments)
             if self._label:  # the first touch has made the writer known
-                self._session.label(self._token, self.number, self._label, deadline)
+                self._session.label(self._token, self.number, self._label, stream, deadline)
                 self._label = ""
             lane = self._account.add(touched, deadline)
             lane.judge_time = partial(self._shared.judge_time, stream)

@@ -32,11 +32,11 @@ from anabranch.controller.metrics import Metrics
 from anabranch.controller.suspects import SuspectCommands
 from anabranch.controller.topic_trouble import TopicTrouble, places_of, refuses_data
 from anabranch.core import rows as k
-from anabranch.core.decisions import across
+from anabranch.core.decisions.across import receiving
+from anabranch.core.decisions.across.holding import holds_of
 from anabranch.core.decisions.cleanup import log_epochs_again
 from anabranch.core.decisions.commit import next_due_ms
 from anabranch.core.decisions.decide import CHECK_MS, decide_due
-from anabranch.core.decisions.holding import holds_of
 from anabranch.core.decisions.lanes import resume
 from anabranch.core.decisions.merge import give_up
 from anabranch.core.decisions.streams import give_up_stream
@@ -750,7 +750,7 @@ class Controller:
         for due_ms in (
             row_turns.next_due_ms(self._memory.row_turns, self._now_ms()),
             self._memory.holds.due_ms(self._now_ms()),
-            across.next_due_ms(self._memory.across, self._now_ms()),
+            receiving.next_due_ms(self._memory.across, self._now_ms()),
         ):
             if due_ms is not None:
                 max_wait = min(max_wait, due_ms / 1000)

@@ -303,7 +303,7 @@ class WaitingTouch(NamedTuple):
 
 @dataclass(slots=True)
 class Across(Part):
-    """What a leader remembers of transactions over several control partitions (`core.decisions.across`).
+    """Memory of transactions over several control partitions (`core.decisions.across`).
 
     At a coordinator: ``votes`` and ``sent`` by transaction and participant; ``held_ms``: since when there is a vote
     with a timestamp; ``again_ms``: before this time no new votes are asked for; ``exactly``: the commits that name

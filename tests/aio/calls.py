@@ -176,7 +176,7 @@ KINDS = (
         "reserve commit prepare abort force state is_finished resolve "
         "transactions open_transactions open_transaction timeline "
         "prepared series set_series create_stream create_table streams describe scale alter_stream truncate_stream "
-        "forget_stream delete_stream recover_stream effective_settings topic_id together snapshot progress "
+        "forget_stream delete_stream recover_stream effective_settings topic_id control_partitions snapshot safe_time progress "
         "count_events groups group reset_group compact_table publish_base create_processor reset_processor "
         "alter_processor mark_copy rejected "
         "import_group delete_processor take_tasks release_tasks processors processor "

@@ -19,9 +19,9 @@ from copy import copy
 from typing import Any
 
 from anabranch.core import rows as k
+from anabranch.core.decisions.across.holding import holds_of
 from anabranch.core.decisions.commit import next_due_ms
 from anabranch.core.decisions.decide import decide, decide_due
-from anabranch.core.decisions.holding import holds_of
 from anabranch.core.decisions.streams import stream_created, stream_refused
 from anabranch.core.decisions.turn import Settings, Turn, close_round
 from anabranch.core.journal_index import JournalIndex

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from anabranch.core import rows as k
 from anabranch.core.across.holds import KEPT_MS
-from anabranch.core.decisions import holding
+from anabranch.core.decisions.across import holding
 from anabranch.core.decisions.scale import partitions_added
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.history_records import Tail, history_records

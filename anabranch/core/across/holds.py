@@ -50,7 +50,7 @@ def entry_of(row: r.TxnRow, its: r.CoordinatorRow | None, votes: r.VotesRow | No
 
 
 class WaitingShot(NamedTuple):
-    """A one-shot that waits with its timestamp. It is decided again when it may go, as if it came then.
+    """A one-shot that waits with its timestamp. The leader decides it again when it may go, as if it came then.
 
     ``lane``, ``seen``, ``size``: as `Turn` has them while the command is decided. ``streams``: those that it
     writes, and the tables that it locks.
@@ -225,11 +225,12 @@ class Holds:
         return min([hybrid_time, *[entry.timestamp - 1 for entry in self.on(streams)]])
 
 
-def instant(answers: Mapping[int, int], seen: int) -> tuple[int, list[int]]:
+def instant(answers: Mapping[int, int], seen: int, at: int | None = None) -> tuple[int, list[int]]:
     """The time of a snapshot over several control partitions, and the partitions below it, to be asked again (T2).
 
     ``answers``: by control partition, what each answered to `SafeTime` of now, for its streams. Such an answer is
-    fixed there, even if it is not safe yet. ``seen``: the highest time that the client has received.
+    fixed there, even if it is not safe yet. ``seen``: the highest time that the client has received. ``at``: the
+    time that the client wants, if it does not want the present one.
     """
-    at = max([seen, *answers.values()])
+    at = max([seen, *answers.values()]) if at is None else at
     return at, sorted(partition for partition, time in answers.items() if time < at)

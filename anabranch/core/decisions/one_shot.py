@@ -16,7 +16,8 @@ from anabranch.core import derivations, history_records, parts
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_right, writing
 from anabranch.core.command_events import CommandEvents, EventRun, SomeEvents
-from anabranch.core.decisions import claims, holding, positions, prepared
+from anabranch.core.decisions import claims, positions, prepared
+from anabranch.core.decisions.across import holding
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import (
     check_id_partition,

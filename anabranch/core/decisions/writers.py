@@ -50,7 +50,7 @@ def register(turn: Turn, command: r.Register, to: ReplyTo | None) -> None:
 
 def label(turn: Turn, command: r.LabelWriter, to: ReplyTo | None) -> None:
     """Give a known writer a label for people. Other lanes than the writer's may not."""
-    row = turn.transaction(command.token, Rights.WRITE)
+    row = turn.transaction(command.token, Rights.WRITE, anywhere=turn.settings.across)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
     check_writes(turn.state, row)
     limits.LABEL.check(len(command.label), "the label of a writer")

@@ -149,7 +149,7 @@ def admit(
 
 
 def check_free(turn: Turn, txn_id: bytes, streams: Collection[str]) -> None:
-    """Raise `NotReady` if a commit to these streams would have to wait. It takes no timestamp."""
+    """Raise `NotReady` if a commit to these streams would have to wait; no timestamp is taken."""
     if turn.holds.in_use and not turn.holds.may_go(turn.hybrid_time + 1, txn_id, streams):
         raise NotReady(NOT_READY)
 
@@ -207,7 +207,7 @@ def is_plain_held(held: Holds, stream: str, present: int) -> bool:
 
 
 def _plain(stream: str) -> bytes:
-    """What has the entry of a stream's plain writes. It is no transaction's id, which has 16 bytes and no slash."""
+    """The id of the entry of a stream's plain writes. No transaction has it: a transaction's id has 16 bytes."""
     return _PLAIN + stream.encode()
 
 

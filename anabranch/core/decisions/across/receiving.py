@@ -10,7 +10,7 @@ from __future__ import annotations
 from anabranch.core.across.coordinator import HELD_MS
 from anabranch.core.across.messages import ToCoordinator, ToParticipant, ends_of, is_genuine, raised
 from anabranch.core.across.participant import Action
-from anabranch.core.decisions import coordinating, participating
+from anabranch.core.decisions.across import coordinating, participating
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import Across
 from anabranch.errors import ClockSkew
