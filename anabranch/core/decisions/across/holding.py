@@ -212,10 +212,10 @@ def _plain(stream: str) -> bytes:
 
 
 def epoch_time(turn: Turn, stream: str, fresh: int) -> int:
-    """The timestamp of an EPOCH record: ``fresh``, but not later than what is still to be merged (H6)."""
+    """The timestamp of an EPOCH record: ``fresh``, but before all that is still to be merged (H6)."""
     if not turn.holds.in_use:
         return fresh
-    return min([fresh, *[entry.timestamp for entry in turn.holds.on((stream,))]])
+    return min([fresh, *[entry.timestamp - 1 for entry in turn.holds.on((stream,))]])
 
 
 def is_safe(turn: Turn, at: int, streams: Collection[str]) -> bool:
