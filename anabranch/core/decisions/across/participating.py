@@ -345,7 +345,8 @@ def _done(turn: Turn, txn_id: bytes, row: r.TxnRow | None, secret: bytes | None)
 def advance(turn: Turn) -> None:
     """Say what ended in this round, try votes again that wait, and refuse touches that waited for too long."""
     here = turn.settings.control_partition
-    for txn_id in turn.ended:
+    # If such transactions are switched off, coordinators are answered when they repeat their decisions.
+    for txn_id in turn.ended if turn.settings.across else ():
         if control_partition_of(txn_id) != here:
             turn.across.asked.put(txn_id, None)
             row = turn.row(txn_id)
