@@ -40,6 +40,7 @@ from anabranch.errors import (
     RetryError,
     TransactionAborted,
     UnknownScope,
+    UnsupportedVersion,
     error_of,
 )
 from anabranch.ports import RecordHeaders
@@ -96,6 +97,7 @@ _TOKENS_A_BEAT = 500
 _QUESTIONS_AT_ONCE = 100
 _FEW_LEFT = 20  # so few transactions are asked for one by one
 _MOST_LISTED = 10_000
+_MOST_NAMED = 1_000  # streams in a question for a safe time; with more, it is asked for all streams
 
 
 class Copy(NamedTuple):
@@ -127,6 +129,7 @@ class Session:
         self.highest_timestamp = 0
         self._reported: dict[int, int] = {}  # the highest time that each control partition reported
         self._scopes: dict[str, int] = {}
+        self._names_streams = True  # in questions for safe times
         self._answered = False
         self._closed = False
 
@@ -569,15 +572,14 @@ class Session:
         for name in names:
             scope = name.partition("/")[0]
             served.setdefault(self.find_scope(scope, deadline), (scope, []))[1].append(name)
-        return {
-            number: r.SafeTime(
-                scope,
-                None,
-                tuple(its) if tables else (),
-                tuple([name for name in its if "/" in name]),
+        questions = {}
+        for number, (scope, its) in served.items():
+            named = self._names_streams and len(its) <= _MOST_NAMED
+            streams = [name for name in its if "/" in name] if named else []
+            questions[number] = r.SafeTime(
+                scope, None, tuple(its) if tables else (), tuple(streams)
             )
-            for number, (scope, its) in served.items()
-        }
+        return questions
 
     def _instant(
         self, questions: Mapping[int, r.SafeTime], seen: int, at: int | None, deadline: float
@@ -587,29 +589,26 @@ class Session:
         The first questions fix the time. Controllers are asked again for that time, not for a later one, so that
         transactions that are committed without a pause can't delay the answer for ever.
         """
-        whole = {number: replace(question, streams=()) for number, question in questions.items()}
-        answers = self.ask_at_once(whole, r.SafeTimeReply, deadline)
+        try:
+            answers = self.ask_at_once(questions, r.SafeTimeReply, deadline)
+        except UnsupportedVersion:  # a controller of an older release, where no stream is ever held
+            self._names_streams = False
+            questions = {number: replace(one, streams=()) for number, one in questions.items()}
+            answers = self.ask_at_once(questions, r.SafeTimeReply, deadline)
         times = {number: answer.timestamp for number, answer in answers.items()}
         wanted, early = instant(times, seen, at)
         if at is not None:
             self._check_near(at, max(times.values()), deadline)
-        held = {number for number, answer in answers.items() if not answer.safe}
+        left = {*early, *[number for number, answer in answers.items() if not answer.safe]}
         pauses: Backoff | None = None
-        while early or held:
-            # Controllers of older releases do not know streams in the question, but their streams are never held.
-            again = {
-                number: replace(
-                    question, at=wanted, streams=question.streams if number in held else ()
-                )
-                for number, question in questions.items()
-                if number in held or number in early
-            }
+        while left:
+            again = {number: replace(questions[number], at=wanted) for number in sorted(left)}
             answers |= self.ask_at_once(again, r.SafeTimeReply, deadline)
-            early, held = [], {number for number in again if not answers[number].safe}
+            left = {number for number in left if not answers[number].safe}
             pauses = pauses or self._pauses()
-            if held and not pauses.sleep(deadline):
+            if left and not pauses.sleep(deadline):
                 raise NotReady(
-                    f"streams of control partition {min(held)} are held below {to_text(wanted)} until another "
+                    f"streams of control partition {min(left)} are held below {to_text(wanted)} until another "
                     "control partition has decided a transaction: ask again"
                 )
         return wanted, [*answers.values()]

@@ -32,11 +32,11 @@ from anabranch.controller.metrics import Metrics
 from anabranch.controller.suspects import SuspectCommands
 from anabranch.controller.topic_trouble import TopicTrouble, places_of, refuses_data
 from anabranch.core import rows as k
-from anabranch.core.decisions import across
+from anabranch.core.decisions.across import receiving
+from anabranch.core.decisions.across.holding import holds_of
 from anabranch.core.decisions.cleanup import log_epochs_again
 from anabranch.core.decisions.commit import next_due_ms
 from anabranch.core.decisions.decide import CHECK_MS, decide_due
-from anabranch.core.decisions.holding import holds_of
 from anabranch.core.decisions.lanes import resume
 from anabranch.core.decisions.merge import give_up
 from anabranch.core.decisions.streams import give_up_stream
@@ -45,7 +45,7 @@ from anabranch.core.decisions.turn import Settings, Turn, close_round, refuse
 from anabranch.core.history_records import Tail
 from anabranch.core.locks import row_turns, segment_locks
 from anabranch.core.locks.recent_writes import RecentWrites
-from anabranch.core.memory import Keepalives, LeaderMemory, is_usable
+from anabranch.core.memory import Keepalives, LeaderMemory, across_of, is_usable
 from anabranch.core.round import Answer, Round
 from anabranch.core.state import State
 from anabranch.core.stream_states import CREATING
@@ -215,6 +215,7 @@ class Controller:
             foreign=background.foreign_records.found,
             lanes=self._lanes.on,
             holds=holds_of(self._state),
+            across=across_of(self._state, on=self.settings.across),
             recent_writes=RecentWrites(self._state.round.hybrid_time),
         )
         background.truncator.logged(  # a former leader may not have applied them
@@ -750,7 +751,7 @@ class Controller:
             row_turns.next_due_ms(self._memory.row_turns, self._now_ms()),
             segment_locks.next_due_ms(self._memory.segment_asks, self._now_ms()),
             self._memory.holds.due_ms(self._now_ms()),
-            across.next_due_ms(self._memory.across, self._now_ms()),
+            receiving.next_due_ms(self._memory.across, self._now_ms()),
         ):
             if due_ms is not None:
                 max_wait = min(max_wait, due_ms / 1000)

@@ -18,7 +18,7 @@ from anabranch.batches.records import Record, decode_records
 from anabranch.controller.lanes import Command, Lane, Lanes, Meter, command_of, weight_of
 from anabranch.core import work
 from anabranch.core.across.messages import MAC_HEADER
-from anabranch.core.decisions.holding import is_plain_held
+from anabranch.core.decisions.across.holding import is_plain_held
 from anabranch.core.decisions.lanes import quarantine
 from anabranch.core.decisions.merge import RECHECK_MS
 from anabranch.core.decisions.turn import Settings, Turn

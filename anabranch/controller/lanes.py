@@ -27,7 +27,7 @@ from anabranch.controller.topic_trouble import (
     refuses_data,
 )
 from anabranch.core import work
-from anabranch.core.decisions import across
+from anabranch.core.decisions.across import receiving
 from anabranch.core.decisions.decide import decide, is_question
 from anabranch.core.decisions.lanes import is_blocked, is_read, position_of
 from anabranch.core.decisions.quotas import quota
@@ -611,8 +611,8 @@ def decide_command(turn: Turn, command: Command) -> None:
     except AnabranchError as error:
         turn.reply(command.to, refuse(error))
         return
-    if command.control and isinstance(record, across.MESSAGES):
-        across.receive(turn, record, command.payload, command.mac, turn.seen)
+    if command.control and isinstance(record, receiving.MESSAGES):
+        receiving.receive(turn, record, command.payload, command.mac, turn.seen)
         return
     refusal = None
     if isinstance(record, AdoptScope) != command.control:

@@ -17,7 +17,7 @@ As long as all is well, a round has commands of several lanes. Suspect commands 
 in turn with the other lanes' commands. While the commands of a piece are taken one by one, all other lanes wait.
 
 Controllers' messages to each other have a topic of their own. They are decided before commands, in rounds without
-commands, and no row is logged for them. What they set free is merged in the same round, unless a round failed.
+commands, and no row is logged for them. The same round merges the commits that they free, unless a round failed.
 """
 
 from __future__ import annotations

@@ -28,42 +28,42 @@ D = TypeVar("D")
 class DraftMap(Generic[K, V]):
     """A dict, or a draft: a turn's changes to another dict (``over``)."""
 
-    __slots__ = ("_rows", "over")
+    __slots__ = ("over", "rows")
 
     def __init__(self, over: DraftMap[K, V] | None = None) -> None:
         self.over = over
-        self._rows: dict[K, V | None] = {}
+        self.rows: dict[K, V | None] = {}
 
     def get(self, key: K, default: D) -> V | D:
-        if key in self._rows:
-            found = self._rows[key]
+        if key in self.rows:
+            found = self.rows[key]
             return default if found is None else found
         return default if self.over is None else self.over.get(key, default)
 
     def put(self, key: K, value: V | None) -> None:
         """Set a value; None removes the key."""
         if value is None and self.over is None:
-            self._rows.pop(key, None)
+            self.rows.pop(key, None)
         else:
-            self._rows[key] = value
+            self.rows[key] = value
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was ever put, or everything was removed and that was applied."""
-        return not self._rows and (self.over is None or self.over.is_empty)
+        return not self.rows and (self.over is None or self.over.is_empty)
 
     def as_dict(self) -> dict[K, V]:
         rows: dict[K, V | None] = {} if self.over is None else {**self.over.as_dict()}
-        rows |= self._rows
+        rows |= self.rows
         return {key: value for key, value in rows.items() if value is not None}
 
     def follow(self, draft: DraftMap[K, V]) -> None:
         """Apply the changes of a draft of this."""
-        for key, value in draft._rows.items():
+        for key, value in draft.rows.items():
             self.put(key, value)
 
     def forget(self, is_gone: Callable[[K], bool]) -> None:
-        for key in [key for key in self._rows if is_gone(key)]:
+        for key in [key for key in self.rows if is_gone(key)]:
             self.put(key, None)
 
     def rebase(self) -> None:
@@ -86,10 +86,10 @@ class Part:
         """Apply the changes of a draft of this."""
         for name in self.__slots__:
             value = getattr(draft, name)
-            if type(value) is DraftMap:
-                getattr(self, name).follow(value)
-            else:
+            if type(value) is not DraftMap:
                 setattr(self, name, value)
+            elif value.rows:
+                getattr(self, name).follow(value)
 
     def rebase(self) -> None:
         """Continue over the memory to which the draft below this one was applied."""
@@ -328,14 +328,15 @@ class WaitingTouch(NamedTuple):
 
 @dataclass(slots=True)
 class Across(Part):
-    """What a leader remembers of transactions over several control partitions (`core.decisions.across`).
+    """Memory of transactions over several control partitions (`core.decisions.across`).
 
     At a coordinator: ``votes`` and ``sent`` by transaction and participant; ``held_ms``: since when there is a vote
     with a timestamp; ``again_ms``: before this time no new votes are asked for; ``exactly``: the commits that name
     all their writers. At a participant: ``touches`` by transaction and scope; ``asked``: questions whose vote has
-    to wait.
+    to wait. ``on``: whether there may be such transactions at all; if not, turns share this without a draft.
     """
 
+    on: bool = False
     votes: DraftMap[tuple[bytes, int], r.Vote] = field(default_factory=DraftMap)
     sent: DraftMap[tuple[bytes, int, str], Sent] = field(default_factory=DraftMap)
     held_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
@@ -343,6 +344,11 @@ class Across(Part):
     exactly: DraftMap[bytes, bool] = field(default_factory=DraftMap)
     touches: DraftMap[tuple[bytes, str], tuple[WaitingTouch, ...]] = field(default_factory=DraftMap)
     asked: DraftMap[bytes, r.AskVote] = field(default_factory=DraftMap)
+
+
+def across_of(state: State, *, on: bool) -> Across:
+    """What a new leader remembers. ``on``: `Settings.across`."""
+    return Across(on=on or bool(state.coordinated or state.promised))
 
 
 class Drafts(NamedTuple):
@@ -425,7 +431,8 @@ class LeaderMemory:
         self.row_turns.follow(drafts.row_turns)
         if drafts.holds.in_use or self.holds.in_use:
             self.holds.follow(drafts.holds)
-        self.across.follow(drafts.across)
+        if self.across.on:
+            self.across.follow(drafts.across)
         self.segment_asks.follow(drafts.segment_asks)
         self.recent_writes.follow(drafts.recent_writes)
         for txn_id in ended:
@@ -448,7 +455,7 @@ def _drafts_of(parts: LeaderMemory | Drafts) -> Drafts:
         parts.histories.draft(),
         parts.row_turns.draft(),
         parts.holds.draft(),
-        parts.across.draft(),
+        parts.across.draft() if parts.across.on else parts.across,
         parts.segment_asks.draft(),
         parts.recent_writes.draft(),
     )

@@ -591,7 +591,7 @@ class State:
         return {k.partition_of(key[len(prefix) :]): row for key, row in rows}
 
     def coordinator_row(self, txn_id: bytes) -> r.CoordinatorRow | None:
-        """What this participant has promised; None: it is no participant of the transaction."""
+        """The promise of this control partition to a transaction's coordinator; None: it is no participant."""
         txn = self.open.get(txn_id)
         return (
             self._row(k.coordinator_key(txn_id), r.CoordinatorRow) if txn is None else txn.promised

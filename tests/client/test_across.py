@@ -7,7 +7,13 @@ import random
 import pytest
 
 from anabranch.client.client import Client
-from anabranch.errors import CrossScope, TransactionAborted, WritersUnfinished
+from anabranch.errors import (
+    CrossScope,
+    NotReady,
+    OutcomeUnknown,
+    TransactionAborted,
+    WritersUnfinished,
+)
 from anabranch.protocol.ids import control_partition_of
 from anabranch.testing import MemoryCluster
 
@@ -120,6 +126,42 @@ def test_without_the_right_settings_only_the_write_is_refused() -> None:
             txn.write(THERE, b"own", key=b"k")
         assert txn.commit().counts.committed == 1
     assert list(events(client)) == [b"own"]
+
+
+def test_streams_that_wait_for_a_dead_coordinator_hold_up_no_others(
+    cluster: MemoryCluster, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies when the participant has voted."""
+    client.create_table("ber/rows")
+    client.create_table("ber/free")
+    reader = cluster.connect(timeout=5)
+    reader.snapshot(STREAMS)  # it knows the scopes: the one that dies has the directory, too
+    step = cluster.step
+
+    def die_after_the_vote() -> None:
+        step()
+        if 0 in cluster.controllers and cluster.controllers[1]._memory.holds.in_use:
+            cluster.stop_controller(0)
+
+    monkeypatch.setattr(cluster.clock, "on_sleep", die_after_the_vote)
+    with client.begin("ams", keepalive=600) as txn:
+        txn.write(HERE, b"own", key=b"k")
+        txn.write("ber/rows", b"own", key=b"k")
+        with pytest.raises(OutcomeUnknown):
+            txn.commit(timeout=5)
+        monkeypatch.setattr(cluster.clock, "on_sleep", step)
+        with client.outside():
+            reader.transact(lambda other: other.write("ber/free", b"1", key=b"k"))
+        with reader.replica("ber/free") as free, free.snapshot() as view:
+            assert view.get("ber/free", b"k") == b"1"
+        assert reader.snapshot([THERE, "ber/free"]).timestamp
+        with pytest.raises(NotReady, match="control partition 1 are held below"):
+            reader.snapshot(["ber/rows", "ber/free"])
+        cluster.start_controller(0)
+        at = txn.commit(timeout=60).commit_timestamp
+    with client.replica("ber/rows", "ber/free") as rows, rows.snapshot() as view:
+        assert view.get("ber/rows", b"k") == b"own"
+        assert view.timestamp >= (at or 0)
 
 
 def test_money_that_moves_between_control_partitions_is_whole_in_every_snapshot(

@@ -31,6 +31,17 @@ def in_turn(*answers: Any) -> Any:
     return lambda command: next(left)
 
 
+def test_a_controller_of_an_older_release_is_asked_for_a_safe_time_of_all_streams() -> None:
+    reply = r.SafeTimeReply("nyc", 9, ())
+    session, bus, clock = session_of(
+        in_turn(r.ScopeInfo("nyc", 0), refusal("UnsupportedVersion"), reply, reply)
+    )
+    assert session.instant([STREAM], None, clock.now + 10) == 9
+    assert session.instant([STREAM], None, clock.now + 10) == 9
+    streams = [sent.command.streams for sent in bus.sent if isinstance(sent.command, r.SafeTime)]
+    assert streams == [(STREAM,), (), ()]
+
+
 # -- repeating ------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from anabranch.core import rows as k
 from anabranch.core.across.holds import KEPT_MS
-from anabranch.core.decisions import holding
+from anabranch.core.decisions.across import holding
 from anabranch.core.decisions.scale import partitions_added
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.history_records import Tail, history_records
@@ -28,6 +28,7 @@ from anabranch.protocol.ids import NO_TXN
 from anabranch.protocol.schemas import records as r
 from tests.conftest import some
 from tests.core.harness import event
+from tests.core.labels import SECRET
 from tests.core.test_table_locks import PLAIN, A, B, Bank
 
 ROW = b"k"
@@ -252,6 +253,19 @@ def test_a_timestamp_that_nothing_logs_is_not_given_again(world: Held) -> None:
     assert world.shot("T", B) == "", "it has a later timestamp than S, so it waits for S"
 
 
+def test_a_prepared_one_shot_is_not_committed_into_a_held_stream(world: Held) -> None:
+    """Its events are in a row, and it is merged in the round of its decision."""
+    events = (event(A, ROW),)
+    prepares = r.PrepareEvents(world.id("S"), "nyc", None, events, SECRET, r.Prepare(b"", b""))
+    assert world.ask("prepare", prepares) == "S PREPARED 1"
+    world.promise("X", A)
+    assert world.commit("S") == "NotReady"
+    world.decide("X")
+    world.turn()
+    assert world.commit("S") == "S COMMITTED 1"
+    assert world.names(A) == "X S"
+
+
 def test_a_new_leader_holds_the_same_streams(world: Held) -> None:
     world.promise("X", A)
     world.shot("S", A)
@@ -314,9 +328,13 @@ def test_a_record_says_what_is_complete(world: Held) -> None:
     world.shot("S", B)
     (step,) = world.round.commits
     (record,) = history_records(world.round, {(0, 0): Landed(0, 1, 1)}, {B: Tail()})[B]
-    assert isinstance(record, r.CommitRecord)
     assert record.safe == at - 1
     assert step.timestamp > at
+    world.ask("scale", r.Scale(B, 3, (), ()))
+    world.grow()
+    (record,) = history_records(world.round, {}, {B: Tail()})[B]
+    assert isinstance(record, r.EpochRecord)
+    assert record.safe == at - 1
     world.decide("X")
     world.turn()
     assert (world.round.safe, world.names(A)) == (0, "X")

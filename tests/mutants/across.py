@@ -8,7 +8,8 @@ from unittest.mock import patch
 
 from anabranch.core.across import coordinator, participant
 from anabranch.core.across.participant import Action
-from anabranch.core.decisions import across, coordinating, participating, transactions
+from anabranch.core.decisions import transactions
+from anabranch.core.decisions.across import coordinating, participating, receiving
 from anabranch.core.decisions.turn import Turn
 
 Planted = contextlib.AbstractContextManager[object]
@@ -67,7 +68,7 @@ def unknown_aborts_are_forgotten() -> Planted:
 
 def nothing_is_forged() -> Planted:
     """M3: messages without their HMAC are acted on."""
-    return patch.object(across, "is_genuine", lambda *_: True)
+    return patch.object(receiving, "is_genuine", lambda *_: True)
 
 
 def sent_once() -> Planted:

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from anabranch.controller import controller
 from anabranch.core.across.holds import Holds
-from anabranch.core.decisions import holding
+from anabranch.core.decisions.across import holding
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.locks import conflicts
 from anabranch.core.state import State

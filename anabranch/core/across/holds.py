@@ -50,7 +50,7 @@ def entry_of(row: r.TxnRow, its: r.CoordinatorRow | None, votes: r.VotesRow | No
 
 
 class WaitingShot(NamedTuple):
-    """A one-shot that waits with its timestamp. It is decided again when it may go, as if it came then.
+    """A one-shot that waits with its timestamp. The leader decides it again when it may go, as if it came then.
 
     ``lane``, ``seen``, ``size``: as `Turn` has them while the command is decided. ``streams``: those that it
     writes, and the tables that it locks.

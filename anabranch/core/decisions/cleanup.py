@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from anabranch.core import rejections
 from anabranch.core import rows as k
-from anabranch.core.decisions import holding
+from anabranch.core.decisions.across import holding
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal_index import Place, Use, uses
 from anabranch.core.journal_runs import StoredRun, moved_run

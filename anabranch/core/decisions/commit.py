@@ -19,7 +19,8 @@ from anabranch.core import parts, work
 from anabranch.core import rows as k
 from anabranch.core.across.coordinator import Step
 from anabranch.core.authorize import check_writes
-from anabranch.core.decisions import claims, coordinating, holding, one_shot, positions, prepared
+from anabranch.core.decisions import claims, one_shot, positions, prepared
+from anabranch.core.decisions.across import coordinating, holding
 from anabranch.core.decisions.merge import merge_decided
 from anabranch.core.decisions.transactions import (
     abort_txn,

@@ -7,12 +7,10 @@ from typing import Any
 
 from anabranch.core.authorize import RULES
 from anabranch.core.decisions import (
-    across,
     bases,
     claims,
     cleanup,
     commit,
-    holding,
     lanes,
     merge,
     one_shot,
@@ -24,6 +22,7 @@ from anabranch.core.decisions import (
     transactions,
     writers,
 )
+from anabranch.core.decisions.across import holding, receiving
 from anabranch.core.decisions.times import check_waits, observed
 from anabranch.core.decisions.turn import Turn, attempt
 from anabranch.core.locks import registering, row_turns, segment_locks
@@ -142,7 +141,7 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
         _decide_shots(turn)
     if turn.holds.freed:
         holding.look_again(turn)
-    across.advance(turn)
+    receiving.advance(turn)
     row_turns.advance(turn)
     is_check_due = turn.now_ms >= turn.keepalives.next_check_ms
     if is_check_due:

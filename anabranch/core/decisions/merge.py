@@ -22,7 +22,8 @@ from typing import NamedTuple
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
 from anabranch.core import work
-from anabranch.core.decisions import holding, positions
+from anabranch.core.decisions import positions
+from anabranch.core.decisions.across import holding
 from anabranch.core.decisions.prepared import leave_out_lost
 from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decisions.transactions import (
@@ -246,7 +247,7 @@ def plan_of(
 def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     """The plan of a transaction that can be merged in this round; None if it waits, with its reason noted."""
     wait = turn.merging.waits.get(txn_id, None)
-    # What a held commit waits for may have ended in this turn.
+    # A held commit may be free since an earlier step of this turn.
     if (
         wait is not None
         and wait.until_ms > turn.now_ms

@@ -16,7 +16,8 @@ from anabranch.core import derivations, history_records, parts
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_right, writing
 from anabranch.core.command_events import CommandEvents, EventRun, SomeEvents
-from anabranch.core.decisions import claims, holding, positions, prepared
+from anabranch.core.decisions import claims, positions, prepared
+from anabranch.core.decisions.across import holding
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import (
     check_id_partition,
@@ -305,6 +306,7 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
     kept_there = {s: its for s, its in events.by_stream().items() if s not in gone}
     placed = _spread(turn, events, kept_there, [s for s in kept_there if is_state(s)])
     frozen.check_free(turn, txn_id, lambda: _writes(turn, placed))
+    holding.check_free(turn, txn_id, placed)
     if gone:
         left_out = sum(len(its) for s, its in events.by_stream().items() if s in gone)
         row = prepared.without(row, left_out, gone)

@@ -15,7 +15,7 @@ from typing import TypeVar
 from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.authorize import EVERYWHERE, Right, check_writes, operates, rights_of, sees
-from anabranch.core.decisions import coordinating, holding
+from anabranch.core.decisions.across import coordinating, holding
 from anabranch.core.decisions.prepared import proves
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import check_id_partition, named_by
@@ -371,7 +371,7 @@ def safe_time(turn: Turn, command: r.SafeTime, to: ReplyTo | None) -> None:
             f"the time {hybrid_time.to_text(at)} is not safe yet, because a transaction across control partitions "
             "is not decided: ask again"
         )
-    tables = conflicts.table_times(turn, command.tables)
+    tables = conflicts.table_times(turn, command.tables, at)
     turn.reply(to, r.SafeTimeReply(command.scope, at, tables, safe))
 
 

@@ -30,7 +30,7 @@ from anabranch.core import rows as k
 from anabranch.core import segments as seg
 from anabranch.core import work
 from anabranch.core.authorize import Right, rights_of
-from anabranch.core.decisions import holding
+from anabranch.core.decisions.across import holding
 from anabranch.core.decisions.quotas import partitions_of
 from anabranch.core.decisions.scopes import active_stream, check_room, stream_info
 from anabranch.core.decisions.times import check_informed, is_repeated, note_change

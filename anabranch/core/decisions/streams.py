@@ -19,7 +19,7 @@ from anabranch import errors
 from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.authorize import Right, rights_of, table_of
-from anabranch.core.decisions import holding
+from anabranch.core.decisions.across import holding
 from anabranch.core.decisions.positions import processor_of
 from anabranch.core.decisions.questions import make_safe
 from anabranch.core.decisions.scale import asked, asker

@@ -352,7 +352,7 @@ def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort")
     """Abort an open transaction by a legal ``op``, and answer the askers of its commit."""
     txn = turn.open(txn_id)
     if txn.row.state == "ABORT_IN_PROGRESS":
-        return  # its participants are being told
+        return  # its participants follow
     check(
         txn.pending is not None or not _is_held(txn),
         "a decided commit lost the row that says what to give back",

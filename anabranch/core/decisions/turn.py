@@ -287,8 +287,13 @@ class Turn:
             self.put(k.AUDIT_KEY + next(iter(kept)), None)
 
     def next_timestamp(self) -> int:
-        """A commit timestamp later than all earlier ones."""
-        self.hybrid_time = hybrid_time.next_after(self.hybrid_time, self.now_us)
+        """A commit timestamp later than all earlier ones.
+
+        With transactions over control partitions, no other control partition gives the same one. (Replicas, and the
+        histories of plain writes, tell commits apart by their timestamps.)
+        """
+        own = self.settings.control_partition if self.settings.across else None
+        self.hybrid_time = hybrid_time.next_after(self.hybrid_time, self.now_us, own)
         return self.hybrid_time
 
     def latest_time(self, stream: str) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from anabranch.core import rows as k
 from anabranch.core import work
-from anabranch.core.decisions.participating import touch
+from anabranch.core.decisions.across.participating import touch
 from anabranch.core.decisions.transactions import abort_txn, touched
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.locks.locked_segments import holders_of, locked_of, met_text, segments_text

@@ -13,7 +13,7 @@ from typing import Any
 
 from anabranch.core import rows as k
 from anabranch.core.across.messages import mac_of
-from anabranch.core.decisions import across
+from anabranch.core.decisions.across import receiving
 from anabranch.core.decisions.decide import decide_due
 from anabranch.core.round import Message
 from anabranch.protocol.legal_names import split_stream
@@ -69,7 +69,7 @@ class Leader(World):
         self.read_journals()
         turn = self.new_turn()
         for one in messages:
-            across.receive(turn, decode(one.payload), one.payload, one.mac, one.seen)
+            receiving.receive(turn, decode(one.payload), one.payload, one.mac, one.seen)
         decide_due(turn, judge_silence=self.judge_silence)
         text = self.close(turn)
         self.answers += [text] if text else []

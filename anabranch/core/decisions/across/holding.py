@@ -28,8 +28,8 @@ from anabranch.protocol.schemas import records as r
 
 _PLAIN = b"plain/"
 NOT_READY = (
-    "a transaction across control partitions is not decided on a stream that this concerns, or on a table that was "
-    "read; nothing was changed: call again"
+    "another control partition has yet to decide a transaction that writes to a stream of this command, or to a "
+    "table that it read; nothing was changed: call again"
 )
 
 
@@ -63,8 +63,11 @@ def _put(into: Holds, state: State, txn_id: bytes) -> None:
 
 def waits_still(turn: Turn, txn_id: bytes) -> bool:
     """Whether a decided commit that waited for an entry still has to wait."""
+    since = turn.work
     turn.charge(work.LOOK)
-    return _blocked(turn, txn_id) is not None
+    on = _blocked(turn, txn_id)
+    turn.owe(turn.open(txn_id).row.owner, since)
+    return on is not None
 
 
 def blocks(turn: Turn, txn_id: bytes) -> str | None:
@@ -145,6 +148,12 @@ def admit(
     return at
 
 
+def check_free(turn: Turn, txn_id: bytes, streams: Collection[str]) -> None:
+    """Raise `NotReady` if a commit to these streams would have to wait; no timestamp is taken."""
+    if turn.holds.in_use and not turn.holds.may_go(turn.hybrid_time + 1, txn_id, streams):
+        raise NotReady(NOT_READY)
+
+
 def give_back(turn: Turn) -> None:
     """Take timestamps back that commits have had for too long (H4), and answer the one-shots among them."""
     for txn_id in turn.holds.expire(turn.now_ms):
@@ -198,15 +207,15 @@ def is_plain_held(held: Holds, stream: str, present: int) -> bool:
 
 
 def _plain(stream: str) -> bytes:
-    """What has the entry of a stream's plain writes. It is no transaction's id, which has 16 bytes and no slash."""
+    """The id of the entry of a stream's plain writes. No transaction has it: a transaction's id has 16 bytes."""
     return _PLAIN + stream.encode()
 
 
 def epoch_time(turn: Turn, stream: str, fresh: int) -> int:
-    """The timestamp of an EPOCH record: ``fresh``, but not later than what is still to be merged (H6)."""
+    """The timestamp of an EPOCH record: ``fresh``, but before all that is still to be merged (H6)."""
     if not turn.holds.in_use:
         return fresh
-    return min([fresh, *[entry.timestamp for entry in turn.holds.on((stream,))]])
+    return min([fresh, *[entry.timestamp - 1 for entry in turn.holds.on((stream,))]])
 
 
 def is_safe(turn: Turn, at: int, streams: Collection[str]) -> bool:

@@ -16,9 +16,10 @@ from anabranch.core import parts
 from anabranch.core import rows as k
 from anabranch.core.across import participant
 from anabranch.core.across.participant import Action
-from anabranch.core.decisions import holding, transactions
+from anabranch.core.decisions import transactions
+from anabranch.core.decisions.across import holding
+from anabranch.core.decisions.across.coordinating import ELSEWHERE
 from anabranch.core.decisions.commit import ending_of
-from anabranch.core.decisions.coordinating import ELSEWHERE
 from anabranch.core.decisions.scopes import active_stream
 from anabranch.core.decisions.transactions import abort_txn, check_open, end_pending, journal_op
 from anabranch.core.decisions.turn import FORGOTTEN, Turn, attempt, refuse
@@ -332,12 +333,10 @@ def _commit(turn: Turn, message: r.Decide) -> None:
 def _done(turn: Turn, txn_id: bytes, row: r.TxnRow | None, secret: bytes | None) -> None:
     """Say that a decision is carried out. ``row``: None if it is purged, so the coordinator knows the counts."""
     here = turn.settings.control_partition
-    counts = (0, 0, 0, "")
+    done = r.Done(txn_id, here, 0, 0, 0 if row is None else row.rejected, "")
     if row is not None and row.state == "COMMITTED":
-        counts = (row.committed, row.left_out, row.rejected, row.reason)
-    elif row is not None:
-        counts = (0, 0, row.rejected, "")
-    turn.send(control_partition_of(txn_id), r.Done(txn_id, here, *counts), secret)
+        done = replace(done, committed=row.committed, left_out=row.left_out, reason=row.reason)
+    turn.send(control_partition_of(txn_id), done, secret)
 
 
 # -- in each turn --------------------------------------------------------------------------------------------
@@ -346,7 +345,8 @@ def _done(turn: Turn, txn_id: bytes, row: r.TxnRow | None, secret: bytes | None)
 def advance(turn: Turn) -> None:
     """Say what ended in this round, try votes again that wait, and refuse touches that waited for too long."""
     here = turn.settings.control_partition
-    for txn_id in turn.ended:
+    # If such transactions are switched off, coordinators are answered when they repeat their decisions.
+    for txn_id in turn.ended if turn.settings.across else ():
         if control_partition_of(txn_id) != here:
             turn.across.asked.put(txn_id, None)
             row = turn.row(txn_id)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from anabranch.core.across.coordinator import HELD_MS
 from anabranch.core.across.messages import ToCoordinator, ToParticipant, ends_of, is_genuine, raised
 from anabranch.core.across.participant import Action
-from anabranch.core.decisions import coordinating, participating
+from anabranch.core.decisions.across import coordinating, participating
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import Across
 from anabranch.errors import ClockSkew
@@ -93,6 +93,8 @@ def advance(turn: Turn) -> None:
 
 def next_due_ms(across: Across, now_ms: int) -> int | None:
     """Milliseconds until the next message or wait is due; None if none is."""
+    if across.sent.is_empty and across.touches.is_empty and across.again_ms.is_empty:
+        return None
     due = [one.next_ms for one in across.sent.as_dict().values()]
     due += [at + HELD_MS for at in across.held_ms.as_dict().values()]
     due += [at for at in across.again_ms.as_dict().values() if at > now_ms]

@@ -4,7 +4,7 @@ The coordinator is the control partition in the transaction's id. Its rows say w
 (`PartitionRow`), and the round of votes that counts (`VotesRow`); votes themselves are in memory, as a successor
 asks again. `core.across.coordinator` has the rules. A message is made from rows, and sent after they are logged.
 
-Whatever ends a pending commit without a decision (a vote, a deadline, an operator) only deletes its row:
+A refused vote, a deadline or an operator may end a pending commit. This only deletes the row of the commit:
 `advance` then raises the round of votes, so that the participants reopen.
 """
 
@@ -33,7 +33,7 @@ from anabranch.protocol.tokens import Rights, peek
 FIRST_PAUSE_MS = 250  # a message without an answer is sent again after this time,
 LONGEST_PAUSE_MS = 5_000  # … then after twice the time before, up to this
 AGAIN_MS = 20  # after a vote that asks for it, new votes are asked for after this time
-# What a pending commit's row says once it is decided with other control partitions.
+# The row of a commit that is decided with other control partitions has this: there is no way back.
 ELSEWHERE = r.Prepare(b"", b"")
 _KINDS = ("ask", "commit", "commit_later", "abort")
 
@@ -79,7 +79,7 @@ def _checked(turn: Turn, message: r.Enlist) -> r.TxnRow:
 
 
 def head_of(row: r.TxnRow) -> r.TxnHead:
-    """What a participant has to know of a transaction."""
+    """The description of a transaction for its participants."""
     if row.secret is None:
         raise InvariantViolation("a transaction without a secret has a participant")
     return r.TxnHead(row.scope, row.owner, row.keepalive_ms, row.begun_ms, row.secret, row.snapshot)
