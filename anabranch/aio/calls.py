@@ -71,13 +71,7 @@ if TYPE_CHECKING:
     from anabranch.reading.history import Start
     from anabranch.reading.ordered_reader import Reader
     from anabranch.reading.slices import Piece
-    from anabranch.reading.snapshot import (
-        At,
-        Mode,
-        Snapshot,
-        SnapshotPlan,
-        SnapshotReader,
-    )
+    from anabranch.reading.snapshot import At, Mode, Snapshot, SnapshotPlan, SnapshotReader
     from anabranch.reading.store_lookup import StoreFormat
     from anabranch.reading.task_reader import TaskReader
     from anabranch.reading.transaction_reader import TransactionReader
