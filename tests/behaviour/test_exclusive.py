@@ -113,7 +113,7 @@ def test_contenders_never_meet_and_all_end_while_leaders_are_killed(
     streams = [f"e{unique}/{name}" for name in "ab"]
     with anabranch.connect(at, prefix=prefix, lane="admin") as operator:
         operator.feature_level(raise_to=4)
-    with anabranch.connect(at, prefix=prefix) as client:
+    with anabranch.connect(at, prefix=prefix, timeout=120) as client:
         for stream in streams:
             client.create_stream(stream, segments=2, exclusive=True)
 
@@ -149,7 +149,7 @@ def test_contenders_never_meet_and_all_end_while_leaders_are_killed(
                 own_cluster.controller.kill()
                 own_cluster.controller.start().wait_leading()
             for future in futures:
-                future.result(timeout=120)
+                future.result(timeout=240)
         found = sum(client.count_events(stream).events for stream in streams)
         assert found == desks.committed["events"]
         assert not client.open_transactions().check()
