@@ -65,8 +65,8 @@ def c2_the_timestamp_is_a_participants() -> AbstractContextManager[object]:
     return patch.object(coordinator, "commit_timestamp", highest)
 
 
-# The seed that finds each. (C1, a vote of an earlier round of votes that counts, was not found in 30 seeds: the model
-# in `tests/core/across` finds it.)
+# The seed that finds each. C1 (a vote of an earlier round of votes counts) was not found in 30 seeds; the model in
+# `tests/core/across` finds it.
 PLANTED: dict[Plant, int] = {
     m1_a_message_leaves_before_its_round_is_committed: 0,
     c2_the_timestamp_is_a_participants: 1,
