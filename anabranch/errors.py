@@ -98,6 +98,10 @@ class TooMuchLocked(RetryError):
     """All transactions, or the lane's, have too many registered locks: end some of them, or wait until some end."""
 
 
+class Locked(RetryError):
+    """A transaction has locked a segment of an exclusive stream, and nothing was changed: call again later."""
+
+
 class WriteFailed(RetryError):
     """A write was not acknowledged, so this writer can give no receipt: join again and rewrite its events."""
 

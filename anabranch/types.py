@@ -117,7 +117,8 @@ class Rejected:
 class RowError(NamedTuple):
     """A row that a session could not commit. ``number``: as `WriteSession.apply` returned it; ``error``: why.
 
-    If ``error`` is `OutcomeUnknown`, the row may be committed. ``key``: as its codec encoded it.
+    If ``error`` is `OutcomeUnknown`, the row may be committed. ``key``: as its codec encoded it, its first 8,192
+    bytes.
     """
 
     number: int
@@ -312,6 +313,9 @@ class OpenTransaction:
     - ``locks``: the number of its registered locks; while they are ``frozen``, commits that would break one wait.
     - ``waits``: why its decided commit waits, with ``why``, ``stream``, ``text`` and ``age_ms`` (-1: not known).
     - ``ends``: the command by which an operator ends it.
+    - ``locked_segments``: the segments of exclusive streams that it has locked; ``asks``: those that it waits for;
+      at most 100 each. They have ``stream``, ``segment``, ``txn_id`` (who has it), ``owner``, ``held_ms``,
+      ``left_ms`` (until the hold limit; -1: it is committing, or prepared) and ``waiting`` (ids).
     """
 
     info: TransactionInfo
@@ -327,6 +331,8 @@ class OpenTransaction:
     journals: Mapping[str, int] = field(default_factory=dict)
     waits: r.WaitInfo | None = None
     ends: str = ""
+    locked_segments: tuple[r.LockedSegment, ...] = ()
+    asks: tuple[r.LockedSegment, ...] = ()
 
 
 class TimelineStep(NamedTuple):
@@ -375,6 +381,8 @@ class StreamDescription:
     - ``blockers``: what prevents its deletion or compaction, each with ``what``, ``name``, ``lane``, ``age_ms`` and
       the command that ``ends`` it. Only `Client.describe` has them, for a lane with the right `operate`.
     - ``description``: text for people, as `Client.create_stream` got it; empty: none.
+    - ``locked_segments``: of an exclusive stream, as `OpenTransaction` has them. `Client.describe` alone has them,
+      for a lane with the right `operate`.
     """
 
     stream: str
@@ -394,6 +402,7 @@ class StreamDescription:
     oldest_snapshot: int = 0
     blockers: tuple[r.Blocker, ...] = ()
     description: str = ""
+    locked_segments: tuple[r.LockedSegment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,6 +567,8 @@ def open_of(info: r.OpenInfo) -> OpenTransaction:
         info.journals,
         info.waits,
         info.ends,
+        info.locked_segments,
+        info.asks,
     )
 
 

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import (
+    across,
     adds,
     aio,
     big_table,
@@ -29,6 +30,7 @@ from bench import (
     derived,
     deriving,
     driver,
+    exclusive,
     growth,
     handlers,
     hot,
@@ -180,6 +182,10 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         "how far a derived table that a worker writes is behind, at 2,000 commits/s",
         _on_cluster(deriving),
     ),
+    "across": (
+        "one snapshot of three control partitions against one of a single one",
+        _on_own(across),
+    ),
     "lookups": ("snapshots of the past, by the length of the history", _on_cluster(lookups)),
     "trouble": ("small commits while other streams are in trouble", _on_own(trouble)),
     "lanes": ("one-shots by 1, 20 and 200 lanes; grants and tokens", _on_cluster(lanes)),
@@ -222,6 +228,7 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         "transfers in a table beside blind one-shots and PostgreSQL",
         _on_cluster(transfers),
     ),
+    "exclusive": ("transactions to an exclusive stream and to another one", _on_cluster(exclusive)),
     "hot": ("transfers of 16 clients on one row, and in PostgreSQL", _on_cluster(hot)),
     "locking": ("what tables and locks cost others", _on_cluster(locking)),
     "versioned": (

@@ -98,7 +98,7 @@ def controller(
         )
     try:
         until = time.monotonic() + 60
-        while not (status.exists() and '"leading": [0]' in status.read_text()):
+        while not (status.exists() and '"leading": [0' in status.read_text()):
             if process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(f"the controller does not lead: {said.read_text()[-4000:]}")
             time.sleep(0.05)

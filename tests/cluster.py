@@ -144,11 +144,20 @@ def start_cluster(
     arguments: tuple[str, ...] = (),
     *,
     trusts_open: bool = True,
+    across: bool = False,
 ) -> Cluster:
-    """Start a controller on a broker and wait until it leads. ``arguments``: more of its command's."""
+    """Start a controller on a broker and wait until it leads. ``arguments``: more of its command's.
+
+    ``across``: its transactions may span control partitions.
+    """
     place = folder or Path(tempfile.mkdtemp(prefix="anabranch-cluster-"))
     controller = ControllerProcess(
-        bootstrap, place / "c0", prefix, arguments, trusts_open=trusts_open
+        bootstrap,
+        place / "c0",
+        prefix,
+        arguments,
+        module="tests.controller_across" if across else "anabranch.cli",
+        trusts_open=trusts_open,
     ).start()
     try:
         controller.wait_leading()

@@ -45,7 +45,10 @@ if TYPE_CHECKING:
     from anabranch.client.table_access import (
         Isolation,
     )
-    from anabranch.client.table_transaction import JoinedTransaction, TableTransaction
+    from anabranch.client.table_transaction import (
+        JoinedTransaction,
+        TableTransaction,
+    )
     from anabranch.client.transaction import Transaction
     from anabranch.client.write_session import (
         Flush,
@@ -1678,6 +1681,7 @@ class AsyncClient(Handle):
         adopt: bool = False,
         near: str | None = None,
         description: str = "",
+        exclusive: bool = False,
         exist_ok: bool = False,
         timeout: float | None = None,
     ) -> StreamDescription:
@@ -1690,6 +1694,7 @@ class AsyncClient(Handle):
             adopt=adopt,
             near=near,
             description=description,
+            exclusive=exclusive,
             exist_ok=exist_ok,
             timeout=timeout,
         )
@@ -1790,9 +1795,9 @@ class AsyncClient(Handle):
         """As `Client.topic_id`."""
         return await self._waits.call(self._blocking.topic_id, stream, timeout=timeout)
 
-    async def together(self, streams: Sequence[str]) -> dict[str, int]:
-        """As `Client.together`."""
-        return await self._waits.call(self._blocking.together, streams)
+    async def control_partitions(self, streams: Sequence[str]) -> dict[str, int]:
+        """As `Client.control_partitions`."""
+        return await self._waits.call(self._blocking.control_partitions, streams)
 
     async def snapshot(
         self,
@@ -1810,6 +1815,10 @@ class AsyncClient(Handle):
                 self._blocking.snapshot, streams, at, since, mode, timeout=timeout
             ),
         )
+
+    async def safe_time(self, streams: Sequence[str], *, timeout: float | None = None) -> int:
+        """As `Client.safe_time`."""
+        return await self._waits.call(self._blocking.safe_time, streams, timeout=timeout)
 
     async def progress(
         self, streams: str | Sequence[str], group: str, *, timeout: float | None = None

@@ -404,6 +404,17 @@ def _show(
         f"{count_of(one['events'], 'event')}, about {one['chunks_done']:,} of {count_of(one['chunks'], 'chunk')}"
         for one in fields.pop("merge", ())
     ]
+    segments = fields.pop("locked_segments", ()), fields.pop("waits_for_segments", ())
+    for title, its in zip(("has locked", "waits for"), segments, strict=True):
+        fields |= (
+            {title: ", ".join(f"segment {one['segment']} of {one['stream']}" for one in its)}
+            if its
+            else {}
+        )
+    if segments[1]:
+        fields["… which are locked by"] = ", ".join(sorted({one["txn_id"] for one in segments[1]}))
+    if waiting := sorted({txn_id for one in segments[0] for txn_id in one["waiting"]}):
+        fields["others wait"] = ", ".join(waiting)
     writers = fields.pop("writers")
     fields["commit_timestamp"] = fields["commit_timestamp"] or None
     fields |= counts if info.state in _FINISHED else {}

@@ -42,7 +42,7 @@ from anabranch.client.transaction import Transaction
 from anabranch.client.write_session import Flush, WriteSession
 from anabranch.client.writer import Writer, join
 from anabranch.core.authorize import ADD, ALL, TAKE
-from anabranch.core.stream_settings import TABLE, in_force
+from anabranch.core.stream_settings import EXCLUSIVE, TABLE, in_force
 from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import ClockSkew, InvalidArgument, NotForkSafe, UnsupportedSetting
 from anabranch.extras import need
@@ -248,6 +248,8 @@ class Client:
     ) -> Transacted[T]:
         """Call ``function`` with a transaction, and commit; repeat this if it is aborted, for ``timeout`` seconds.
 
+        Each try is as old as the first one, so that at an exclusive stream it is never aborted again and again.
+
         The function may be called several times, so it must have no side effects. The result has what it returned
         as ``value``. An exception from it aborts the transaction, and is raised. ``scope``: None for the scope of
         the first stream that it writes to; without a write nothing is sent. ``keepalive``: as of `begin`. For rows
@@ -278,9 +280,18 @@ class Client:
                     f"a transaction that moves positions of {ownership.processor} is of its scope"
                 )
             chosen = ownership.scope
+        former: bytes | None = None
+        txn: Transaction | None = None
+
+        def begin(_: float) -> Transaction:
+            nonlocal former, txn
+            former = former if txn is None else txn.txn_id or former
+            txn = Transaction(self._shared, chosen, None, keepalive_ms, ownership, as_old_as=former)
+            return txn
+
         return transact(
             self._shared,
-            lambda _: Transaction(self._shared, chosen, None, keepalive_ms, ownership),
+            begin,
             function,
             CommitParts(name=name, wait=wait),
             self._shared.deadline(timeout),
@@ -606,6 +617,7 @@ class Client:
         adopt: bool = False,
         near: str | None = None,
         description: str = "",
+        exclusive: bool = False,
         exist_ok: bool = False,
         timeout: float | None = None,
     ) -> StreamDescription:
@@ -619,15 +631,22 @@ class Client:
         transactions can write to both. None: the control partition with the fewest scopes. ``description``: text
         for people, up to 1,024 characters; it needs feature level 2.
 
+        ``exclusive``: one transaction at a time writes a segment, from its first event there to its end; this can't
+        be changed, and needs feature level 4. A transaction that meets an older one raises `TransactionAborted`.
+        One that meets younger ones alone waits, for the client's timeout at most; then it raises `Locked`, as do
+        transactions that are sent in one command. The setting ``exclusive.hold.ms`` (600,000) is how long an open
+        transaction may have segments; then it is aborted.
+
         Raises: StreamExists (it differs; the message says in what), TopicNotEmpty, InvalidArgument (also if the
-        scope exists, but on another control partition than ``near``), FeatureNotEnabled (``description``),
-        NotAuthorized, UnknownScope (``near``), TopicMisconfigured, NotReady, DeadlineExceeded (repeating is safe).
+        scope exists, but on another control partition than ``near``), FeatureNotEnabled (``description``,
+        ``exclusive``), NotAuthorized, UnknownScope (``near``), TopicMisconfigured, NotReady, DeadlineExceeded
+        (repeating is safe).
         """
         deadline = self._shared.deadline_outside("create_stream", timeout)
         return self._streams.create(
             stream,
             segments,
-            settings,
+            {**given(settings), EXCLUSIVE: "true"} if exclusive else settings,
             deadline,
             adopt=adopt,
             near=near,
@@ -906,10 +925,21 @@ class Client:
         """
         return self._streams.topic(stream, self._shared.checked_deadline(timeout)).topic_id
 
-    def together(self, streams: Sequence[str]) -> dict[str, int]:
-        """Stream -> a number. Streams with different numbers never share a transaction. Raises: UnknownScope."""
+    def control_partitions(self, streams: Sequence[str]) -> dict[str, int]:
+        """The number of each stream's control partition. If any is unknown, all get the same number.
+
+        Raises: UnknownScope.
+        """
         self._shared.check()
-        return self._session.together(streams, self._shared.deadline(None))
+        return self._session.control_partitions(streams, self._shared.deadline(None))
+
+    def safe_time(self, streams: Sequence[str], *, timeout: float | None = None) -> int:
+        """A hybrid time of now: the streams have all commits up to it, and get no more of them.
+
+        It is at or above the time of every commit that was answered before this call. Raises: UnknownScope,
+        NotReady, DeadlineExceeded, NotAuthorized.
+        """
+        return self._session.instant(streams, None, self._shared.checked_deadline(timeout))
 
     # -- typed streams ------------------------------------------------------------------------------
 
@@ -1072,15 +1102,16 @@ class Client:
         *,
         timeout: float | None = None,
     ) -> Snapshot:
-        """Streams of one control partition, as of a commit timestamp. Nothing of them is read yet.
+        """Streams as of a commit timestamp. Nothing of them is read yet.
 
         ``at``: a hybrid time (that of a `Result` includes its transaction) or a datetime with its time zone; the
         call waits for a time in the future, if it comes before the timeout. None: now, including all commits
         answered before this call, and all that this client has seen. ``since``: only what was committed after this
         time. ``mode``: 'latest' takes all that the histories have, including all commits answered before this call;
-        it asks no controller, except for the control partitions of several scopes.
+        it asks no controller, except for the control partitions of several scopes. Over several control partitions
+        it asks their controllers for a time, too.
 
-        Raises: UnknownScope, UnknownStream, CrossScope, InvalidArgument (also if ``since`` is later than the
+        Raises: UnknownScope, UnknownStream, InvalidArgument (also if ``since`` is later than the
         snapshot); SnapshotExpired (retention has passed it); NotReady (also if the time is not reached, or the
         histories end before it), DeadlineExceeded.
         """
@@ -1170,16 +1201,17 @@ class Client:
         threads: bool = True,
         index: Mapping[str, Index] | None = None,
     ) -> Replica:
-        """A replica of tables of one control partition, in RocksDB; close it, or use it as a context manager.
+        """A replica of tables, in RocksDB; close it, or use it as a context manager.
 
-        Its transactions and snapshots read all of the tables as of one moment. ``folder``: a folder for this
-        replica only, kept over restarts; None: a temporary one. ``threads`` False: the replica advances only in
-        calls that wait, and in `step`. ``index``: name of an index -> a function of key and row that returns the
-        values (bytes, several, or None) by which `TableSnapshot.lookup` finds the row; with several tables
-        (table, function). A folder with other names is loaded again; a changed function needs a new name.
+        Its transactions and snapshots read all of the tables as of one moment. Transactions need tables of one
+        control partition (`CrossScope`). ``folder``: a folder for this replica only, kept over restarts; None: a
+        temporary one. ``threads`` False: the replica advances only in calls that wait, and in `step`. ``index``:
+        name of an index -> a function of key and row that returns the values (bytes, several, or None) by which
+        `TableSnapshot.lookup` finds the row; with several tables (table, function). A folder with other names is
+        loaded again; a changed function needs a new name.
 
-        Raises: NotInstalled, UnknownStream, InvalidArgument (not a table), CrossScope, IllegalState (the folder is
-        in use, or of another cluster), NotReady, DeadlineExceeded.
+        Raises: NotInstalled, UnknownStream, InvalidArgument (not a table), IllegalState (the folder is in use, or
+        of another cluster), NotReady, DeadlineExceeded.
         """
         threaded = threads and self._threads
         return self._reading.replica(tables, folder, timeout, threads=threaded, index=index)

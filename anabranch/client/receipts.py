@@ -18,7 +18,7 @@ from anabranch.core.journal_runs import CRC_MODULUS, not_covered
 from anabranch.errors import AlreadyCommitted, InvalidArgument, MalformedRecord
 from anabranch.extras import has
 from anabranch.ports import JournalRecord, RecordHeaders, TopicPartition
-from anabranch.protocol.ids import TXN_HEADER, pack_txn_header
+from anabranch.protocol.ids import TXN_HEADER, pack_txn_header, segment_number
 from anabranch.protocol.legal_names import is_state
 from anabranch.protocol.limits import (
     HEADERS,
@@ -28,7 +28,7 @@ from anabranch.protocol.limits import (
     check_row_key,
     headers_size,
 )
-from anabranch.protocol.partitioner import mix, record_checksum
+from anabranch.protocol.partitioner import mix, position_of, record_checksum
 from anabranch.protocol.schemas.records import (
     Event,
     EventHeader,
@@ -50,6 +50,7 @@ log = logging.getLogger("anabranch.client")
 
 # Events without a key go to one segment up to this many bytes, then to the next.
 STICKY_BYTES = 32 << 10
+_ALWAYS = 1 << 62  # … in an exclusive stream: a writer's events without a key lock one segment
 RECORD_OVERHEAD = 128  # upper bound of framing and the ab.txn header
 _SECONDS_MS = 10**11  # March 1973 if it is in milliseconds, the year 5138 if in seconds
 _MANY_ROWS = 300  # from this many on, rows of a state are written as columns
@@ -106,6 +107,7 @@ class StreamLane:
         self.stream = touched.stream
         self.topic = journal_topic(touched.stream)
         self.is_table = touched.is_table
+        self.exclusive = touched.exclusive
         partitions = sorted({segment.partition for segment in touched.segments})
         opened = journal.open(self.topic, partitions, deadline)
         self.accounts = {p: Account(p, opened.first[p]) for p in partitions}
@@ -118,9 +120,55 @@ class StreamLane:
         self._segments = touched.segments
         self._writer = writer
         self.judge_time: Callable[[int], None] | None = None
+        self.lock: Callable[[Sequence[int]], Touched] | None = (
+            None  # locks the segments of these positions
+        )
+        if touched.exclusive:
+            self._lows = sorted(segment.low for segment in touched.segments)
+            self._note(touched)
+            self._write_free = self.write
+            self.write = self._write_locked
 
-    def write_many(self, events: Iterable[EventFields]) -> None:
+    # -- an exclusive stream: segments are locked before an event is written there --------------------------
+
+    def reserve(self, keys: Iterable[bytes | None]) -> None:
+        """Lock the segments of these keys; all other streams have no locks. Nothing is written if it fails.
+
+        Raises: Locked, TransactionAborted (wait-die), as `Session.touch`.
+        """
+        if not self.exclusive or len(self._locked) == len(self._lows):
+            return
+        wanted = set()
+        for key in keys:
+            at = self._writer % len(self._lows)
+            if key is not None:
+                at = bisect_right(self._lows, position_of(key)) - 1
+            wanted.add(self._lows[at])
+            if len(wanted) == len(self._lows):
+                break
+        wanted -= self._locked
+        if wanted and self.lock is not None:
+            self._note(self.lock(sorted(wanted)))
+
+    def _note(self, touched: Touched) -> None:
+        numbers = set(touched.locked)
+        self._locked = {s.low for s in touched.segments if segment_number(s.segment_id) in numbers}
+
+    def _write_locked(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        headers: RecordHeaders | None,
+        timestamp: int | None,
+    ) -> None:
+        self.reserve((key,))
+        self._write_free(key, value, headers, timestamp)
+
+    # -- any stream -------------------------------------------------------------------------------------------
+
+    def write_many(self, events: Sequence[EventFields]) -> None:
         """Write events. If an event is refused, the earlier events are already written."""
+        self.reserve(event[1] if len(event) > 1 else None for event in events)
         self._journal.write_many(self.topic, self._records(events))
 
     def write_rows(self, partition: int, rows: Sequence[StateRow]) -> None:
@@ -152,9 +200,11 @@ class StreamLane:
 
     def write_columns(self, columns: EventColumns) -> None:
         """Write checked rows. After an error some of the rows may be written."""
+        if self.exclusive:
+            self.reserve(key for _, key, *_ in columns.events())
         traced = columns.with_header(*self._trace[0]) if self._trace else columns
         if not self._write_columns(self._placing, traced):
-            self.write_many(columns.events())
+            self._journal.write_many(self.topic, self._records(columns.events()))
 
     def _write_columns(self, placing: Placing, columns: EventColumns) -> bool:
         """Returns False if the rows are to be written as events."""
@@ -178,7 +228,8 @@ class StreamLane:
         from anabranch.batches.columns_write import Placing
 
         first = self._writer % len(lows)
-        return Placing(lows, partitions, self._header[1], first, STICKY_BYTES, RECORD_OVERHEAD)
+        sticky = _ALWAYS if self.exclusive else STICKY_BYTES
+        return Placing(lows, partitions, self._header[1], first, sticky, RECORD_OVERHEAD)
 
     def check(self, key: bytes | None, value: bytes | None, headers: RecordHeaders | None) -> None:
         """Raise for an event that the stream does not take, as `check_columns`."""
@@ -201,7 +252,7 @@ class StreamLane:
         by_range = [self.accounts[segment.partition] for segment in ordered]
         known: dict[bytes, tuple[Account, int, int]] = {}
         room, several = self._room, len(lows) > 1
-        sticky, sticky_left = writer % len(by_range), STICKY_BYTES
+        sticky, sticky_left = writer % len(by_range), _ALWAYS if self.exclusive else STICKY_BYTES
 
         def place(key: bytes) -> tuple[Account, int, int]:
             if self.is_table:

@@ -42,13 +42,7 @@ class ControllerTimes:
 
     def safe(self, tables: Sequence[str], at: int, deadline: float) -> tuple[int, dict[str, int]]:
         self._shared.check()
-        session = self._shared.session
-        scope = session.check_together(tables, deadline)
-        answer = session.safe_tables(scope, None, tables, deadline)
-        if answer.timestamp < at:
-            session.instant(scope, at, deadline)
-            answer = session.safe_tables(scope, None, tables, deadline)
-        return answer.timestamp, {each.table: each.last for each in answer.tables}
+        return self._shared.session.safe_tables(tables, at, deadline)
 
     def base(self, table: str, deadline: float) -> r.BaseRow | None:
         return self._shared.session.describe(table, deadline).base
@@ -69,6 +63,8 @@ class Replica(ReadReplica):
     def __init__(self, shared: Shared, ports: ReaderPorts, settings: ReplicaSettings) -> None:
         super().__init__(ports, ControllerTimes(shared), settings)
         self._shared = shared
+        # Several control partitions serve its tables: it has snapshots, and no transactions.
+        self._is_apart = not shared.session.serves_all(self.tables, shared.deadline(None))
         self._chain = Chain(shared.session, self.observe, self._newest_from, self.tables)
 
     def begin(
@@ -112,11 +108,14 @@ class Replica(ReadReplica):
         self, ownership: TaskOwnership | None, deadline: float, *, fresh: bool
     ) -> TableSnapshot:
         """A snapshot with the last commit that broke locks here and, if ``fresh``, all that this client saw."""
-        if ownership is not None:
-            session = self._shared.session
-            session.check_together(self.tables, deadline, also=ownership.scope)
+        self._check_together(deadline, "" if ownership is None else ownership.scope)
         seen = self._controller.last_timestamp if fresh else 0
         return self._open_snapshot(max(1, seen, self.broken_at), None, deadline)
+
+    def _check_together(self, deadline: float, also: str = "") -> None:
+        """`CrossScope` unless one control partition serves all tables, and the scope ``also`` if given."""
+        if self._is_apart or also:
+            self._shared.session.check_together(self.tables, deadline, also=also)
 
     def join(
         self,
@@ -136,6 +135,7 @@ class Replica(ReadReplica):
         """
         _check(isolation, writers)
         deadline = self.deadline(timeout)
+        self._check_together(deadline)
         writer = join(self._shared, token, heartbeat=heartbeat, label=label)
         try:
             command = r.LockReads(*writer.identity, 0, tables=self.tables)

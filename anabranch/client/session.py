@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from anabranch.backoff import Backoff
 from anabranch.client.ports import ClientPorts
+from anabranch.core.across.holds import instant
 from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import (
     AlreadyCommitted,
@@ -26,8 +27,11 @@ from anabranch.errors import (
     CrossScope,
     DeadlineExceeded,
     EventTooLarge,
+    FeatureNotEnabled,
     IllegalState,
     InvalidArgument,
+    InvalidToken,
+    Locked,
     LocksBroken,
     MalformedRecord,
     NotAuthorized,
@@ -37,6 +41,7 @@ from anabranch.errors import (
     RetryError,
     TransactionAborted,
     UnknownScope,
+    UnsupportedVersion,
     error_of,
 )
 from anabranch.ports import RecordHeaders
@@ -46,6 +51,7 @@ from anabranch.protocol.defaults import (
     FIRST_REPEAT_S,
     FIRST_RETRY_S,
     LEAST_MARGIN_S,
+    LOCK_WAIT_MS,
     LONGEST_LOOK_S,
     LONGEST_REPEAT_S,
     LONGEST_RETRY_S,
@@ -90,6 +96,10 @@ _UNDONE = ("OPEN", "ABORTED")
 _NOTHING = "nothing was changed"  # a phrase in texts of refusals
 _TOKENS_A_BEAT = 500
 _QUESTIONS_AT_ONCE = 100
+_FEW_LEFT = 20  # so few transactions are asked for one by one
+_MOST_LISTED = 10_000
+_NAMES_AGAIN_S = 60.0  # the feature level may have been raised
+_MOST_NAMED = 1_000  # streams in a question for a safe time; with more, it is asked for all streams
 
 
 class Copy(NamedTuple):
@@ -121,6 +131,7 @@ class Session:
         self.highest_timestamp = 0
         self._reported: dict[int, int] = {}  # the highest time that each control partition reported
         self._scopes: dict[str, int] = {}
+        self._names_streams_from = 0.0  # in questions for safe times: feature level 4 has that
         self._answered = False
         self._closed = False
 
@@ -169,12 +180,19 @@ class Session:
 
     # -- a command and its answer -----------------------------------------------------------------------
 
-    def ask(self, partition: int, command: Any, expected: type[T], deadline: float) -> T:
-        """Send a command until it is answered. A refusal is raised as its error.
+    def ask(
+        self,
+        partition: int,
+        command: Any,
+        expected: type[T],
+        deadline: float,
+        posted: Copy | None = None,
+    ) -> T:
+        """Send a command until it is answered. A refusal is raised as its error. ``posted``: as of `locked_shot`.
 
         Without an answer in time it raises `DeadlineExceeded`, or `NotReady` if no controller ever answered.
         """
-        result = self.try_ask(partition, command, deadline)
+        result = self.try_ask(partition, command, deadline, posted=posted)
         if result is None:
             raise self.no_answer(command)
         if not isinstance(result, expected):
@@ -182,6 +200,29 @@ class Session:
                 f"the controller answered {type(result).__name__} to {type(command).__name__}"
             )
         return result
+
+    def ask_at_once(
+        self, commands: Mapping[int, Any], expected: type[T], deadline: float
+    ) -> dict[int, T]:
+        """`ask` each of these control partitions. All commands are sent before the first answer is awaited."""
+        if len(commands) == 1:
+            return {
+                number: self.ask(number, c, expected, deadline) for number, c in commands.items()
+            }
+        copies = {number: self._first_copy(number, c, deadline) for number, c in commands.items()}
+        answers: dict[int, T] = {}
+        try:
+            for copy in copies.values():
+                self._send(copy)
+            for number, copy in copies.items():
+                try:
+                    answers[number] = self.ask(number, commands[number], expected, deadline, copy)
+                except (NotReady, DeadlineExceeded) as error:
+                    raise type(error)(f"control partition {number}: {error}") from error
+            return answers
+        finally:
+            for copy in copies.values():
+                self._bus.forget(copy.correlation_id)
 
     def try_ask(
         self,
@@ -386,24 +427,28 @@ class Session:
         for scope in scopes:
             here, there = (self.find_scope(one, deadline) for one in (first, scope))
             if here != there:
-                raise CrossScope(
-                    f"scope {first!r} is on control partition {here} and {scope!r} on {there}: one transaction, or "
-                    "snapshot, is of one control partition; make new scopes with `near`"
-                )
+                raise _apart(first, here, scope, there)
         return first
 
+    def are_together(self, scopes: Iterable[str], deadline: float) -> bool:
+        """Whether one control partition serves these scopes. Raises `UnknownScope`."""
+        return len({self.find_scope(scope, deadline) for scope in scopes}) == 1
+
     def serves_all(self, streams: Iterable[str], deadline: float) -> bool:
-        """Whether one control partition serves all these streams; False if only a controller knows that."""
-        if len({split_stream(stream)[0] for stream in streams}) == 1:
+        """Whether one control partition serves all these streams. Raises `UnknownScope`.
+
+        No controller is asked about streams of one scope, nor while there is only one control partition.
+        """
+        scopes = {split_stream(stream)[0] for stream in streams}
+        if len(scopes) == 1:
             return True
         self._bus.ready(deadline)
-        return self._bus.control_partitions(deadline) == 1
+        if self._bus.control_partitions(deadline) == 1:
+            return True
+        return self.are_together(scopes, deadline)
 
-    def together(self, streams: Iterable[str], deadline: float) -> dict[str, int]:
-        """A number for each stream: streams with different numbers never share a transaction.
-
-        The number is the control partition. If any stream's control partition is unknown, all get the same number.
-        """
+    def control_partitions(self, streams: Iterable[str], deadline: float) -> dict[str, int]:
+        """The number of each stream's control partition. If any is unknown, all get the same number."""
         scopes = {stream: split_stream(stream)[0] for stream in streams}
         if len(set(scopes.values())) > 1:
             with suppress(NotReady, DeadlineExceeded, NotAuthorized):
@@ -496,38 +541,94 @@ class Session:
 
         Raises `NotReady` if ``at`` is not safe yet.
         """
-        return self.safe_tables(scope, at, (), deadline).timestamp
+        partition = self.find_scope(scope, deadline)
+        return self.ask(partition, r.SafeTime(scope, at, ()), r.SafeTimeReply, deadline).timestamp
+
+    def instant(self, names: Iterable[str], at: int | None, deadline: float) -> int:
+        """Wait until ``at`` is safe for streams, whichever control partitions serve them.
+
+        ``names``: streams; a scope's name alone for all of its streams. ``at`` None: a time at or above all
+        timestamps that this client has seen, and all that were answered to anybody before this call. Raises
+        `NotReady` at once if ``at`` is later than the deadline.
+        """
+        questions = self._safe_times(names, (), deadline)
+        seen = self.highest_timestamp
+        return self._instant(questions, seen, at, deadline)[0]
 
     def safe_tables(
-        self, scope: str, at: int | None, tables: Sequence[str], deadline: float
-    ) -> r.SafeTimeReply:
-        """As `safe_time`, together with the newest commit of each table up to that time."""
-        partition = self.find_scope(scope, deadline)
-        return self.ask(partition, r.SafeTime(scope, at, tuple(tables)), r.SafeTimeReply, deadline)
+        self, tables: Sequence[str], least: int, deadline: float
+    ) -> tuple[int, dict[str, int]]:
+        """A safe time at or above ``least`` (0: now), and the time of each table's newest commit (0: none).
 
-    def instant(self, scope: str, at: int | None, deadline: float) -> int:
-        """Wait until ``at`` is safe; None: a safe time at or above all timestamps that this client has seen.
-
-        Raises `NotReady` at once if ``at`` is later than the deadline.
+        Such a commit may be later than the safe time. Raises: as `instant`.
         """
-        seen = self.highest_timestamp
-        now = self.safe_time(scope, None, deadline)
-        wanted = max(now, seen) if at is None else at
-        if wanted <= now:
-            return wanted  # already safe
+        questions = self._safe_times(tables, tables, deadline)
+        at, answers = self._instant(questions, least, None, deadline)
+        return at, {each.table: each.last for answer in answers for each in answer.tables}
+
+    def _safe_times(
+        self, names: Iterable[str], tables: Sequence[str], deadline: float
+    ) -> dict[int, r.SafeTime]:
+        """Control partition -> the question for the time ``at`` of those names that it serves."""
+        served: dict[int, tuple[str, list[str]]] = {}
+        for name in names:
+            scope = name.partition("/")[0]
+            served.setdefault(self.find_scope(scope, deadline), (scope, []))[1].append(name)
+        questions = {}
+        for number, (scope, its) in served.items():
+            named = self.now() >= self._names_streams_from and len(its) <= _MOST_NAMED
+            streams = [name for name in its if "/" in name] if named else []
+            questions[number] = r.SafeTime(
+                scope, None, tuple(its) if tables else (), tuple(streams)
+            )
+        return questions
+
+    def _instant(
+        self, questions: Mapping[int, r.SafeTime], seen: int, at: int | None, deadline: float
+    ) -> tuple[int, Sequence[r.SafeTimeReply]]:
+        """A time that is safe at all these control partitions (docs/inside/across.md, T2), and their answers.
+
+        The first questions fix the time. Controllers are asked again for that time, not for a later one, so that
+        transactions that are committed without a pause can't delay the answer for ever.
+        """
+        try:
+            answers = self.ask_at_once(questions, r.SafeTimeReply, deadline)
+        except (FeatureNotEnabled, UnsupportedVersion):  # here no stream is ever held
+            self._names_streams_from = self.now() + _NAMES_AGAIN_S
+            questions = {number: replace(one, streams=()) for number, one in questions.items()}
+            answers = self.ask_at_once(questions, r.SafeTimeReply, deadline)
+        times = {number: answer.timestamp for number, answer in answers.items()}
+        wanted, early = instant(times, seen, at)
+        if at is not None:
+            self._check_near(at, max(times.values()), deadline)
+        left = {*early, *[number for number, answer in answers.items() if not answer.safe]}
+        pauses: Backoff | None = None
+        while left:
+            again = {number: replace(questions[number], at=wanted) for number in sorted(left)}
+            answers |= self.ask_at_once(again, r.SafeTimeReply, deadline)
+            left = {number for number in left if not answers[number].safe}
+            pauses = pauses or self._pauses()
+            if left and not pauses.sleep(deadline):
+                raise NotReady(
+                    f"streams of control partition {min(left)} are held below {to_text(wanted)} until another "
+                    "control partition has decided a transaction: ask again"
+                )
+        return wanted, [*answers.values()]
+
+    def _check_near(self, wanted: int, now: int, deadline: float) -> None:
+        """`NotReady` at once if a time comes only after the deadline. ``now``: the latest time of a controller."""
         ahead_s = (to_us(wanted) - to_us(now)) / 1e6
-        if self.now() + ahead_s >= deadline:
+        if ahead_s > 0 and self.now() + ahead_s >= deadline:
             raise NotReady(
                 f"the time {to_text(wanted)} is not reached yet: {ahead_s:,.3f} s are missing by the controller's "
                 "clock, more than the timeout; ask later, or for now"
             )
-        return self.safe_time(scope, wanted, deadline)
 
     def list_runs(
         self, token: bytes, stream: str, wanted: Sequence[r.RunsWanted], deadline: float
     ) -> r.RunList:
         """The places of some of the wanted records of an open transaction, and which are still to be asked for."""
-        there = control_partition_of(id_named(token))
+        there = self._partition_of(token, stream, deadline)
         return self.ask(there, r.ListRuns(token, stream, tuple(wanted)), r.RunList, deadline)
 
     def series(self, scope: str, name: str | None, deadline: float) -> list[r.SeriesInfo]:
@@ -594,10 +695,15 @@ class Session:
 
     # -- transactions ---------------------------------------------------------------------------------
 
-    def new_txn_id(self, scope: str, deadline: float, *, marked: bool = False) -> bytes:
-        """A transaction id for a scope. ``marked``: for a one-shot that moves positions; no other may have it."""
+    def new_txn_id(
+        self, scope: str, deadline: float, *, marked: bool = False, as_old_as: bytes | None = None
+    ) -> bytes:
+        """A transaction id for a scope. ``marked``: for a one-shot that moves positions; no other may have it.
+
+        ``as_old_as``: a former try, which an older transaction had aborted (wait-die).
+        """
         partition = self.find_scope(scope, deadline)
-        now_ms = int(self._clock.wall() * 1000)
+        now_ms = int(self._clock.wall() * 1000) if as_old_as is None else made_ms_of(as_old_as)
         make = make_marked_id if marked else make_txn_id
         return make(partition, now_ms, int.from_bytes(self._entropy(8), "big"))
 
@@ -617,15 +723,42 @@ class Session:
         writer: int,
         deadline: float,
         ran: Iterable[r.Derivation] = (),
+        positions: Sequence[int] = (),
     ) -> r.Touched:
         """Add a stream to a transaction, before the writer with this number writes to it; returns where to write.
 
         The transaction's first touch of the stream, by any writer, pins the reference epoch: the segments (key
         ranges, each in a partition) to which all its writers write. ``ran``: the derivations that the writer runs.
+        The stream's control partition is asked, whichever one the transaction is of.
+
+        ``positions``: of keys, whose segments of an exclusive stream are locked first. Raises `Locked` if they are
+        not free at the deadline, `TransactionAborted` if an older transaction has them.
         """
-        command = r.Touch(token, stream, writer, tuple(sorted(ran)))
-        with _about(token):
-            return self.ask(_partition(token), command, r.Touched, deadline)
+        ran, at, pauses = tuple(sorted(ran)), tuple(positions), self._pauses()
+        there = self._partition_of(token, stream, deadline)
+        while True:
+            left_ms = int((deadline - self.now() - LEAST_MARGIN_S) * 1000)
+            wait_ms = max(0, min(LOCK_WAIT_MS, left_ms)) if at else 0
+            command = r.Touch(token, stream, writer, ran, at, wait_ms)
+            try:
+                with _about(token):
+                    return self.ask(there, command, r.Touched, deadline)
+            except Locked:
+                if left_ms <= 0 or not pauses.sleep(deadline):
+                    raise
+            except InvalidToken as error:
+                home, scope = _partition(token), peek(token).scope
+                if there == home:
+                    raise
+                # A controller of an older release knows no transactions of other control partitions.
+                raise _apart(scope, home, split_stream(stream)[0], there) from error
+
+    def _partition_of(self, token: bytes, stream: str, deadline: float) -> int:
+        """The control partition of a stream; no controller is asked if it is of the transaction's own scope."""
+        scope = split_stream(stream)[0]
+        if scope == peek(token).scope:
+            return _partition(token)
+        return self.find_scope(scope, deadline)
 
     def register(self, token: bytes, receipt: r.Receipt, deadline: float) -> r.Registered:
         with _about(token):
@@ -848,8 +981,9 @@ class Session:
     def finished(self, asked: dict[bytes, bytes | None], deadline: float) -> Iterator[r.Outcome]:
         """As `Client.finished`. ``asked``: id -> token or None; an id is removed when its transaction has ended."""
         pauses = Backoff(FIRST_LOOK_S, LONGEST_LOOK_S, self._clock)
+        still: set[bytes] = set()
         while asked:
-            left = list(asked.items())
+            left = [each for each in asked.items() if each[0] not in still]
             for i in range(0, len(left), _QUESTIONS_AT_ONCE):
                 for outcome in self.states(left[i : i + _QUESTIONS_AT_ONCE], deadline):
                     if outcome.state in FINISHED:
@@ -859,6 +993,21 @@ class Session:
                 raise DeadlineExceeded(
                     f"{len(asked):,} transactions have not ended in time, or no leader answers; call again"
                 )
+            still = self._still_open(asked, deadline)
+
+    def _still_open(self, asked: Collection[bytes], deadline: float) -> set[bytes]:
+        """Those of many transactions that a list shows as open: a question for each would keep leaders busy.
+
+        The list shows those that the lane may see, the oldest first. All others are asked for one by one.
+        """
+        if len(asked) <= _FEW_LEFT:
+            return set()
+        until = min(deadline, self.now() + FIRST_REPEAT_S)
+        wanted = r.ListTransactions(None, False, min(2 * len(asked), _MOST_LISTED), None)
+        try:
+            return {outcome.txn_id for outcome in self.transactions(wanted, until)}
+        except RetryError:
+            return set()
 
     def whole(self, outcome: r.Outcome, token: bytes | None, deadline: float) -> r.Outcome:
         """The outcome with all writers of its transaction; one answer has only a part of them."""
@@ -883,9 +1032,10 @@ class Session:
         del found[wanted.limit :]
         return found
 
-    def label(self, token: bytes, writer: int, label: str, deadline: float) -> None:
-        """Give a writer a name for people. Call it after the writer's first touch."""
-        self.ask(_partition(token), r.LabelWriter(token, writer, label), r.Registered, deadline)
+    def label(self, token: bytes, writer: int, label: str, stream: str, deadline: float) -> None:
+        """Give a writer a name for people. Call it after the writer's first touch, which was of this stream."""
+        there = self._partition_of(token, stream, deadline)
+        self.ask(there, r.LabelWriter(token, writer, label), r.Registered, deadline)
 
     def ask_each(self, command: Any, expected: type[T], deadline: float) -> list[tuple[int, T]]:
         """Send a command to all control partitions; returns the number and the answer of each.
@@ -926,6 +1076,13 @@ class Session:
     def forget(self, correlation_id: bytes) -> None:
         """Drop later answers with this id, and wake the call that waits for one."""
         self._bus.forget(correlation_id)
+
+
+def _apart(one: str, here: int, other: str, there: int) -> CrossScope:
+    return CrossScope(
+        f"scope {one!r} is on control partition {here} and {other!r} on {there}: one transaction is of one control "
+        "partition; make new scopes with `near`"
+    )
 
 
 def _outcome(answer: r.Outcome | r.Revalidate) -> r.Outcome:

@@ -34,7 +34,7 @@ from anabranch.errors import (
     NotForkSafe,
 )
 from anabranch.extras import need
-from anabranch.protocol.legal_names import check_type, is_state
+from anabranch.protocol.legal_names import check_type, is_state, split_stream
 from anabranch.protocol.limits import AHEAD_MS, check_ahead, check_timestamp
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.records import Outcome, SegmentRange, StreamInfo
@@ -54,7 +54,7 @@ _IDLE_S = 3600.0
 _AFTER_TROUBLE_S = 1.0
 _JOIN_S = 10.0
 _LAYOUT_S = 30.0  # a layout is used for this long: other clients may scale the stream
-_MOST_NAMES = 10_000  # limit of each cache of streams
+MOST_NAMES = 10_000  # limit of each cache of streams
 
 
 class Handle(Protocol):
@@ -199,8 +199,9 @@ class Shared:
     # By stream: when its description expires, and the description (None if the client can't get it).
     streams: dict[str, tuple[float, StreamInfo | None]] = field(default_factory=dict)
     near_ms: int = 0  # no stream refuses event times up to this one as too far ahead
-    # By scope: streams that its transactions may write to.
-    legal: dict[str, set[str]] = field(default_factory=dict)
+    # By scope: streams that its transactions may write to, and whether another control partition serves them.
+    legal: dict[str, dict[str, bool]] = field(default_factory=dict)
+    exclusive: set[str] = field(default_factory=set)  # streams that are known to be exclusive
     dropped: deque[JournalWriter] = field(default_factory=deque)  # of garbage-collected handles
     forked: bool = False
     closed: bool = False
@@ -295,22 +296,30 @@ class Shared:
 
     def learn(self, stream: str, found: StreamInfo | None) -> None:
         """Remember the stream's description for a while."""
-        if len(self.streams) >= _MOST_NAMES:
+        if len(self.streams) >= MOST_NAMES:
             self.streams.clear()
         self.streams[stream] = self.session.now() + _LAYOUT_S, found
 
-    def check_stream(self, scope: str, stream: str) -> None:
-        """Raise as `Transaction.write` does, unless transactions of this scope may write to the stream."""
+    def check_stream(self, scope: str, stream: str) -> bool:
+        """Raise as `Transaction.write` does, unless transactions of this scope may write to the stream.
+
+        Returns whether another control partition serves it.
+        """
         legal = self.legal.get(scope)
         if legal is None:
-            legal = self.legal[scope] = set()
-        if stream not in legal:
-            self.session.check_together((stream,), self.deadline(None), also=scope)
+            legal = self.legal[scope] = {}
+        elsewhere = legal.get(stream)
+        if elsewhere is None:
+            own = split_stream(stream)[0]
+            elsewhere = own != scope and not self.session.are_together(
+                (own, scope), self.deadline(None)
+            )
             if is_state(stream):
                 raise InvalidArgument(f"{stream} is a processor's state: use `write_state`")
-            if len(legal) >= _MOST_NAMES:
+            if len(legal) >= MOST_NAMES:
                 legal.clear()
-            legal.add(stream)
+            legal[stream] = elsewhere
+        return elsewhere
 
     # -- events ---------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from anabranch.errors import (
     DerivationMissing,
     IllegalState,
     InvalidArgument,
+    Locked,
     LocksBroken,
     MalformedRecord,
     OutcomeUnknown,
@@ -132,10 +133,10 @@ def _transact(
                 asked_again += 1
                 shared.derivations.forget()
                 continue
-            except (HotRow, LocksBroken, TransactionAborted, WriteFailed) as error:
-                if txn.txn_id is None and not isinstance(error, HotRow | LocksBroken):
+            except (HotRow, Locked, LocksBroken, TransactionAborted, WriteFailed) as error:
+                if txn.txn_id is None and not isinstance(error, HotRow | Locked | LocksBroken):
                     raise  # raised by the function
-                pauses = pauses or _pauses(shared)
+                pauses = pauses or _pauses(shared, error)
                 if not pauses.ends_by(deadline):
                     if not isinstance(error, HotRow):
                         raise
@@ -155,10 +156,12 @@ def _transact(
             member.give_up()
 
 
-def _pauses(shared: Shared) -> Backoff:
+def _pauses(shared: Shared, error: AnabranchError) -> Backoff:
+    # Segments of exclusive streams are locked for as long as a transaction lasts.
+    waits = isinstance(error, Locked | TransactionAborted)
     return Backoff(
         defaults.FIRST_TRANSACT_PAUSE_S,
-        defaults.LONGEST_TRANSACT_PAUSE_S,
+        defaults.LONGEST_LOCKED_PAUSE_S if waits else defaults.LONGEST_TRANSACT_PAUSE_S,
         shared.ports.clock,
         # So that conflicting clients do not retry together.
         jitter=lambda: shared.session.random64() % 1024 / 1024,

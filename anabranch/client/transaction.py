@@ -121,11 +121,12 @@ class Transaction:
         *,
         snapshot: int = 0,
         txn_id: bytes | None = None,
+        as_old_as: bytes | None = None,
     ) -> None:
         """``scope``: "" for that of the first stream written to.
 
         ``snapshot``: the hybrid time of its reads of tables; 0 if it reads none. ``txn_id``: None: an id is made
-        when one is needed.
+        when one is needed. ``as_old_as``: as of `Session.new_txn_id`.
         """
         self._shared = shared
         self._session = shared.session
@@ -142,6 +143,7 @@ class Transaction:
         self._buffer: list[r.Event] = []
         self._buffered_bytes = 0
         self._txn_id = txn_id
+        self._as_old_as = as_old_as
         self._secret: bytes | None = None
         self._token: bytes | None = None
         self._writer: Writer | None = None  # for the events of this handle, once it is open
@@ -254,7 +256,9 @@ class Transaction:
                 "the transaction has no scope yet: give it one, or write to a stream first"
             )
         if self._txn_id is None:
-            self._txn_id = self._session.new_txn_id(self._scope, deadline, marked=marked)
+            self._txn_id = self._session.new_txn_id(
+                self._scope, deadline, marked=marked, as_old_as=self._as_old_as
+            )
         return self._txn_id
 
     @traced("begin")
@@ -284,9 +288,13 @@ class Transaction:
         """Begin, unless begun, and write the buffered events to the journals: all or none."""
         if self._token is None:
             self._begin(deadline)
-        lanes = {event.stream: self._touch(event.stream, deadline) for event in self._buffer}
+        lanes: dict[str, StreamLane] = {}
         for event in self._buffer:
+            lanes[event.stream] = self._touch(event.stream, deadline, event.key)
             lanes[event.stream].check(event.key, event.value, pairs_of(event))
+        for stream, lane in lanes.items():
+            if lane.exclusive:
+                lane.reserve(event.key for event in self._buffer if event.stream == stream)
         what = "bringing events to the journals"
         with AllOrNothing(what, self._end_in_between, begun=True):
             self._write_buffer(lanes)
@@ -305,11 +313,11 @@ class Transaction:
             for task, rows in state.items():
                 lanes[self._ownership.state].write_rows(task, rows)
 
-    def _touch(self, stream: str, deadline: float) -> StreamLane:
-        """The `StreamLane` of this handle's writer for a stream."""
+    def _touch(self, stream: str, deadline: float, key: bytes | None = None) -> StreamLane:
+        """The `StreamLane` of this handle's writer for a stream. ``key``: as of `Writer.touch`."""
         if self._writer is None:
             raise IllegalState("the transaction is not open")
-        return self._writer.touch(stream, deadline)
+        return self._writer.touch(stream, deadline, key)
 
     def token(
         self, rights: RightNames = WRITER, *, expires: float | None = None, lane: str | None = None
@@ -455,8 +463,7 @@ class Transaction:
             for columns in pieces:
                 with self._lock:
                     self._shared.check()
-                    self._check_stream(stream)
-                    lane = self._lane(stream, pieces)
+                    lane = self._lane(stream, pieces, elsewhere=self._check_stream(stream))
                     if not call.begun and lane is not None:
                         for each in pieces:
                             lane.check_columns(each)
@@ -507,7 +514,7 @@ class Transaction:
         """Keep an event in memory. If the event does not fit, open the transaction, and return its writer."""
         self._shared.check()
         check_event(key, value, timestamp)
-        self._check_stream(stream)
+        elsewhere = self._check_stream(stream)
         if self._result is not None or self.state not in USABLE:
             self._check_usable()
         if self._token is None or self._buffer:
@@ -518,7 +525,7 @@ class Transaction:
             if headers:
                 size += headers_size(headers)
                 kept = tuple([r.EventHeader(*pair) for pair in headers])
-            if self._token is None and self._fits(1, size):
+            if self._token is None and not elsewhere and self._fits(1, size):
                 self._buffer.append(r.Event(stream, -1, key, value, kept, timestamp or -1))
                 self._buffered_bytes += size
                 return None
@@ -527,16 +534,22 @@ class Transaction:
             raise IllegalState("the transaction is not open")
         return self._writer
 
-    def _check_stream(self, stream: str) -> None:
-        """Raise as `write` does, unless this transaction may write to the stream, which may give it its scope."""
-        scope = self._scope or split_stream(stream)[0]
-        self._shared.check_stream(scope, stream)
-        self._scope = scope
+    def _check_stream(self, stream: str) -> bool:
+        """Raise as `write` does, unless this transaction may write to the stream, which may give it its scope.
 
-    def _lane(self, stream: str, pieces: Sequence[EventColumns]) -> StreamLane | None:
+        Returns whether another control partition serves the stream; then a one-shot can't have its events.
+        """
+        scope = self._scope or split_stream(stream)[0]
+        elsewhere = self._shared.check_stream(scope, stream)
+        self._scope = scope
+        return elsewhere
+
+    def _lane(
+        self, stream: str, pieces: Sequence[EventColumns], *, elsewhere: bool
+    ) -> StreamLane | None:
         """The `StreamLane` of a stream; None if the events fit into memory. Raises: as `write`."""
         self._check_usable()
-        if self._token is None:
+        if self._token is None and not elsewhere:
             overhead = len(stream) + EVENT_OVERHEAD
             size = sum(int(piece.sizes().sum()) + piece.rows * overhead for piece in pieces)
             if self._fits(sum(piece.rows for piece in pieces), size):

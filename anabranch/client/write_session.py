@@ -443,7 +443,8 @@ class _Sender:
     def _fail(self, request: _Request, error: AnabranchError) -> None:
         with self._guard:
             for number, event in enumerate(_Rows(request.rows), request.first):
-                found = RowError(number, event.stream, event.key, error)
+                key = None if event.key is None else event.key[: limits.ROW_KEY.value]
+                found = RowError(number, event.stream, key, error)
                 if number in self._awaited:
                     self._awaited[number] = found
                     continue

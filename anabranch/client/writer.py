@@ -21,7 +21,7 @@ from anabranch.client.receipts import (
     check_layout,
 )
 from anabranch.client.reservation import Reservation, token_to_write
-from anabranch.client.shared import Shared, entered
+from anabranch.client.shared import MOST_NAMES, Shared, entered
 from anabranch.core.stream_states import ACTIVE, FORGOTTEN, WAITING
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (
@@ -39,7 +39,8 @@ from anabranch.errors import (
 from anabranch.ports import JournalMissing, RecordHeaders
 from anabranch.protocol.ids import txn_text
 from anabranch.protocol.legal_names import check_type
-from anabranch.protocol.limits import LABEL, check_event, check_headers
+from anabranch.protocol.limits import LABEL, LOCKED_POSITIONS, check_event, check_headers
+from anabranch.protocol.partitioner import position_of
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import Rights, Token, check_right, peek
 from anabranch.tracing import TRACE_HEADER, Trace, traced
@@ -172,25 +173,51 @@ class Writer:
                 self._end(error)
                 raise
 
-    def touch(self, stream: str, deadline: float) -> StreamLane:
-        """The `StreamLane` of a stream; the first call for a stream touches it."""
+    def touch(self, stream: str, deadline: float, key: bytes | None = None) -> StreamLane:
+        """The `StreamLane` of a stream; the first call for a stream touches it.
+
+        ``key``: of the first event, if there is one: a stream that is known to be exclusive is then locked there.
+        """
         if self._token is None:
             raise IllegalState("the transaction is not open")
         lane = self._account.lanes.get(stream)
         if lane is None:
             self._begin_writing()
-            try:
-                touched = self._session.touch(self._token, stream, self.number, deadline, self.ran)
-            except DerivationMissing:
-                self._shared.derivations.forget()
-                raise
+            known = key if stream in self._shared.exclusive else None
+            first = () if known is None else (position_of(known),)
+            touched = self._touch(stream, deadline, first)
             check_layout(stream, touched.segments)
+            if touched.exclusive and len(self._shared.exclusive) < MOST_NAMES:
+                self._shared.exclusive.add(stream)
             if self._label:  # the first touch has made the writer known
-                self._session.label(self._token, self.number, self._label, deadline)
+                self._session.label(self._token, self.number, self._label, stream, deadline)
                 self._label = ""
             lane = self._account.add(touched, deadline)
             lane.judge_time = partial(self._shared.judge_time, stream)
+            lane.lock = partial(self._lock_segments, stream)
         return lane
+
+    def _lock_segments(self, stream: str, positions: Sequence[int]) -> r.Touched:
+        """Lock segments of an exclusive stream: those that have these positions of keys."""
+        deadline, most = self._shared.deadline(None), LOCKED_POSITIONS.value
+        for at in range(0, len(positions) - most, most):
+            self._touch(stream, deadline, positions[at : at + most])
+        last = (len(positions) - 1) // most * most
+        return self._touch(stream, deadline, positions[last:])
+
+    def _touch(self, stream: str, deadline: float, positions: Sequence[int]) -> r.Touched:
+        if self._token is None:
+            raise IllegalState("the transaction is not open")
+        try:
+            return self._session.touch(
+                self._token, stream, self.number, deadline, self.ran, positions
+            )
+        except DerivationMissing:
+            self._shared.derivations.forget()
+            raise
+        except TransactionAborted as error:
+            self._end(error)
+            raise
 
     def _begin_writing(self) -> None:
         """Begin the span of all writes, whose context the events carry."""
@@ -263,7 +290,7 @@ class Writer:
             self._shared.check()
             check_event(key, value, timestamp)
             self._shared.check_stream(self._scope, stream)
-            lane = self._lane(stream)
+            lane = self._lane(stream, key)
             lane.write(key, value, headers, timestamp)
             self._hot[stream] = lane.write
         except TypeError:
@@ -328,11 +355,11 @@ class Writer:
                     lane.write_columns(columns)
         return sum(columns.rows for columns in pieces)
 
-    def _lane(self, stream: str) -> StreamLane:
+    def _lane(self, stream: str, key: bytes | None = None) -> StreamLane:
         self._check_writable()
         deadline = self._shared.deadline(None)
         self._open(deadline)
-        return self.touch(stream, deadline)
+        return self.touch(stream, deadline, key)
 
     def _check_writable(self) -> None:
         self._shared.check()

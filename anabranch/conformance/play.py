@@ -152,6 +152,14 @@ class Tested:
         """Commit events as a one-shot."""
         return Result.of(self.ask("one_shot", scope=scope, name=name, events=lines_of(events)))
 
+    def session(self, events: Sequence[Written]) -> list[int]:
+        """Write rows by a session; the numbers of those that failed, from 0."""
+        answer = self.ask("session", events=lines_of(events))
+        try:
+            return [int(number) for number in answer["failed"]]
+        except (LookupError, TypeError, ValueError) as error:
+            raise NoAnswer(f"session was answered {answer!r:.200} ({error!r})") from None
+
     def plain(self, stream: str, events: Sequence[Written]) -> None:
         """Write plain records."""
         self.ask("plain", stream=stream, events=lines_of(events))
@@ -207,6 +215,10 @@ class Begun:
         given = None if receipts is None else [to_text(receipt) for receipt in receipts]
         arguments = {"txn": self.name, "receipts": given, "name": name, "number": number}
         return Result.of(self.client.ask("commit", **arguments))
+
+    def commit_decided(self) -> Result:
+        """Commit, and return at the decision."""
+        return Result.of(self.client.ask("commit_decided", txn=self.name))
 
     def prepare(self, secret: bytes, attempt: bytes) -> Result:
         """Prepare; the holder of the secret decides later. Raises `ChildError` by the name of the refusal."""

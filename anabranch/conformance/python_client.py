@@ -90,6 +90,26 @@ class Operations:
         given = None if receipts is None else [to_bytes(one) or b"" for one in receipts]
         return outcome(handle.commit(given, name=name, number=number))
 
+    def commit_decided(self, txn: str) -> dict[str, Any]:
+        result = self._transaction(txn).commit(wait="decided")
+        return outcome(result, "COMMITTED" if result.is_merged else "FINALIZE_IN_PROGRESS")
+
+    def session(self, events: list[dict[str, Any]]) -> dict[str, Any]:
+        failed, sent = set[int](), list[int]()
+        session = self.client.session()
+        for number, event in enumerate(events):
+            stream, value, key, headers, timestamp = fields_of(event)
+            try:
+                session.apply(stream, value, key, headers, timestamp)
+                sent.append(number)
+            except AnabranchError:
+                failed.add(number)
+        try:
+            session.close()
+        except anabranch.errors.RowsFailed as error:
+            failed |= {sent[one.number] for one in error.errors}
+        return {"failed": sorted(failed)}
+
     def prepare(self, txn: str, secret: str, attempt: str) -> dict[str, Any]:
         by = sha256(to_bytes(secret) or b"").digest()
         found = self._transaction(txn).prepare(by=by, attempt=to_bytes(attempt) or b"")

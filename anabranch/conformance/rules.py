@@ -48,6 +48,8 @@ RULES = {
     "R10.6": "A number of a series commits once.",
     "R10.7": "`prepare.by` is the SHA-256 of the coordinator's secret; a repeated prepare has the same `attempt`.",
     "R10.8": "A prepared transaction takes no more writes, and ends only by a decision, which has the secret.",
+    "R10.9": "A commit with `ab.decided` is reported as decided or merged, and after another commit as merged.",
+    "R10.10": "Rows of a session commit once each and in their order; a refused row is reported, and no other one.",
     "R11.1": "An unanswered command is repeated after about 2 seconds, then with growing pauses.",
     "R11.2": "If a commit is not answered, `Resolve` says its outcome, sent by the same producer.",
     "R11.3": "Before the refusal of a commit that was sent more than once is reported, `Resolve` is asked.",

@@ -30,6 +30,7 @@ from anabranch.conformance.wire import (
 )
 from anabranch.errors import AnabranchError
 from anabranch.ports import TopicPartition
+from anabranch.protocol.ids import DECIDED_HEADER
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import id_named
 from anabranch.topics.names import stream_topic
@@ -272,6 +273,33 @@ def prepared(play: Play) -> None:
         state = coordinator.decide(other.txn_id, secret, commit=False).state
         play.check("R10.8", state == "ABORTED", f"an abort was answered {state}")
     _check_decisions(play, coordinator, secret)
+    play.expect(events)
+
+
+@scenario("R10.9")
+def decided(play: Play) -> None:
+    """A commit is answered at its decision, which may be its merge, and again at its merge."""
+    client = play.client()
+    txn = client.begin(play.scope)
+    txn.write(events := play.events(play.one, 50))
+    first = txn.commit_decided()
+    known = first.state in ("FINALIZE_IN_PROGRESS", "COMMITTED") and first.committed == len(events)
+    play.check("R10.9", known and first.txn_id == txn.txn_id, f"a decision is reported as {first}")
+    asked = [sent for sent in client.wire.sent if sent.kind == "Commit"]
+    named = all(DECIDED_HEADER in sent.headers for sent in asked)
+    play.check("R10.9", bool(asked) and named, "a Commit has no ab.decided")
+    play.committed("R10.9", txn.commit(), txn.txn_id, len(events))
+    play.expect(events)
+
+
+@scenario("R10.10")
+def sessions(play: Play) -> None:
+    """Rows of a session: all of one key, in order; one of them is of a stream that is not there."""
+    client = play.client()
+    events = play.events(play.one, 60, key="same")
+    nowhere = events[0]._replace(stream=f"{play.scope}/nowhere")
+    failed = client.session([*events[:40], nowhere, *events[40:]])
+    play.check("R10.10", failed == [40], f"rows {failed} are reported as failed, not [40]")
     play.expect(events)
 
 

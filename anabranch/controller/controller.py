@@ -32,6 +32,8 @@ from anabranch.controller.metrics import Metrics
 from anabranch.controller.suspects import SuspectCommands
 from anabranch.controller.topic_trouble import TopicTrouble, places_of, refuses_data
 from anabranch.core import rows as k
+from anabranch.core.decisions.across import receiving
+from anabranch.core.decisions.across.holding import holds_of
 from anabranch.core.decisions.cleanup import log_epochs_again
 from anabranch.core.decisions.commit import next_due_ms
 from anabranch.core.decisions.decide import CHECK_MS, decide_due
@@ -41,9 +43,9 @@ from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.decisions.transactions import abort_txn, silent_lanes
 from anabranch.core.decisions.turn import Settings, Turn, close_round, refuse
 from anabranch.core.history_records import Tail
-from anabranch.core.locks import row_turns
+from anabranch.core.locks import row_turns, segment_locks
 from anabranch.core.locks.recent_writes import RecentWrites
-from anabranch.core.memory import Keepalives, LeaderMemory, is_usable
+from anabranch.core.memory import Keepalives, LeaderMemory, across_of, is_usable
 from anabranch.core.round import Answer, Round
 from anabranch.core.state import State
 from anabranch.core.stream_states import CREATING
@@ -212,6 +214,8 @@ class Controller:
             staging=background.carriers.staging,
             foreign=background.foreign_records.found,
             lanes=self._lanes.on,
+            holds=holds_of(self._state),
+            across=across_of(self._state, on=self.settings.across),
             recent_writes=RecentWrites(self._state.round.hybrid_time),
         )
         background.truncator.logged(  # a former leader may not have applied them
@@ -415,6 +419,7 @@ class Controller:
             len(commands) > 1
             and len(commands) >= self.overlap_from > 0
             and not self._suspects.careful
+            and not commands[0].control
             and not self._intake.passed_over
             and not is_staging(self._state)
             and self.clock.monotonic() < self._alone_from
@@ -539,7 +544,8 @@ class Controller:
             self._suspects.done(commands[:1], self._lanes)
             return
         for txn_id in turn.round.merged:
-            if fresh.open(txn_id).row.state == "COMMIT_IN_PROGRESS":
+            # If it is open here, its decision with other control partitions was in this round.
+            if fresh.open(txn_id).row.state in ("OPEN", "COMMIT_IN_PROGRESS"):
                 abort_txn(fresh, txn_id, f"the broker refused its data: {error}")
             else:  # a staged merge can't be aborted
                 fresh.merging.wait(txn_id, "refused", turn.now_ms, REFUSED_WAIT_MS, str(error))
@@ -604,6 +610,8 @@ class Controller:
         log_epochs_again(turn)
         open_at, control_at, lanes_at = self._intake.positions(self._state, commands)
         round_ = close_round(turn, open_at, control_at, lanes_at, expired_ms=horizon)
+        for why in round_.ignored:
+            self.metrics.add("messages_ignored", why)
         if round_.empty:
             turn.done()
             return None
@@ -726,7 +734,7 @@ class Controller:
 
     def _wait_for(self, max_wait: float) -> float:
         """Seconds that this pass may wait for new records: until the next deadline."""
-        plain = self._intake.plain_wait(self._state, self._memory.merging, self._usable)
+        plain = self._intake.plain_wait(self._state, self._memory, self._usable)
         if self._memory.cleaning.crowded or not plain:
             return 0.0  # more runs to move, or the round before was full
         max_wait = min(max_wait, plain, self._intake.journal_wait_s)
@@ -739,9 +747,14 @@ class Controller:
         )
         if due_ms is not None:
             max_wait = min(max_wait, due_ms / 1000)
-        turn_ms = row_turns.next_due_ms(self._memory.row_turns, self._now_ms())
-        if turn_ms is not None:
-            max_wait = min(max_wait, turn_ms / 1000)
+        for due_ms in (
+            row_turns.next_due_ms(self._memory.row_turns, self._now_ms()),
+            segment_locks.next_due_ms(self._memory.segment_asks, self._now_ms()),
+            self._memory.holds.due_ms(self._now_ms()),
+            receiving.next_due_ms(self._memory.across, self._now_ms()),
+        ):
+            if due_ms is not None:
+                max_wait = min(max_wait, due_ms / 1000)
         if self._state.open:
             max_wait = min(max_wait, CHECK_MS / 1000)
         if self._background is not None and self._background.topics.busy:

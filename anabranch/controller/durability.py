@@ -2,14 +2,15 @@
 
 A round:
 
-1. *append* stream data, journal ops, status rows and commands to other control partitions. Nothing
-   of it is visible yet. Data come first, because step 2 needs their offsets.
+1. *append* stream data, journal ops and status rows. Nothing of it is visible yet. Data come first, because step 2
+   needs their offsets.
 2. *append* the history records, which name the offsets that step 1 returned. They can't be known before, because
    the markers of the last round may be appended in between. In most cases they are appended before, so a small
    round is first tried with guessed offsets (`OffsetGuess`), data and history in one request. If the broker returns
    other offsets, that native transaction is aborted, and the round is written step by step.
 3. *commit* the native transaction. From here on, the whole round has happened.
-4. *answer*: send the replies, outside of any native transaction, and wait for none of them.
+4. *answer*: send the replies, and messages to other leaders, outside of any native transaction, and wait for none
+   of them.
 5. *write* the status table: the rows, and the position in the status log after them, in one batch. A crash before
    this loses nothing: the rows are read again from the log.
 6. Only then change memory, which is also a copy of the log, and append the next round.
@@ -54,8 +55,9 @@ from anabranch.batches.splice import Piece, Splice
 from anabranch.batches.split import Split
 from anabranch.controller.history_tail import check_unread
 from anabranch.controller.leadership import STATUS_POSITION
+from anabranch.core.across.messages import MAC_HEADER, mac_of
 from anabranch.core.history_records import Tail, anchored, history_records
-from anabranch.core.round import Answer, Landed, NewEpoch, Part, Round, StreamCommit
+from anabranch.core.round import Answer, Landed, Message, NewEpoch, Part, Round, StreamCommit
 from anabranch.core.state import Overlay, State
 from anabranch.errors import InvariantViolation
 from anabranch.ports import (
@@ -74,7 +76,7 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.protocol import hybrid_time
-from anabranch.protocol.ids import OP_HEADER, pack_txn_header
+from anabranch.protocol.ids import OP_HEADER, TIME_HEADER, pack_txn_header
 from anabranch.protocol.schemas.codec import encode
 from anabranch.protocol.schemas.records import EpochRecord, Reply
 from anabranch.topics.names import (
@@ -175,7 +177,9 @@ def write_round(
         LogUncertain, LogFenced: become leader again.
         TableError: the round has happened, but the status table could not be written.
     """
-    answers = list(answers_of(to.prefix, round_.replies, state.round.hybrid_time, wall_ms))
+    time = state.round.hybrid_time
+    answers = list(answers_of(to.prefix, round_.replies, time, wall_ms))
+    answers += messages_of(to.prefix, to.control_partition, round_.messages, time, wall_ms)
     state.seal_changes()
     sizes = _batch_limits(state, round_.touched)
     with native_transaction(producer, commit=False):
@@ -345,9 +349,6 @@ def _records(
         room = sizes[stream] - max(len(op) for _, op in pairs) - _OP_BYTES
         limit = max(1, min(BATCH_BYTES, room))
         yield from _batches(where, pairs, wall_ms, ((OP_HEADER, b""),), limit)
-    for partition, command in round_.commands:
-        where = TopicPartition(control_topic(to.prefix), partition)
-        yield from _batches(where, [(b"", encode(command))], wall_ms)
 
 
 def answers_of(prefix: str, of: Iterable[Answer], time: int, wall_ms: int) -> Iterator[_Place]:
@@ -359,6 +360,29 @@ def answers_of(prefix: str, of: Iterable[Answer], time: int, wall_ms: int) -> It
     for (lane, partition), pairs in replies.items():
         where = TopicPartition(replies_topic(prefix, lane), partition)
         yield from (batch[:2] for batch in _batches(where, pairs, wall_ms))
+
+
+def messages_of(
+    prefix: str, sender: int, messages: Iterable[Message], time: int, wall_ms: int
+) -> Iterator[_Place]:
+    """A round's messages to other leaders, as batches. ``time``: the hybrid time of the ``sender``.
+
+    A message that is lost, or comes late or twice, changes nothing: its sender repeats it, and it states what was
+    logged (`docs/inside/across.md`, M1 and M2).
+    """
+    rows: dict[int, list[Row]] = {}
+    for receiver, record, secret in messages:
+        payload = encode(record)
+        headers: list[tuple[str, bytes | None]] = [(TIME_HEADER, hybrid_time.to_bytes(time))]
+        if secret is not None:
+            headers.append((MAC_HEADER, mac_of(secret, sender, receiver, payload)))
+        rows.setdefault(receiver, []).append((b"", payload, tuple(headers), wall_ms))
+    for receiver, its in rows.items():
+        where, waiting = TopicPartition(control_topic(prefix), receiver), iter(its)
+        builder = BatchBuilder()
+        while builder.add_all(waiting, BATCH_BYTES):
+            yield where, builder.build()
+            builder = BatchBuilder()
 
 
 def _batches(

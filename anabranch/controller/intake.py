@@ -17,13 +17,15 @@ from anabranch.batches.packer import PACKED_TIMES, batch_limit, worth_packing, w
 from anabranch.batches.records import Record, decode_records
 from anabranch.controller.lanes import Command, Lane, Lanes, Meter, command_of, weight_of
 from anabranch.core import work
+from anabranch.core.across.messages import MAC_HEADER
+from anabranch.core.decisions.across.holding import is_plain_held
 from anabranch.core.decisions.lanes import quarantine
 from anabranch.core.decisions.merge import RECHECK_MS
 from anabranch.core.decisions.turn import Settings, Turn
 from anabranch.core.journal_index import JournalIndex, Place, takes_plain
 from anabranch.core.journal_runs import NEVER, Run
 from anabranch.core.journal_runs import REFUSED as PLAIN_WRITE
-from anabranch.core.memory import Merging
+from anabranch.core.memory import LeaderMemory
 from anabranch.core.rejections import RejectedRun, are_kept, counted_until, cut_key, kept
 from anabranch.core.rows import HISTORY
 from anabranch.core.state import Overlay, State
@@ -45,7 +47,13 @@ from anabranch.ports import (
 )
 from anabranch.protocol import limits
 from anabranch.protocol.hybrid_time import to_ms
-from anabranch.protocol.ids import CORRELATION_HEADER, NO_TXN, REPLY_HEADER, unpack_txn_header
+from anabranch.protocol.ids import (
+    CORRELATION_HEADER,
+    NO_TXN,
+    REPLY_HEADER,
+    TIME_HEADER,
+    unpack_txn_header,
+)
 from anabranch.protocol.legal_names import OPEN_LANE
 from anabranch.protocol.limits import FRAMING, MESSAGE, NO_TIME, UNPACKED, Room
 from anabranch.protocol.schemas.records import RejectedRecord, SegmentRange, StreamRow
@@ -88,8 +96,7 @@ class Intake:
     _calm_from: float = 0.0  # when journals in debt are indexed, if no command comes before
     # By lane: `CALM_S` after its last command.
     _needed_until: dict[str, float] = field(default_factory=dict)
-    _control_at: int = 0  # how far committed records of the control topic are read
-    _control_seen: int = 0  # how far the control topic is known to have records
+    _control_at: int = 0  # how far the control topic is read
     _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
     # The journals that are read, and the streams from which that follows.
     _read: dict[TopicPartition, Place] = field(default_factory=dict)
@@ -120,18 +127,28 @@ class Intake:
         self.lanes.begin(state)
         self._needed_until.clear()
         self.passed_over.clear()
-        self._control_at = self._control_seen = state.round.control_offset
+        self._control_at = state.round.control_offset
 
     @property
     def is_full(self) -> bool:
         """Whether the changes of the index should get a round of their own."""
         return self.rows.size > INDEX_ROWS or self.rows.bytes > INDEX_BYTES
 
-    def plain_wait(self, state: State, merging: Merging, usable: Callable[[str], bool]) -> float:
-        """Seconds until plain writes can be committed; 0: now. A short time while frozen locks block them."""
-        places = [place for place in self.index.plain_waiting(state) if usable(place[0])]
-        if any(merging.waiting.get(place, None) is None for place in places):
-            return 0.0
+    def plain_wait(
+        self, state: State, memory: LeaderMemory, usable: Callable[[str], bool]
+    ) -> float:
+        """Seconds until plain writes can be committed; 0: now. A short time while they wait for other commits."""
+        places = [
+            place
+            for place in self.index.plain_waiting(state)
+            if usable(place[0]) and place[0] not in state.locked
+        ]
+        held, now = memory.holds, state.round.hybrid_time
+        for place in places:
+            if memory.merging.waiting.get(place, None) is None and not (
+                held.in_use and is_plain_held(held, place[0], now)
+            ):
+                return 0.0
         return RECHECK_MS / 1000 if places else math.inf
 
     @property
@@ -220,7 +237,7 @@ class Intake:
             self._journals(state),
             self.index.positions,
         )
-        positions = {**self.lanes.wanted(), control: self._control_seen}
+        positions = {**self.lanes.wanted(), control: self._control_at}
         positions.update({tp: indexed.get(place, 0) for tp, place in journals.items()})
         if self.journals.fetched:
             self.journals.only({stream for stream, _ in journals.values()})
@@ -233,15 +250,13 @@ class Intake:
         )
         problem = failed.pop(control, None)
         if isinstance(problem, OffsetOutOfRange):
-            self._control_at = self._control_seen = self._after_deleted(problem)
+            self._control_at = self._after_deleted(problem)
         elif problem is not None:
             # Nothing can be decided without the control topic, so wait for its leader.
-            alone = {control: self._control_seen}
+            alone = {control: self._control_at}
             fetched |= self.log.fetch(alone, max_wait=0, max_bytes=FETCH_BYTES, committed=False)
         if control in fetched:
-            self._control_seen = fetched[control].next_offset
-        if self._control_at < self._control_seen:
-            self._queue_control()
+            self._queue_control(fetched[control])
         for tp, got in fetched.items():
             if tp in journals:
                 self.journals.add(*journals[tp], got)
@@ -387,32 +402,34 @@ class Intake:
                 self.lanes.served.arrived(lane.name, dict(record.headers))
         return [command_of(record, native, lane.name, partitions) for record in records]
 
-    def _queue_control(self) -> None:
-        """Read the committed records of the control topic.
+    def _queue_control(self, fetched: Fetched) -> None:
+        """Queue the messages of other leaders.
 
-        The fetch together with commands is read_uncommitted, so it shows that something was appended, which may be
-        no more than the marker after earlier records.
+        Leaders send them when their rounds are on the log, outside of native transactions. So they are read
+        uncommitted, and a native transaction that stays open stops none of them; records in one are passed over.
         """
-        place = self._control_place
-        failed: dict[TopicPartition, LogError] = {}
-        fetched = self.log.fetch(
-            {place: self._control_at},
-            max_wait=0.0,
-            max_bytes=FETCH_BYTES,
-            committed=True,
-            failed=failed,
-        ).get(place)
-        problem = failed.get(place)
-        if isinstance(problem, OffsetOutOfRange):
-            self._control_at = self._after_deleted(problem)
-        if fetched is None:
-            return  # the next pass fetches again
         for batch in fetched.batches:
-            for record in self._records(place, batch):
+            for record in self._messages(batch):
                 if record.offset >= self._control_at:
-                    command = Command(record.offset, None, record.value or b"", True, control=True)
-                    self.lanes.control.append(command)
+                    headers = dict(record.headers)
+                    self.lanes.control.append(
+                        Command(
+                            record.offset,
+                            None,
+                            record.value or b"",
+                            False,
+                            control=True,
+                            seen=headers.get(TIME_HEADER),
+                            mac=headers.get(MAC_HEADER),
+                        )
+                    )
         self._control_at = fetched.next_offset
+
+    def _messages(self, batch: RawBatch) -> list[Record]:
+        with suppress(CorruptBatch):
+            if read_header(batch.data).is_transactional:
+                return []
+        return self._records(self._control_place, batch)
 
     def _records(
         self, place: TopicPartition, batch: RawBatch, lane: str | None = None

@@ -27,6 +27,7 @@ from anabranch.controller.topic_trouble import (
     refuses_data,
 )
 from anabranch.core import work
+from anabranch.core.decisions.across import receiving
 from anabranch.core.decisions.decide import decide, is_question
 from anabranch.core.decisions.lanes import is_blocked, is_read, position_of
 from anabranch.core.decisions.quotas import quota
@@ -48,7 +49,7 @@ from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.protocol.messages import BIG
 from anabranch.protocol.schemas.codec import TYPES, name_of
 from anabranch.protocol.schemas.records import AdoptScope, LaneRow, Outcome
-from anabranch.topics.names import commands_topic
+from anabranch.topics.names import commands_topic, control_topic
 from anabranch.tracing import Served
 from anabranch.tracing import current as current_tracing
 
@@ -432,7 +433,11 @@ class Replies:
         waiting = self.trouble.reasons["lane"]
         self.unsent = self.log.send([one for one in answers if one[0].topic not in waiting], failed)
         for place, error in failed.items():
-            if refuses_data(error):
+            if place.topic == control_topic(self.settings.prefix):
+                log.warning(
+                    "messages to control partition %d are sent again: %s", place.partition, error
+                )
+            elif refuses_data(error):
                 log.warning("an answer is lost: %s", error)  # the lane itself is well
             else:
                 self.trouble.note("lane", place.topic, str(error))
@@ -568,6 +573,7 @@ class Command:
     control: bool = False  # a record of the control topic, which only controllers write
     unanswered: bool = False  # its headers for the reply are unusable
     seen: bytes | None = None  # the hybrid time that its sender has seen, not parsed
+    mac: bytes | None = field(default=None, repr=False)  # of a message of another leader
     charge: int = work.SMALL  # the units of work that it cost, once it is decided
 
     @property
@@ -605,9 +611,12 @@ def decide_command(turn: Turn, command: Command) -> None:
     except AnabranchError as error:
         turn.reply(command.to, refuse(error))
         return
+    if command.control and isinstance(record, receiving.MESSAGES):
+        receiving.receive(turn, record, command.payload, command.mac, turn.seen)
+        return
     refusal = None
     if isinstance(record, AdoptScope) != command.control:
-        refusal = InvalidArgument("controllers send each other AdoptScope only, clients never do")
+        refusal = InvalidArgument("controllers alone send AdoptScope, and no commands of clients")
     elif command.native and not command.control:
         # Commands are read before native transactions end: this one could take effect, and then be aborted.
         refusal = InvalidArgument("send commands outside of native transactions")

@@ -43,6 +43,11 @@ NUMBERS = {
     "rounds": Number("counter", "Rounds written"),
     "commands": Number("counter", "Commands decided"),
     "refusals": Number("counter", "Answers that were refusals, by code", ("code",)),
+    "messages_ignored": Number(
+        "counter",
+        "Messages of other controllers that were not acted on: forged, unknown, misdirected or impossible",
+        ("reason",),
+    ),
     "refused_rounds": Number("counter", "Rounds that a broker refused; the rest is written again"),
     "native_aborts": Number("counter", "Native transactions aborted as offsets were guessed wrong"),
     "commands_lag": Number("gauge", "Records of a lane's commands not decided yet", ("lane",)),

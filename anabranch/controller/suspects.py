@@ -16,8 +16,8 @@ All other commands are served.
 As long as all is well, a round has commands of several lanes. Suspect commands of a lane go in rounds of their own,
 in turn with the other lanes' commands. While the commands of a piece are taken one by one, all other lanes wait.
 
-Controllers' messages to each other have a topic of their own. They are decided before commands, in rounds of their
-own, and no row is logged for them.
+Controllers' messages to each other have a topic of their own. They are decided before commands, in rounds without
+commands, and no row is logged for them. The same round merges the commits that they free, unless a round failed.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class _Watch:
 class SuspectCommands:
     """Decides how many commands go into the next round, and which of them are suspect.
 
-    ``careful``: whether the next round has one kind of `Content`. This is so if the round decides messages of
-    controllers or suspect commands, or if an earlier round was refused. ``count``: lane -> the number of its
-    commands that this process quarantined.
+    ``careful``: whether the next round has one kind of `Content`. This is so if the round decides suspect commands,
+    or if an earlier round of its kind (commands, or messages of controllers) was refused. ``count``: lane -> the
+    number of its commands that this process quarantined.
     """
 
     def __init__(self, skip: Iterable[Key] = ()) -> None:
@@ -140,8 +140,8 @@ class SuspectCommands:
 
     def take(self, lanes: Lanes) -> list[Command]:
         """The commands of the next round."""
-        self.careful = bool(lanes.control)
-        if self.careful:
+        self.careful = bool(lanes.control) and self._control_limit < MAX_COMMANDS
+        if lanes.control:
             return self._up_to_raised(lanes.control[: self._control_limit])
         active = lanes.active
         for lane in active if self._checked_lanes is not None else ():
@@ -301,7 +301,7 @@ class SuspectCommands:
         False: the round had a single content, which is the cause. ``due``: how many merges, or runs of plain
         writes, the round may have had.
         """
-        if len(batch) > 1 and batch[0].control:
+        if batch and batch[0].control and (len(batch) > 1 or not self.careful):
             self._control_limit = 1
             return True
         if batch and (len(batch) > 1 or not self.careful):

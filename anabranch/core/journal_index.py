@@ -40,7 +40,7 @@ from anabranch.core.journal_runs import (
 from anabranch.core.rows import Rows
 from anabranch.core.state import OpenTxn, State
 from anabranch.errors import count_of
-from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE, segment_number
 from anabranch.protocol.legal_names import is_state
 from anabranch.protocol.schemas.records import Extent, Receipt, SegmentRange
 
@@ -60,6 +60,7 @@ REASONS = (
     "bad_key",
     "bad_time",
     "too_large",
+    "not_locked",
 )
 
 
@@ -187,6 +188,8 @@ class JournalIndex:
             placed = not run.keyless
         if segment is None or not placed:
             return "wrong_segment"
+        if stream in state.exclusive and not _has_locked(state, stream, run.txn_id, segment):
+            return "not_locked"
         pending = txn.pending
         if pending is not None and pending.decided and not _takes(txn, stream, partition, run):
             return "late"
@@ -448,6 +451,11 @@ def _put(changes: dict[bytes, bytes | None], prefix: bytes, run: Run) -> None:
 def _takes(txn: OpenTxn, stream: str, partition: int, run: Run) -> bool:
     extent = txn.due.get((run.writer, stream, partition))
     return extent is not None and extent.first <= run.first and run.end <= extent.end
+
+
+def _has_locked(state: State, stream: str, txn_id: bytes, segment: SegmentRange) -> bool:
+    row = state.locked.get(stream, {}).get(txn_id)
+    return row is not None and segment_number(segment.segment_id) in row.locked
 
 
 def _is_counted(state: State, key: bytes) -> bool:

@@ -10,13 +10,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
+from anabranch.core.across.holds import Holds
 from anabranch.core.journal_index import Place
 from anabranch.core.locks.recent_writes import RecentWrites, RecentWritesDraft
 from anabranch.core.locks.table_writes import Write
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_states import ACTIVE, FORGETTING, FORGOTTEN, LOST, state_of
-from anabranch.protocol.ids import txn_text
+from anabranch.protocol.ids import control_partition_of, txn_text
+from anabranch.protocol.schemas import records as r
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -26,42 +28,42 @@ D = TypeVar("D")
 class DraftMap(Generic[K, V]):
     """A dict, or a draft: a turn's changes to another dict (``over``)."""
 
-    __slots__ = ("_rows", "over")
+    __slots__ = ("over", "rows")
 
     def __init__(self, over: DraftMap[K, V] | None = None) -> None:
         self.over = over
-        self._rows: dict[K, V | None] = {}
+        self.rows: dict[K, V | None] = {}
 
     def get(self, key: K, default: D) -> V | D:
-        if key in self._rows:
-            found = self._rows[key]
+        if key in self.rows:
+            found = self.rows[key]
             return default if found is None else found
         return default if self.over is None else self.over.get(key, default)
 
     def put(self, key: K, value: V | None) -> None:
         """Set a value; None removes the key."""
         if value is None and self.over is None:
-            self._rows.pop(key, None)
+            self.rows.pop(key, None)
         else:
-            self._rows[key] = value
+            self.rows[key] = value
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was ever put, or everything was removed and that was applied."""
-        return not self._rows and (self.over is None or self.over.is_empty)
+        return not self.rows and (self.over is None or self.over.is_empty)
 
     def as_dict(self) -> dict[K, V]:
         rows: dict[K, V | None] = {} if self.over is None else {**self.over.as_dict()}
-        rows |= self._rows
+        rows |= self.rows
         return {key: value for key, value in rows.items() if value is not None}
 
     def follow(self, draft: DraftMap[K, V]) -> None:
         """Apply the changes of a draft of this."""
-        for key, value in draft._rows.items():
+        for key, value in draft.rows.items():
             self.put(key, value)
 
     def forget(self, is_gone: Callable[[K], bool]) -> None:
-        for key in [key for key in self._rows if is_gone(key)]:
+        for key in [key for key in self.rows if is_gone(key)]:
             self.put(key, None)
 
     def rebase(self) -> None:
@@ -84,10 +86,10 @@ class Part:
         """Apply the changes of a draft of this."""
         for name in self.__slots__:
             value = getattr(draft, name)
-            if type(value) is DraftMap:
-                getattr(self, name).follow(value)
-            else:
+            if type(value) is not DraftMap:
                 setattr(self, name, value)
+            elif value.rows:
+                getattr(self, name).follow(value)
 
     def rebase(self) -> None:
         """Continue over the memory to which the draft below this one was applied."""
@@ -144,6 +146,7 @@ Why = Literal[
     "locks",  # it would break frozen locks, or others would break its own
     "validation",  # its locks have to be validated again
     "rolls",  # one of its streams had a rolling commit within `collate_ms`
+    "hold",  # a commit with an earlier timestamp is not merged, or not decided, on one of its streams
 ]
 STUCK: frozenset[Why] = frozenset(("torn", "stream", "refused"))  # these waits may last for hours
 _TEXTS: dict[Why, str] = {
@@ -156,6 +159,7 @@ _TEXTS: dict[Why, str] = {
     "locks": "it waits for frozen locks (`anabranch txn locks`)",
     "validation": "its locks have to be revalidated",
     "rolls": "{on} rolled a moment ago",
+    "hold": "a commit with an earlier timestamp is merged into {on} first",
 }
 
 
@@ -272,11 +276,79 @@ class RowTurns(Part):
     lanes: DraftMap[str, int] = field(default_factory=DraftMap)
 
 
+class SegmentAsk(NamedTuple):
+    """A touch that waits until segments of an exclusive stream are free.
+
+    ``spans``: their keys. ``until_ms``: when it is answered at the latest. The place in the line is kept for a
+    while after that, without an asker, so that the client can ask again. ``by``: the transaction that it met.
+    ``let_plain``: the segments were free, and plain writes came first.
+    """
+
+    txn_id: bytes
+    lane: str
+    segments: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+    until_ms: int
+    to: ReplyTo | None
+    by: bytes = b""
+    let_plain: bool = False
+
+
+@dataclass(slots=True)
+class SegmentAsks(Part):
+    """Touches that wait for segments of exclusive streams, by stream, in the order in which they came."""
+
+    by_stream: DraftMap[str, tuple[SegmentAsk, ...]] = field(default_factory=DraftMap)
+
+
 @dataclass(slots=True)
 class Histories(Part):
     """The number of commits in each stream's history since its last EPOCH record."""
 
     since_epoch: DraftMap[str, int] = field(default_factory=DraftMap)
+
+
+class Sent(NamedTuple):
+    """A message that was sent to a participant and is not answered: since when, and when it is sent again."""
+
+    asks: tuple[int, str]  # the round of votes, and what is asked
+    since_ms: int
+    next_ms: int
+    pause_ms: int
+
+
+class WaitingTouch(NamedTuple):
+    """A touch that waits for the coordinator of its transaction to say whether it may."""
+
+    command: r.Touch
+    lane: str
+    to: ReplyTo | None
+    until_ms: int
+
+
+@dataclass(slots=True)
+class Across(Part):
+    """Memory of transactions over several control partitions (`core.decisions.across`).
+
+    At a coordinator: ``votes`` and ``sent`` by transaction and participant; ``held_ms``: since when there is a vote
+    with a timestamp; ``again_ms``: before this time no new votes are asked for; ``exactly``: the commits that name
+    all their writers. At a participant: ``touches`` by transaction and scope; ``asked``: questions whose vote has
+    to wait. ``on``: whether there may be such transactions at all; if not, turns share this without a draft.
+    """
+
+    on: bool = False
+    votes: DraftMap[tuple[bytes, int], r.Vote] = field(default_factory=DraftMap)
+    sent: DraftMap[tuple[bytes, int, str], Sent] = field(default_factory=DraftMap)
+    held_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
+    again_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
+    exactly: DraftMap[bytes, bool] = field(default_factory=DraftMap)
+    touches: DraftMap[tuple[bytes, str], tuple[WaitingTouch, ...]] = field(default_factory=DraftMap)
+    asked: DraftMap[bytes, r.AskVote] = field(default_factory=DraftMap)
+
+
+def across_of(state: State, *, on: bool) -> Across:
+    """What a new leader remembers. ``on``: `Settings.across`."""
+    return Across(on=on or bool(state.coordinated or state.promised))
 
 
 class Drafts(NamedTuple):
@@ -287,6 +359,9 @@ class Drafts(NamedTuple):
     cleaning: Cleaning
     histories: Histories
     row_turns: RowTurns
+    holds: Holds
+    across: Across
+    segment_asks: SegmentAsks
     recent_writes: RecentWritesDraft
 
     def draft(self) -> Drafts:
@@ -332,6 +407,9 @@ class LeaderMemory:
     cleaning: Cleaning = field(default_factory=Cleaning)
     histories: Histories = field(default_factory=Histories)
     row_turns: RowTurns = field(default_factory=RowTurns)
+    holds: Holds = field(default_factory=Holds)
+    across: Across = field(default_factory=Across)
+    segment_asks: SegmentAsks = field(default_factory=SegmentAsks)
     recent_writes: RecentWrites = field(default_factory=RecentWrites)
     written: dict[bytes, dict[str, Write]] = field(default_factory=dict)
     waiting: Mapping[str, str] = field(default_factory=dict)
@@ -351,6 +429,11 @@ class LeaderMemory:
         self.cleaning.follow(drafts.cleaning)
         self.histories.follow(drafts.histories)
         self.row_turns.follow(drafts.row_turns)
+        if drafts.holds.in_use or self.holds.in_use:
+            self.holds.follow(drafts.holds)
+        if self.across.on:
+            self.across.follow(drafts.across)
+        self.segment_asks.follow(drafts.segment_asks)
         self.recent_writes.follow(drafts.recent_writes)
         for txn_id in ended:
             self.keepalives.heard.put(txn_id, None)
@@ -371,6 +454,9 @@ def _drafts_of(parts: LeaderMemory | Drafts) -> Drafts:
         parts.cleaning.draft(),
         parts.histories.draft(),
         parts.row_turns.draft(),
+        parts.holds.draft(),
+        parts.across.draft() if parts.across.on else parts.across,
+        parts.segment_asks.draft(),
         parts.recent_writes.draft(),
     )
 
@@ -419,6 +505,9 @@ def wait_text(memory: LeaderMemory, wait: Wait) -> str:
     """The reason for a wait, for people."""
     if wait.why == "stream":
         return f"{wait.on}: {memory.waiting.get(wait.on, 'a topic of it is gone')}"
+    if wait.why == "hold" and (entry := memory.holds.open_on(wait.on)) is not None:
+        coordinator = control_partition_of(entry.txn_id)
+        return f"it waits for the decision of control partition {coordinator} on {wait.on}"
     return _TEXTS[wait.why].format(on=wait.on)
 
 

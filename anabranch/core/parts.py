@@ -20,7 +20,7 @@ from anabranch.core.decisions import claims, positions, prepared
 from anabranch.core.decisions.transactions import earlier_outcome, supersede
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal_index import Weighed
-from anabranch.core.locks import conflicts, frozen, registering, row_changes
+from anabranch.core.locks import conflicts, frozen, locked_segments, registering, row_changes
 from anabranch.core.locks.lock_table import held_by
 from anabranch.core.locks.row_changes import Placed
 from anabranch.core.locks.table_writes import Write
@@ -183,6 +183,8 @@ def _check_locks(turn: Turn, ending: Ending) -> None:
         ending.again = conflicts.judge(turn, ending.locks, ending.follows)
     if ending.again is not None:
         return
+    if ending.placed and turn.state.exclusive:
+        locked_segments.check_free(turn, ending.placed, locks=ending.prepare is not None)
     if ending.prepare is not None:
         if ending.locks:
             more = held_by(r.ReadLockRow(ending.locks, ()))

@@ -127,6 +127,14 @@ class ReplyTo(NamedTuple):
 Answer = tuple[ReplyTo, Any]
 
 
+class Message(NamedTuple):
+    """A record for another leader. ``secret``: the key of its HMAC; None: it has no HMAC."""
+
+    receiver: int  # its control partition
+    record: Any
+    secret: bytes | None
+
+
 @dataclass(slots=True)
 class Round:
     """Everything that a turn decided, in order."""
@@ -135,11 +143,17 @@ class Round:
     replies: list[Answer] = field(default_factory=list)
     ops: list[tuple[str, int, r.JournalOp]] = field(default_factory=list)  # stream, partition, op
     history: list[Step] = field(default_factory=list)  # of all streams, by rising timestamps
-    commands: list[tuple[int, Any]] = field(default_factory=list)  # to other control partitions
     audit: list[r.AuditRow] = field(default_factory=list)  # for the controller's own log
     # For the controller's own log: texts about transactions that expired while a lane could not be read.
     unread: list[str] = field(default_factory=list)
     reserved: list[str] = field(default_factory=list)  # streams in which a staged merge begins
+    # The time up to which no stream of the control partition gets another commit; 0: there are no holds.
+    safe: int = 0
+    # Sent when the round is on the log, as replies are: what they say is then true for good.
+    messages: list[Message] = field(default_factory=list)
+    ignored: list[str] = field(
+        default_factory=list
+    )  # why messages of other leaders were not acted on
 
     @property
     def streams(self) -> list[str]:
@@ -175,4 +189,4 @@ class Round:
 
         Answers alone also need a native commit: it proves that no later leader decided meanwhile.
         """
-        return not (self.rows or self.replies or self.commands)
+        return not (self.rows or self.replies or self.messages)

@@ -255,6 +255,13 @@ def partition_key(txn_id: bytes, partition: int) -> bytes:
     return txn_id + bytes((Entry.PARTITION,)) + partition.to_bytes(2, "big")
 
 
+def partition_of(identifier: bytes) -> int:
+    """The control partition of the identifier of a `partition_key`."""
+    if len(identifier) != 2:
+        raise MalformedRecord(f"not the key of a participant: {identifier.hex()}")
+    return int.from_bytes(identifier, "big")
+
+
 def read_lock_key(txn_id: bytes, writer: int, sequence: int) -> bytes:
     """The key of a set of locks; with sequence 0, of the writer's `ValidatedRow`."""
     return txn_id + bytes((Entry.READ_LOCK,)) + _LOCK.pack(writer, sequence)

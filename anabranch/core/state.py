@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import merge
@@ -20,7 +20,7 @@ from anabranch.core import rows as k
 from anabranch.core.journal_runs import extents_of
 from anabranch.core.locks.lock_table import LockTable
 from anabranch.core.rows import Entry, Rows
-from anabranch.core.stream_settings import derivations_at
+from anabranch.core.stream_settings import EXCLUSIVE, derivations_at
 from anabranch.core.stream_states import changes_topics
 from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import (
@@ -105,6 +105,11 @@ class OpenTxn:
     staged_merges: dict[tuple[str, int], r.StagedMergeRow] = field(default_factory=dict)
     # By stream, journal partition and offset.
     moved: dict[tuple[str, int, int], r.MovedRow] = field(default_factory=dict)
+    # At its coordinator: the round of votes, and the participants by their control partition.
+    votes: r.VotesRow | None = None
+    partitions: dict[int, r.PartitionRow] = field(default_factory=dict)
+    # At a participant: what it has promised to the coordinator.
+    promised: r.CoordinatorRow | None = None
 
 
 class State:
@@ -137,6 +142,12 @@ class State:
         # The derivations of which a table is a source or that it is derived by.
         self.derivations: dict[str, tuple[r.Derivation, ...]] = {}
         self.layouts: dict[str, Layout] = {}  # active epochs only
+        self.exclusive: dict[
+            str, bool
+        ] = {}  # streams of which a transaction locks the segments that it writes
+        self.locked: dict[
+            str, dict[bytes, r.ParticipantRow]
+        ] = {}  # their locked segments, by transaction
         self.epochs: dict[str, dict[int, tuple[r.SegmentRange, ...]]] = {}  # reference epochs only
         # (stream, reference epoch) -> partition -> segment.
         self.places: dict[tuple[str, int], dict[int, r.SegmentRange]] = {}
@@ -155,10 +166,8 @@ class State:
         self.grants: dict[str, dict[str, int]] = {}  # lane -> pattern -> rights
         # (lane, stream or pattern) -> rights; cached by `authorize` until a grant changes.
         self.rights: dict[tuple[str, str], int] = {}
-        # Lane -> identifiers of its audit rows, the oldest first.
-        self.audits: dict[str, dict[bytes, bool]] = {}
-        # Stream -> the audit row to add when a change of its topics is made.
-        self.audit_due: dict[str, r.AuditRow] = {}
+        self.audits: dict[str, dict[bytes, bool]] = {}  # by lane, the oldest first
+        self.audit_due: dict[str, r.AuditRow] = {}  # to add when a stream's topics are changed
         self.processors: dict[str, r.ProcessorRow] = {}
         self.tasks: dict[tuple[str, int], r.TaskRow] = {}
         self.tables: dict[str, r.TableRow] = {}
@@ -171,6 +180,8 @@ class State:
         # Open transactions with a pending commit, without PREPARED ones, as these wait for no round.
         self.committing: dict[bytes, bool] = {}
         self.prepared = Ordered[bytes]()  # PREPARED transactions
+        self.coordinated: dict[bytes, bool] = {}  # open transactions with participants elsewhere
+        self.promised: dict[bytes, bool] = {}  # open transactions of which this is a participant
         # Key -> the error of its folded row; a later row of the key removes the error.
         self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}
         self.finished = 0  # transactions that ended since this object was made
@@ -196,11 +207,12 @@ class State:
         self.term, self.round, self.suspect = None, _NO_ROUND, None
         for view in (
             self.scopes, self.scope_owners, self.streams, self.changing, self.stream_names, self.names,
-            self.histories_ms, self.derivations, self.layouts, self.epochs, self.places, self.pins,
-            self.plain, self.plain_refused, self.low_water, self.forgotten, self._retired, self.quarantined,
+            self.histories_ms, self.derivations, self.layouts, self.exclusive, self.locked, self.epochs,
+            self.places, self.pins, self.plain, self.plain_refused, self.low_water, self.forgotten,
+            self._retired, self.quarantined,
             self.lanes, self.lane_positions, self.grants, self.rights, self.audits, self.audit_due, self.processors,
             self.tasks, self.tables, self.locks, self.bases, self.rejected, self.open, self.open_of, self.open_in,
-            self.committing, self.prepared,
+            self.committing, self.prepared, self.coordinated, self.promised,
         ):  # fmt: skip
             view.clear()
         for key, value in k.rows_of_views(self._table.scan):
@@ -340,6 +352,9 @@ class State:
             self.histories_ms.clear()
             _put(self.derivations, stream, row and derivations_at(stream, row.settings))
             _put(self.layouts, identifier.decode(), row and Layout(row.segments))
+            _put(self.exclusive, stream, row and (EXCLUSIVE in row.settings or None))
+            if row is None:  # a prepared transaction may outlive a stream that was lost
+                self.locked.pop(stream, None)
         elif entry is Entry.EPOCH:
             stream, epoch = k.numbered(identifier)
             _put(self.epochs.setdefault(stream, {}), epoch, row and row.segments)
@@ -375,11 +390,14 @@ class State:
                     return  # it was not open: most one-shots are not
                 self.committing.pop(txn_id, None)
                 self.prepared.put(txn_id, there=False)
+                self.coordinated.pop(txn_id, None)
+                self.promised.pop(txn_id, None)
                 self.locks.end(txn_id)
                 self.open_of[gone.row.owner].put(txn_id, there=False)
                 self.open_in[gone.row.scope].put(txn_id, there=False)
                 for stream, epoch in gone.participants.items():
                     self.pins[stream] -= Counter((epoch,))  # this drops counts of 0
+                    self._lock(txn_id, stream, None)
             elif txn_id in self.open:
                 self.open[txn_id].row = row
             else:
@@ -415,6 +433,14 @@ class State:
             self.locks.derive(txn_id, identifier, row)
         elif entry is Entry.READS:
             self.locks.name(txn_id, {} if row is None else row.tables)
+        elif entry is Entry.VOTES:
+            txn.votes = row
+        elif entry is Entry.PARTITION:
+            _put(txn.partitions, k.partition_of(identifier), row)
+            _put(self.coordinated, txn_id, bool(txn.partitions) or None)
+        elif entry is Entry.COORDINATOR:
+            txn.promised = row
+            _put(self.promised, txn_id, row and True)
 
     def _note_commit(self, txn_id: bytes, txn: OpenTxn) -> None:
         prepared = txn.row.state == "PREPARED"
@@ -428,6 +454,16 @@ class State:
         if row is not None:
             pins[row.reference_epoch] += 1
         _put(txn.participants, stream, None if row is None else row.reference_epoch)
+        self._lock(txn.row.txn_id, stream, row)
+
+    def _lock(self, txn_id: bytes, stream: str, row: r.ParticipantRow | None) -> None:
+        """Note the segments of an exclusive stream that a transaction has locked."""
+        if row is not None and row.locked and stream in self.exclusive:
+            self.locked.setdefault(stream, {})[txn_id] = row
+        elif stream in self.locked:
+            self.locked[stream].pop(txn_id, None)
+            if not self.locked[stream]:
+                del self.locked[stream]
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -539,6 +575,27 @@ class State:
         value = self._table.get(k.STATUS + k.prepared_key(txn_id))
         row = None if value is None else _decode_often(self._decode, value)
         return row if isinstance(row, r.PreparedRow) else None
+
+    def votes_row(self, txn_id: bytes) -> r.VotesRow | None:
+        """The round of votes of a transaction; None: this is not its coordinator, or it was not committed."""
+        txn = self.open.get(txn_id)
+        return self._row(k.votes_key(txn_id), r.VotesRow) if txn is None else txn.votes
+
+    def partition_rows(self, txn_id: bytes) -> Mapping[int, r.PartitionRow]:
+        """The participants of a transaction by their control partition; empty if this is not its coordinator."""
+        txn = self.open.get(txn_id)
+        if txn is not None:
+            return txn.partitions
+        prefix = k.STATUS + k.partition_key(txn_id, 0)[:-2]
+        rows = self._decoded(prefix, r.PartitionRow)
+        return {k.partition_of(key[len(prefix) :]): row for key, row in rows}
+
+    def coordinator_row(self, txn_id: bytes) -> r.CoordinatorRow | None:
+        """The promise of this control partition to a transaction's coordinator; None: it is no participant."""
+        txn = self.open.get(txn_id)
+        return (
+            self._row(k.coordinator_key(txn_id), r.CoordinatorRow) if txn is None else txn.promised
+        )
 
     def finished_before(self, unix_ms: int, limit: int) -> list[bytes]:
         """Up to ``limit`` transactions that ended before a time, in the order in which they ended."""

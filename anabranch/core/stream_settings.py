@@ -31,6 +31,9 @@ DERIVED = "derived"  # the derivation that a derived table is of
 DERIVE = "derive."  # the beginning of the settings of a source: the versions in force, by name
 # Set on a derived table once it is ready, so that `derive` need not read it. Look-ups don't rely on it.
 BUILT = "derived.built"
+EXCLUSIVE = "exclusive"  # one transaction at a time writes a segment
+HOLD_MS = "exclusive.hold.ms"  # how long an open transaction may have segments locked
+DEFAULT_HOLD_MS = 600_000
 _LONG = (1 << 63) - 1
 _INT = (1 << 31) - 1
 _REPLICAS = (1 << 15) - 1
@@ -51,6 +54,7 @@ MIN_SEGMENTS = "scale.min.segments"
 MAX_SEGMENTS = "scale.max.segments"
 COOLDOWN = "scale.cooldown.ms"
 _ANY = (1, _LONG)
+_HOLD = (1_000, 86_400_000)
 _SEGMENTS = (1, 10_000)
 # Field of `Policy` -> the setting of scaling, with the least and the greatest value that makes sense.
 _SCALING = {
@@ -65,9 +69,10 @@ _OF_TIME = ".ms"  # the end of the names of settings in milliseconds
 _SPAN = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
 _MS_OF = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 KINDS = frozenset((TABLE, BASE, PROCESSOR, DERIVED))  # these make a stream one of another kind
-FIXED = KINDS | {REPLICATION}  # these can't be altered
+FIXED = KINDS | {REPLICATION, EXCLUSIVE}  # these can't be altered
 _OF_TABLE = {VERSIONS_MS: (0, _LONG), RATIO: (2, _LONG)}
 KNOWN = TOPIC.keys() | {name for name, _ in _SCALING.values()} | {TABLE, DERIVED, BUILT, *_OF_TABLE}
+KNOWN |= {EXCLUSIVE, HOLD_MS}
 # A row lives until it is replaced or deleted, and its versions as long as a snapshot may need them.
 _NOT_OF_TABLE = frozenset((RETENTION_MS, "retention.bytes", "cleanup.policy"))
 # A state keeps the newest row of each key, whatever its age, and has as many segments as tasks.
@@ -146,6 +151,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
     elif BASE in settings:
         what, known = "the stream of a table's bases", _OF_BASE
     _check_table(settings)
+    _check_exclusive(settings)
     unknown = sorted(settings.keys() - known - in_force(settings))
     if unknown:
         raise UnsupportedSetting(
@@ -161,6 +167,27 @@ def check_settings(settings: Mapping[str, str]) -> None:
             "transactions against it, too"
         )
     parse_policy(settings)
+
+
+def _check_exclusive(settings: Mapping[str, str]) -> None:
+    if EXCLUSIVE not in settings:
+        if HOLD_MS in settings:
+            raise UnsupportedSetting(
+                f"{HOLD_MS} is a setting of exclusive streams: set {EXCLUSIVE}=true, too"
+            )
+        return
+    if settings[EXCLUSIVE] != "true":
+        raise InvalidArgument(f"{EXCLUSIVE}={settings[EXCLUSIVE]}: true, or leave it out")
+    if is_table(settings):
+        raise UnsupportedSetting(
+            "a table is not exclusive: transactions lock its rows, not its segments"
+        )
+    whole_number(HOLD_MS, settings.get(HOLD_MS, str(DEFAULT_HOLD_MS)), *_HOLD)
+
+
+def hold_ms(settings: Mapping[str, str]) -> int:
+    """How long an open transaction may have segments of an exclusive stream locked, milliseconds."""
+    return int(settings.get(HOLD_MS, DEFAULT_HOLD_MS))
 
 
 def latest_time(settings: Mapping[str, str], now_ms: int) -> int:

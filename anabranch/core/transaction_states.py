@@ -22,6 +22,7 @@ Op = Literal[
     "register",  # a writer's receipt
     "heartbeat",
     "prepare",  # its writers are final; its coordinator decides
+    "reopen",  # its coordinator, another control partition, takes its question for a vote back
     "begin_commit",  # its writers are final
     "begin_finalize",  # its commit timestamp is final, and it is being merged
     "finalize_commit",  # merged
@@ -89,6 +90,7 @@ _TABLE: dict[Op, tuple[TxnState | Verdict, ...]] = {
     "register":         ("OPEN", _, _, _, _, _, _),
     "heartbeat":        ("OPEN", _same, _same, _same, _, _, _same),
     "prepare":          ("PREPARED", _, _, _, _, _, _same),
+    "reopen":           (_same, _, _, _, _, _, "OPEN"),
     # The coordinator of a PREPARED transaction may have acted on the commit, so its commit skips the first state,
     # from which an abort is possible.
     "begin_commit":     ("COMMIT_IN_PROGRESS", _same, _same, _same, _, _, "FINALIZE_IN_PROGRESS"),

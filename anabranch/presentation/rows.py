@@ -22,6 +22,7 @@ from anabranch.protocol.ids import segment_epoch, segment_number
 from anabranch.protocol.legal_names import COPYING
 
 if TYPE_CHECKING:
+    from anabranch.protocol.schemas import records as r
     from anabranch.protocol.schemas.records import ProcessorInfo
     from anabranch.reading.group_lag import ConsumerGroup, InputLag, Lag
     from anabranch.types import OpenTransaction, StreamDescription, Timeline, TransactionInfo
@@ -94,7 +95,31 @@ def stream_row(found: StreamDescription) -> dict[str, Any]:
         "trouble": found.trouble,
         "foreign": found.foreign,
         "description": found.description,
+        "locked_segments": [_segment_row(one) for one in found.locked_segments],
     }
+
+
+def _segment_row(found: r.LockedSegment) -> dict[str, Any]:
+    return {
+        "stream": found.stream,
+        "segment": found.segment,
+        "txn_id": found.txn_id.hex(),
+        "owner": found.owner,
+        "held_s": found.held_ms / 1000,
+        "left_s": None if found.left_ms < 0 else found.left_ms / 1000,
+        "waiting": [txn_id.hex() for txn_id in found.waiting],
+    }
+
+
+def segment_text(found: r.LockedSegment) -> str:
+    """A locked segment of an exclusive stream, and who waits for it."""
+    waiting = f"; {len(found.waiting):,} wait: " if found.waiting else ""
+    waiting += ", ".join(txn_id.hex() for txn_id in found.waiting)
+    left = f", for {span_text(found.left_ms / 1000)} at most" if found.left_ms >= 0 else ""
+    return (
+        f"segment {found.segment} of {found.stream}: locked by {found.txn_id.hex()} of lane {found.owner} since "
+        f"{span_text(found.held_ms / 1000)}{left}{waiting}"
+    )
 
 
 def transaction_row(info: TransactionInfo) -> dict[str, Any]:
@@ -145,6 +170,8 @@ def open_transaction_row(found: OpenTransaction) -> dict[str, Any]:
         if found.waits is None or found.waits.age_ms < 0
         else span_text(found.waits.age_ms / 1000),
         "ended_by": found.ends,
+        "locked_segments": [_segment_row(one) for one in found.locked_segments],
+        "waits_for_segments": [_segment_row(one) for one in found.asks],
     }
     if found.writers:
         row["writers"] = [

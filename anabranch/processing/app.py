@@ -185,7 +185,7 @@ class Processor(Program):
         return table
 
     def replica(self, *tables: str, index: Mapping[str, Index] | None = None) -> SharedReplica:
-        """Read tables of one control partition without locks, as by `Client.replica`.
+        """Read tables without locks, as by `Client.replica`.
 
         The worker opens it in its folder, for all of its tasks, and closes it. Raises: InvalidArgument.
         """

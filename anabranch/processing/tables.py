@@ -244,7 +244,7 @@ class WorkerTables:
             return
         try:
             streams = [name for name in inputs if not is_plain(name)]
-            numbers = client.together([*streams, self._tables[0]])
+            numbers = client.control_partitions([*streams, self._tables[0]])
         except BaseException:
             self.close()
             raise

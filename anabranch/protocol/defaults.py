@@ -27,6 +27,9 @@ LONGEST_RETRY_S = 1.0
 FIRST_REPEAT_S = 2.0
 LONGEST_REPEAT_S = 10.0
 
+# A touch waits for segments of an exclusive stream for this long at a controller; then the client asks again.
+LOCK_WAIT_MS = 5_000
+
 # A session in the background sends its rows after this time, or as soon as they fill a request.
 SESSION_FLUSH_S = 0.05
 # The requests of a session that are under way, each following the one before it.
@@ -57,6 +60,8 @@ LONGEST_LOOK_S = 1.0
 # wrote the same rows committed nothing.
 FIRST_TRANSACT_PAUSE_S = 0.004
 LONGEST_TRANSACT_PAUSE_S = 0.032
+# … or when an older transaction has a segment of an exclusive stream.
+LONGEST_LOCKED_PAUSE_S = 0.25
 # A commit that changes rows by `add`, `min` or `max` is sent again after these pauses, when it has to revalidate.
 FIRST_CHANGE_PAUSE_S = 0.001
 LONGEST_CHANGE_PAUSE_S = 0.064

@@ -20,17 +20,21 @@ _US_PER_MS = 1000
 _MOST_DIGITS = 100  # of a number in a text
 
 
-def next_after(previous: int, now_us: int) -> int:
+def next_after(previous: int, now_us: int, number: int | None = None) -> int:
     """The next hybrid time: later than ``previous``, not earlier than the clock (``now_us``, Unix µs).
 
     While the clock stops or lags, the logical part counts up; when it is full, it carries into the microseconds.
+    ``number``: the logical part that it has to have, so that times of different numbers are never equal.
     `InvariantViolation` if out of range.
     """
     if not 0 <= previous < MAX:
         raise InvariantViolation(f"hybrid time {previous} has no successor")
     if not 0 <= now_us <= _MAX_US:
         raise InvariantViolation(f"time {now_us} us is not within 0..{_MAX_US}")
-    return max(previous + 1, now_us << LOGICAL_BITS)
+    found = max(previous + 1, now_us << LOGICAL_BITS)
+    if number is not None:
+        found += (number - found) & _LOGICAL_MASK
+    return found
 
 
 def from_us(unix_us: int, logical: int = 0) -> int:

@@ -38,6 +38,9 @@ LEAST_NUMBER = -(1 << 63)
 MOST_NUMBER = (1 << 63) - 1
 NUMBER_BYTES = 20
 TURN_WAIT_MS = 60_000  # the longest wait for a turn at a row
+ASK_KEPT_MS = (
+    2_000  # a touch keeps its place in the line for this long after it was answered `Locked`
+)
 MAX_WAIT_MS = 600_000  # the longest wait for the journals to cover a commit's receipts
 # Commits wait for the locks of a prepared transaction until this time after its prepare; then they are refused.
 PREPARED_HOLD_MS = 10_000
@@ -145,9 +148,22 @@ ROW_TURNS = Limit(
     256, "transactions", "transactions that wait for a turn at one row; a lane may have half"
 )
 TURNS = Limit(2_048, "transactions", "… at all rows of a control partition; a lane may have half")
+LOCKED_POSITIONS = Limit(1_000, "keys", "keys whose segments a `Touch` locks")
+SEGMENT_ASKS = Limit(
+    1_000, "touches", "that wait for segments of exclusive streams; a lane may have half"
+)
+ASKS_OF_TXN = Limit(64, "touches", "… of a transaction")
 TURN_TABLES = Limit(100, "tables", "tables that a `TakeTurn` names")
+HELD_COMMANDS = Limit(
+    10_000, "commands", "one-shots that wait for a transaction across control partitions"
+)
+HELD_BYTES = Limit(64 << 20, "bytes", "… these commands")
 ROW_KEY = Limit(8 << 10, "bytes", "the key of a table's row")
 PREPARED = Limit(10_000, "transactions", "prepared transactions of a control partition")
+PARTICIPANTS = Limit(64, "control partitions", "participants of a transaction")
+TOUCHES = Limit(
+    10_000, "commands", "touches of a control partition that wait for another one; then `NotReady`"
+)
 SCOPES = Limit(10_000, "scopes", "a control partition")
 PROCESSORS = Limit(1_000, "processors", "a control partition")
 TASKS = Limit(1_024, "tasks", "a processor")

@@ -41,6 +41,10 @@ def size_of(receipts: Iterable[r.Receipt]) -> int:
     return sum(48 + sum(len(e.stream) + 40 for e in receipt.extents) for receipt in receipts)
 
 
+def _weight_of(segments: Iterable[r.LockedSegment]) -> int:
+    return sum(96 + len(one.stream) + 17 * len(one.waiting) for one in segments)
+
+
 def weight(answer: object) -> int:
     """The bytes of an answer, about."""
     match answer:
@@ -59,7 +63,10 @@ def weight(answer: object) -> int:
             return 64 * len(answer.runs) + 32 * len(answer.more)
         case r.OpenInfo():
             writers = sum(128 + 4 * len(one.label) for one in answer.writers)
-            return 96 + weight(answer.outcome) + writers + 160 * len(answer.staged_merges)
+            segments = _weight_of((*answer.locked_segments, *answer.asks))
+            return (
+                96 + weight(answer.outcome) + writers + 160 * len(answer.staged_merges) + segments
+            )
         case r.SeriesList():
             return sum(256 + 4 * len(one.series) + 8 * len(one.runs) for one in answer.series)
         case r.AuditList():
@@ -83,7 +90,7 @@ def weight(answer: object) -> int:
             size = 1024 + 32 * len(answer.segments)
             if isinstance(answer, r.StreamInfo):
                 size += 24 * (len(answer.journal) + len(answer.low_water))
-                size += 4 * len(answer.description)
+                size += 4 * len(answer.description) + _weight_of(answer.locked_segments)
             return size
         case _:
             return 1024

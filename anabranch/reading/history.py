@@ -219,21 +219,32 @@ def check_at(at: object, name: str = "at") -> int | None:
     )
 
 
-def heads(
-    searches: Mapping[str, HistorySearch], together: Mapping[str, int], start: str | int
-) -> dict[str, Found | None]:
+class SafeTimeOf(NamedTuple):
+    """The safe time of some streams: up to it, none of them gets another commit.
+
+    ``apart``: whether several control partitions serve the streams; then a record of one of them says nothing about
+    another. ``ask``: asks the controllers for a safe time of now; takes a deadline in monotonic seconds. It raises
+    `RetryError`, UnknownScope and NotAuthorized.
+    """
+
+    apart: bool
+    ask: Callable[[float], int]
+
+
+def safe_time_in(record: HistoryRecord) -> int:
+    """The time up to which no stream of the record's control partition got another commit after it."""
+    return record.safe or record.timestamp
+
+
+def heads(searches: Mapping[str, HistorySearch], start: str | int) -> dict[str, Found | None]:
     """`HistorySearch.as_of` of each stream, so that together they have all or nothing of every transaction.
 
-    ``together``: as `Client.together` returns it.
+    If several control partitions serve the streams, ``start`` has to be a safe time, or 'begin'.
     """
     found = {stream: search.as_of(start) for stream, search in searches.items()}
-    last: dict[int, int] = {}
+    newest = max((safe_time_in(at.record) for at in found.values() if at is not None), default=0)
     for stream, at in found.items():
-        if at is not None:
-            last[together[stream]] = max(last.get(together[stream], 0), at.record.timestamp)
-    for stream, at in found.items():
-        newest = last.get(together[stream])
-        if newest is not None and (at is None or at.record.timestamp != newest):
+        if newest and (at is None or at.record.timestamp != newest):
             # This history may have been read before a commit of the same round became visible in it.
             found[stream] = searches[stream].as_of(newest)
     return found

@@ -183,29 +183,27 @@ def first_inputs(
     start: Start,
     timeout: float,
     deadline: float,
-    together: Mapping[str, int],
 ) -> tuple[ProcessorInput, ...]:
     """The inputs of a new processor, each with its start; together they have all or nothing of each transaction.
 
-    ``start``: as for `Client.read`. ``timeout``: seconds of a search. ``together``: as `Client.together` returns
-    it. Raises: UnknownStream, NotReady, InvalidArgument (a future time).
+    ``start``: as for `Client.read`, and as `heads` needs it. ``timeout``: seconds of a search. Raises:
+    UnknownStream, NotReady, InvalidArgument (a future time).
     """
     checked, newest = check_start(start), 0
     ids = ids_of(source, streams, deadline)
     searches = {stream: HistorySearch(source, stream, timeout) for stream in streams}
     begins, lost = {}, False
-    for stream, found in heads(searches, together, checked).items():
+    for stream, found in heads(searches, checked).items():
         if found is not None:
             begins[stream] = found.offset + 1, found.record.timestamp
         else:
             begins[stream] = _oldest(source, stream, searches[stream], deadline)
             lost |= begins[stream][1] > 0
     passed = {stream: timestamp for stream, (_, timestamp) in begins.items()}
-    halves = _halves(searches, together, passed) if lost else {}
+    half = _half(searches, passed) if lost else 0
     inputs = []
     for stream in streams:
         begin, timestamp = begins[stream]
-        half = halves.get(together[stream], 0)
         if timestamp < half and (behind := searches[stream].as_of(half)) is not None:
             begin, timestamp = behind.offset + 1, behind.record.timestamp
         newest = max(newest, timestamp)
@@ -218,10 +216,8 @@ def first_inputs(
     return tuple(inputs)
 
 
-def _halves(
-    searches: Mapping[str, HistorySearch], together: Mapping[str, int], passed: Mapping[str, int]
-) -> dict[int, int]:
-    """Number of ``together`` -> timestamp of the newest commit that is skipped in one stream, but not in another.
+def _half(searches: Mapping[str, HistorySearch], passed: Mapping[str, int]) -> int:
+    """The timestamp of the newest commit that is skipped in one stream, but not in another; 0 if there is none.
 
     Only commits that histories still have are found. ``passed``: stream -> the timestamp up to which it is skipped.
     """
@@ -231,19 +227,16 @@ def _halves(
             if isinstance(record, CommitRecord):
                 yield record.timestamp, stream
 
-    found = {}
-    for number in set(together.values()):
-        group = [stream for stream in passed if together[stream] == number]
-        first, last = min(passed[s] for s in group), max(passed[s] for s in group)
-        if first == last:
-            continue
-        # A truncated history has no older commits, so there is no need to read other histories further back.
-        oldest = [searches[s].not_beyond({}) for s in group if passed[s] > first]
-        first = max(first, min(at.record.timestamp if at else last for at in oldest) - 1)
-        shared = merge(*(commits(stream, first, last) for stream in group))
-        for timestamp, parts in groupby(shared, itemgetter(0)):
-            if len({timestamp <= passed[stream] for _, stream in parts}) > 1:
-                found[number] = timestamp
+    first, last, found = min(passed.values()), max(passed.values()), 0
+    if first == last:
+        return found
+    # A truncated history has no older commits, so there is no need to read other histories further back.
+    oldest = [searches[s].not_beyond({}) for s in passed if passed[s] > first]
+    first = max(first, min(at.record.timestamp if at else last for at in oldest) - 1)
+    shared = merge(*(commits(stream, first, last) for stream in passed))
+    for timestamp, parts in groupby(shared, itemgetter(0)):
+        if len({timestamp <= passed[stream] for _, stream in parts}) > 1:
+            found = timestamp
     return found
 
 

@@ -1,13 +1,13 @@
-"""Snapshots: streams of one control partition as of a commit timestamp. `Client.snapshot`.
+"""Snapshots: streams as of a commit timestamp. `Client.snapshot`.
 
-A snapshot is plain data, its *plan*: the timestamp, and for each stream the end offsets of its partitions. They are
-the *vector* of a record of the stream's history (its topic with one record for each commit): the last record at or
-below the timestamp. The controller's answer to `SafeTime` promises that no other commit will get a timestamp up to
-this one, so that record stays the last. Offsets never move, so each reading of the plan returns the same events, or
-an error once retention has deleted some. A difference begins at the vector of an earlier timestamp. A position is a
-plan that begins after the events already read. Plans have the ids of the topics, so that a stream that was deleted
-and created again is not taken for the old one. Events come in the order of `ordered_reader`, up to the plan's
-offsets.
+A snapshot is plain data, its *plan*: the timestamp, and for each stream the end offsets of its partitions. They
+are the *vector* of a record of the stream's history (its topic with one record for each commit): the last record
+at or below the timestamp. The answer to `SafeTime`, of each control partition's controller, promises that no other
+commit will get a timestamp up to this one, so that record stays the last. Offsets never move, so each reading of
+the plan returns the same events, or an error once retention has deleted some. A difference begins at the vector of
+an earlier timestamp. A position is a plan that begins after the events already read. Plans have the ids of the
+topics, so that a stream that was deleted and created again is not taken for the old one. Events come in the order
+of `ordered_reader`, up to the plan's offsets.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from anabranch.reading.committed_log import (
     partitions_of,
 )
 from anabranch.reading.feed import Feed
-from anabranch.reading.history import Found, HistorySearch
+from anabranch.reading.history import Found, HistorySearch, safe_time_in
 from anabranch.reading.iteration import Iteration
 from anabranch.reading.ordered_reader import IDLE_S, OrderedStream, Step, turn_pauses
 from anabranch.topics.names import history_topic, stream_topic
@@ -429,15 +429,17 @@ def take(
     return SnapshotPlan(timestamp, cuts, since)
 
 
-def newest(source: CommittedLog, streams: Sequence[str], deadline: float) -> int:
-    """The timestamp of the newest record in the histories of these streams; 0 without a record.
+def newest(source: CommittedLog, streams: Sequence[str], deadline: float) -> tuple[int, bool]:
+    """The timestamp of the newest record in the histories of these streams (0 without a record); and is it safe?
 
-    All commits to the streams before this call have timestamps up to this one. A timestamp on the log is a safe
-    time: no later commit gets a timestamp up to it. Raises: UnknownStream, NotReady.
+    One control partition serves the streams. All commits to them before this call have timestamps up to this one.
+    If it is safe, no later commit gets a timestamp up to it. Raises: UnknownStream, NotReady.
     """
     partitions_of(source, streams, deadline)
     found = [_search(source, stream, deadline).last() for stream in streams]
-    return max((at.record.timestamp for at in found if at is not None), default=0)
+    records = [at.record for at in found if at is not None]
+    last = max((record.timestamp for record in records), default=0)
+    return last, max(map(safe_time_in, records), default=0) >= last
 
 
 def _search(source: CommittedLog, stream: str, deadline: float) -> HistorySearch:

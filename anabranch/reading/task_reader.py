@@ -7,9 +7,10 @@ whole commits, iterating single events.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -32,11 +33,13 @@ from anabranch.reading.commit_feed import CommitFeed
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.feed import FETCH_BYTES
 from anabranch.reading.group_lag import check_same_topic
-from anabranch.reading.history import Found, HistorySearch
+from anabranch.reading.history import Found, HistorySearch, SafeTimeOf, safe_time_in
 from anabranch.reading.iteration import Iteration, check_timeout
 from anabranch.reading.slices import Piece, Place, Slice, Slices, count_within
 from anabranch.topics.names import history_topic
 from anabranch.types import Event, TaskOwnership
+
+log = logging.getLogger("anabranch.client")
 
 _PACE_S = 0.25  # the wait for one input while no events come
 _ALL_S = 10.0  # the positions of all tasks move this often, also without events
@@ -224,9 +227,9 @@ class TaskReader(Iteration[Event]):
         ownership: TaskOwnership,
         timeout: float | None,
         ask_timeout: float,
-        together: Mapping[str, int],
+        safe: SafeTimeOf,
     ) -> None:
-        """``together``: as `Client.together` returns it."""
+        """``safe``: the safe time of these streams."""
         super().__init__()
         self.clock = self._clock = ports.clock
         self._timeout = check_timeout(timeout)
@@ -236,11 +239,9 @@ class TaskReader(Iteration[Event]):
         self._ours[list(ownership.tasks)] = True
         self.misplaced = Counter[str]()  # events read whose key lies outside of their segment
         self._touched: set[int] = set()
-        self._together = together
-        # Number of ``together`` -> timestamp up to which all commits were read.
-        self._complete: dict[int, int] = {}
-        # Number of ``together`` -> ranges of timestamps with commits that may be incomplete.
-        self._lost: dict[int, list[tuple[int, int]]] = {}
+        self._safe = safe
+        self._complete = -1  # the timestamp up to which all commits of all inputs were read
+        self._lost: list[tuple[int, int]] = []  # timestamps of commits that may be incomplete
         self._all_at = self._clock.monotonic()  # when the positions of all tasks moved last
         self._last: _Given | None = None
         self._ended = ""  # why no positions can be committed any more
@@ -389,7 +390,7 @@ class TaskReader(Iteration[Event]):
         """
         taken: list[Piece] = []
         size, full = 0, 0
-        last: tuple[int, int] | None = None
+        last: int | None = None  # the timestamp of the commit that was taken last
         if not any(one.feed.records for one in self._inputs):
             self._wait(until)
         while True:
@@ -404,12 +405,12 @@ class TaskReader(Iteration[Event]):
             if one is None:
                 return taken
             number, record = one.feed.first.offset, one.feed.first.record
-            group, timestamp = key = self._together[one.stream], record.timestamp
-            if size >= most_bytes and key != last:
+            timestamp = record.timestamp
+            if size >= most_bytes and timestamp != last:
                 return taken
-            if key != last:
-                last, full = key, size + (part_bytes or most_bytes)
-            if isinstance(record, CommitRecord) and self._is_half(group, timestamp):
+            if timestamp != last:
+                last, full = timestamp, size + (part_bytes or most_bytes)
+            if isinstance(record, CommitRecord) and self._is_half(timestamp):
                 self._lose(one.stream, timestamp, timestamp)
                 one.passed()
                 continue
@@ -432,8 +433,8 @@ class TaskReader(Iteration[Event]):
                 tasks += found.tasks
             slices.record, slices.order = number, one.order
             # If a part turned out to be deleted, drop the commit's events from other inputs, too.
-            if self._is_half(group, timestamp):
-                while taken and (self._together[taken[-1].stream], taken[-1].timestamp) == key:
+            if self._is_half(timestamp):
+                while taken and taken[-1].timestamp == timestamp:
                     self._lose(taken.pop().stream, timestamp, timestamp)
             elif tasks:
                 self._touched.update(tasks)
@@ -473,21 +474,26 @@ class TaskReader(Iteration[Event]):
             waited = True
 
     def _is_complete(self, one: Input, until: float) -> bool:
-        """Whether all commits up to its first record have been read, in all inputs that may share transactions.
+        """Whether all commits up to its first record have been read, in all inputs.
 
-        The ends of the histories, asked for after the record was seen, prove it: all that its transaction, or an
-        earlier transaction, wrote to other inputs is below these ends.
+        The ends of the histories, asked for after a time was safe, prove it: all that transactions up to this time
+        wrote to the inputs is below these ends.
         """
-        home = self._together[one.stream]
-        others = [each for each in self._inputs if self._together[each.stream] == home]
+        others = self._inputs
         first = one.feed.first.record.timestamp
-        if len(others) == 1 or first <= self._complete.get(home, -1):
+        if len(others) == 1 or first <= self._complete:
             return True
         for each in others:
             if not each.feed.records:
                 self._read_on(each, 0.0)
         sure = min(each.feed.records[-1].record.timestamp for each in others if each.feed.records)
         deadline = max(until, self._clock.monotonic() + _ENDS_S)
+        if self._safe.apart or first > max(self._safe_in(each) for each in others):
+            try:
+                sure = min(sure, self._safe.ask(deadline))
+            except RetryError as error:
+                log.info("no controller says which commits are complete: %s", error)
+                return False
         ends = self._source.end_offsets([each.feed.history.place for each in others], deadline)
         for each in others:
             while each.feed.history.position < ends[each.feed.history.place] and (
@@ -496,8 +502,12 @@ class TaskReader(Iteration[Event]):
                 if self._closed or self._clock.monotonic() >= deadline:
                     return False
                 self._read_on(each, deadline)
-        self._complete[home] = sure
+        self._complete = sure
         return first <= sure
+
+    def _safe_in(self, one: Input) -> int:
+        """The highest time that a record here shows to be safe, as one control partition serves all inputs."""
+        return safe_time_in(one.feed.records[-1].record) if one.feed.records else -1
 
     # -- what retention deleted -----------------------------------------------------------------------
 
@@ -507,14 +517,13 @@ class TaskReader(Iteration[Event]):
         """Skip commits of these timestamps in all inputs that may share them. No ``on_lost``: raise ``why``."""
         if self.on_lost is None:
             raise why
-        self._lost.setdefault(self._together[stream], []).append((first, last))
+        self._lost.append((first, last))
         self.on_lost(stream, count, why)
 
-    def _is_half(self, group: int, timestamp: int) -> bool:
+    def _is_half(self, timestamp: int) -> bool:
         """Whether retention may have deleted a part of a commit. Timestamps must not fall from call to call."""
-        left = [lost for lost in self._lost.get(group, ()) if lost[1] >= timestamp]
-        self._lost[group] = left
-        return any(first <= timestamp for first, _ in left)
+        self._lost = [lost for lost in self._lost if lost[1] >= timestamp]
+        return any(first <= timestamp for first, _ in self._lost)
 
     def _check_whole(self, one: Input, first: Found) -> None:
         """Check that the history was not truncated between what was read and this record."""

@@ -120,7 +120,7 @@ def create_control_topics(
     with new.undone(log, again=(TopicMisconfigured, NotReady, LogUnavailable)):
         _create(log, topics, replication_factor, new)
         infos = describe(log, [topic.name for topic in topics])
-        new.refuse(_problems(topics, infos))
+        new.refuse(_problems(topics, infos) + _growth(topics, infos))
     refuse(_lacking(topics, infos))
     if any(i.replication_factor >= 2 and MIN_ISR not in i.config for i in infos.values()):
         _logger.info(
@@ -158,7 +158,7 @@ def check_control_topics(
     )
     found = log.describe_topics([topic.name for topic in topics])
     infos = {t.name: TopicInfo(t.name, t.partitions, 1, {}) for t in topics} | dict(found)
-    refuse(_problems(topics, infos) or _lacking(topics, infos))
+    refuse(_problems(topics, infos) + _growth(topics, infos) or _lacking(topics, infos))
     missing = [topic.name for topic in topics if topic.name not in found]
     return missing, _record_bytes(topics, infos, max_message_bytes)
 
@@ -190,7 +190,17 @@ def _lacking(topics: Sequence[_Topic], infos: Mapping[str, TopicInfo]) -> list[s
     if min(others) >= first:
         return []
     found = ", ".join(f"{name} has {count}" for name, count in counts.items())
-    return [f"{found} partitions: add partitions until they are equal"]
+    grow = f"run `anabranch cluster grow --control-partitions {first}`"
+    return [f"{found} partitions: {grow}, or add partitions until they are equal"]
+
+
+def _growth(topics: Sequence[_Topic], infos: Mapping[str, TopicInfo]) -> list[str]:
+    """How to get more control partitions, if the commands have fewer than a controller asks for."""
+    asked, found = topics[0].partitions, infos[topics[0].name].partitions
+    if found >= asked:
+        return []
+    grow = f"`anabranch cluster grow --control-partitions {asked}`"
+    return [f"a cluster in use grows by {grow}, while its controllers run with {found}"]
 
 
 def grow_control_topics(log: Log, prefix: str, control_partitions: int) -> None:

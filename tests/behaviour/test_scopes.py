@@ -118,8 +118,28 @@ def test_what_is_on_another_control_partition_is_refused(client: anabranch.Clien
         ):
             txn.write(f"{FAR}/accounts", b"1", key=b"k")
         assert txn.commit().counts.committed == 1, "nothing else happened to it"
-    with pytest.raises(CrossScope):
-        client.snapshot([f"{BANK}/accounts", f"{FAR}/accounts"])
+
+
+def test_a_snapshot_over_control_partitions_has_what_was_answered_to_anybody(
+    broker: Broker, client: anabranch.Client
+) -> None:
+    streams = [f"{BANK}/accounts", f"{FAR}/accounts"]
+    plans = []
+    with anabranch.connect(broker.bootstrap, prefix="scopes") as other:
+        for number in range(8):
+            with other.begin((BANK, FAR)[number % 2]) as txn:
+                txn.write(streams[number % 2], b"n%d" % number, key=b"n")
+                done = txn.commit()
+            snapshot = client.snapshot(streams)
+            assert snapshot.timestamp >= (done.commit_timestamp or 0)
+            values = {e.value for s in streams for e in snapshot.read(s) if e.key == b"n"}
+            assert values == {b"n%d" % n for n in range(number + 1)}
+            plans.append((snapshot.plan(), len(values)))
+    for plan, count in plans:
+        found = client.open_snapshot(plan)
+        again = [e.value for s in streams for e in found.read(s) if e.key == b"n"]
+        assert len(again) == count
+        assert client.snapshot(streams, found.timestamp).plan() == plan
 
 
 GROWING = "growing"

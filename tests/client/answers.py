@@ -62,6 +62,8 @@ def obliging(command: Any, *, streams: int = 2, scopes: int = 1) -> Any:
             return r.StreamList((stream_info(stream or STREAM, streams),))
         case r.Begin(txn_id=txn_id, keepalive_ms=keepalive_ms):
             return r.Begun(txn_id, keepalive_ms, 1)
+        case r.Touch(stream=stream) if stream.startswith("sea/"):
+            return refusal("CrossScope")
         case r.Touch(stream=stream):
             return r.Touched(stream, 0, segments(streams))
         case r.Register(receipt=receipt):

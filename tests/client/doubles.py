@@ -15,6 +15,7 @@ from anabranch.ports import Entropy, JournalRecord, Opened, RecordHeaders, Topic
 from anabranch.protocol.ids import command_digest
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode, encode
+from anabranch.reading.history import SafeTimeOf
 from anabranch.testing.memory.cluster import SteppedClock
 
 START_S = 1_700_000_000.0
@@ -30,6 +31,13 @@ class ManualClock(SteppedClock):
 
     def __init__(self) -> None:
         super().__init__(1000.0, START_S)
+
+
+def _no_question(_: float) -> int:
+    raise AssertionError("one control partition serves all streams: no controller need be asked")
+
+
+NEVER_ASKED = SafeTimeOf(False, _no_question)
 
 
 def counted() -> Entropy:

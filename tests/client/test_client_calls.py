@@ -152,7 +152,7 @@ def test_a_call_ends_when_another_thread_closes_the_client() -> None:
 
 
 def test_a_client_remembers_a_limited_number_of_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anabranch.client.shared._MOST_NAMES", 10)
+    monkeypatch.setattr("anabranch.client.shared.MOST_NAMES", 10)
     shared = Bench().client._shared
     for n in range(25):
         shared.learn(f"nyc/s{n}", None)

@@ -38,7 +38,7 @@ class World:
     def lead_again(self, *, table: bool) -> None:
         self.cluster.stop_controller()
         if not table:
-            self.cluster._store = MemoryStore()
+            self.cluster._stores[0] = MemoryStore()
         self.cluster.start_controller()
         self.cluster.advance(1)
 
@@ -84,14 +84,14 @@ def test_a_former_leaders_table_adds_nothing_again() -> None:
     world = World()
     world.cluster.advance(7)  # the cleaner has just been here
     world.write(b"", b"good")
-    former = world.cluster._store
+    former = world.cluster._stores[0]
     assert any(key.startswith(b"x") for key in former.snapshot()), (
         "it is in the table, and not logged"
     )
     world.lead_again(table=False)
     world.cluster.advance(20)
     world.cluster.stop_controller()
-    world.cluster._store = former
+    world.cluster._stores[0] = former
     world.cluster.start_controller()
     world.cluster.advance(1)
     assert world.seen() == ({"bad_key": 1}, [(0, b"", "bad_key")])

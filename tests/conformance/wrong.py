@@ -646,6 +646,28 @@ def names_the_secret_itself() -> None:
     patch(Session, "try_commit", make)
 
 
+@error("R10.9", "decided")
+def a_decision_is_reported_without_its_transaction() -> None:
+    def make(_: Any) -> Any:
+        return lambda self, txn: {
+            "outcome": {**self.commit(txn, None, None, None)["outcome"], "committed": 0}
+        }
+
+    patch(Operations, "commit_decided", make)
+
+
+@error("R10.10", "sessions")
+def all_rows_after_a_refused_one_are_reported() -> None:
+    def make(session: Any) -> Any:
+        def changed(self: Operations, events: list[Any]) -> Any:
+            failed = session(self, events)["failed"]
+            return {"failed": list(range(min(failed), len(events)))}
+
+        return changed
+
+    patch(Operations, "session", make)
+
+
 @error("R10.8", "prepared")
 def decides_without_the_secret() -> None:
     def make(decide: Any) -> Any:

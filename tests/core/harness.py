@@ -19,13 +19,14 @@ from copy import copy
 from typing import Any
 
 from anabranch.core import rows as k
+from anabranch.core.decisions.across.holding import holds_of
 from anabranch.core.decisions.commit import next_due_ms
 from anabranch.core.decisions.decide import decide, decide_due
 from anabranch.core.decisions.streams import stream_created, stream_refused
 from anabranch.core.decisions.turn import Settings, Turn, close_round
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.locks.recent_writes import RecentWrites
-from anabranch.core.memory import DraftMap, Keepalives, LeaderMemory
+from anabranch.core.memory import DraftMap, Keepalives, LeaderMemory, across_of
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import State
 from anabranch.errors import AnabranchError
@@ -86,7 +87,12 @@ class World(Journals):
         self.index = JournalIndex(self.table)
         self.index.load()
         recent = RecentWrites(self.state.round.hybrid_time)
-        self.memory = LeaderMemory(Keepalives(self.now_ms), recent_writes=recent)
+        self.memory = LeaderMemory(
+            Keepalives(self.now_ms),
+            holds=holds_of(self.state),
+            across=across_of(self.state, on=self.settings.across),
+            recent_writes=recent,
+        )
         term = self.state.term.term + 1 if self.state.term else 1
         self.log_rows([(k.TERM_KEY, r.TermRow(term, "me", self.wall_us // 1000, False))])
 
@@ -136,11 +142,13 @@ class World(Journals):
         """All that is in memory alone, but what of the journals was read."""
         memory = self.memory
         parts = [memory.keepalives, memory.merging, memory.cleaning, memory.histories]
-        parts.append(memory.row_turns)
+        parts += [memory.row_turns, memory.segment_asks]
         fields = [getattr(part, name) for part in parts for name in part.__slots__]
         rows = [each.as_dict() if isinstance(each, DraftMap) else each for each in fields]
         return [
             *rows,
+            list(memory.holds.on()),
+            dict(memory.holds.shots),
             memory.recent_writes.size,
             list(self.index.plain_ends.items()),
             dict(self.index.uncommitted.stays),

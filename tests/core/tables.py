@@ -58,6 +58,8 @@ def views_of(state: State) -> dict[str, Any]:
         "scopes": dict(state.scopes),
         "scope_owners": dict(state.scope_owners),
         "streams": dict(state.streams),
+        "exclusive": dict(state.exclusive),
+        "locked": {stream: dict(rows) for stream, rows in state.locked.items()},
         "changing": dict(state.changing),
         "open": {
             txn_id: (
@@ -66,12 +68,17 @@ def views_of(state: State) -> dict[str, Any]:
                 dict(txn.writers),
                 dict(txn.lanes),
                 txn.pending,
+                txn.votes,
+                dict(txn.partitions),
+                txn.promised,
             )
             for txn_id, txn in state.open.items()
         },
         "lanes": dict(state.lanes),
         "grants": {lane: dict(granted) for lane, granted in state.grants.items() if granted},
         "committing": set(state.committing),
+        "coordinated": set(state.coordinated),
+        "promised": set(state.promised),
     }
 
 

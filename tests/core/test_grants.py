@@ -103,7 +103,7 @@ def test_the_partition_that_serves_a_scope_gets_its_creator() -> None:
     for lane in ("etl", "other", "open", "etl"):
         with directory.by(lane):
             directory.find_scope("lax")
-        ((served, said),) = directory.round.commands
+        ((served, said, _),) = directory.round.messages
         assert said == r.AdoptScope("lax", "etl")
     assert served != 0
     world = World(control_partition=served, control_partitions=64)
@@ -114,7 +114,7 @@ def test_the_partition_that_serves_a_scope_gets_its_creator() -> None:
     assert "etl lax/* 0" in listed(world), "a later word stands"
     directory.grant("etl", "lax/*", 0)
     directory.find_scope("lax")
-    assert directory.round.commands == [(served, r.AdoptScope("lax", OPEN_LANE))]
+    assert directory.round.messages == [(served, r.AdoptScope("lax", OPEN_LANE), None)]
 
 
 @pytest.mark.parametrize("left", [0, CREATORS & ~Right.OPERATE])
@@ -124,7 +124,7 @@ def test_rights_taken_before_the_message_comes_are_not_given_back(left: int) -> 
     directory.find_scope("nyc")  # the directory serves it itself
     directory.grant("etl", "*", Right.CREATE)
     directory.ask("find", r.FindScope("lax", True), lane="etl")
-    ((served, said),) = directory.round.commands
+    ((served, said, _),) = directory.round.messages
     world = World(control_partition=served, control_partitions=64)
     for each in (directory, world):
         each.grant("etl", "lax/*", left)

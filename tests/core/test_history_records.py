@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.core.history_records import DIRECTLY_BEFORE, NO_PREVIOUS, Tail, history_records
-from anabranch.core.round import Landed, NewEpoch, Part, Round, StreamCommit
+from anabranch.core.round import Landed, Message, NewEpoch, Part, Round, StreamCommit
 from anabranch.protocol.schemas import records as r
 
 TXN = [bytes([n]) * 16 for n in range(5)]
@@ -114,7 +114,7 @@ def test_a_commit_that_wrote_nothing_more_than_its_place() -> None:
         (Round(), True),
         (Round(rows={b"k": None}), False),
         (Round(replies=[None]), False),  # type: ignore[list-item]
-        (Round(commands=[(1, None)]), False),
+        (Round(messages=[Message(1, None, None)]), False),
     ],
     ids=["nothing", "a row", "a reply", "a command"],
 )

@@ -24,6 +24,7 @@ from anabranch.core.rows import stream_key
 from anabranch.protocol import limits
 from anabranch.protocol.partitioner import SPACE
 from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import LEVEL
 from tests.core.harness import DAY, World, event, nyc
 from tests.core.labels import MINUTE, SECRET
 
@@ -401,7 +402,17 @@ def touch(stream: str, label: str = "A") -> Callable[[World], r.Touch]:
     return lambda world: r.Touch(world.token(label), stream)
 
 
+def ask_exclusive(world: World) -> r.Touch:
+    """A touch that asks for a segment of an exclusive stream."""
+    world.ask("level", r.SetFeatureLevel(LEVEL), lane="admin")
+    world.create("nyc/once", exclusive="true")
+    world.created("nyc/once", 0, 0)
+    return r.Touch(world.token("A"), "nyc/once", positions=(0,), wait_ms=1_000)
+
+
 TOUCH: dict[str, Row] = {
+    "too many touches wait": (Lowered("SEGMENT_ASKS", 0, ask_exclusive), "Locked", "ask again"),
+    "too many keys": (Lowered("LOCKED_POSITIONS", 0, ask_exclusive), INVALID, "0 are allowed"),
     "another scope's": (touch("sfo/a"), "touched sfo/a epoch 0 on 0,1", ""),
     "another control partition": (touch("ber/a"), "CrossScope", "control partition 0"),
     "a scope that is not there": (touch("lax/a"), "UnknownStream", ""),

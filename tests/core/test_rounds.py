@@ -49,9 +49,9 @@ def test_an_empty_turn_writes_nothing(world: World) -> None:
     assert (world.turn(), world.round.empty, len(world.log)) == ("", True, logged)
 
 
-def test_commands_to_other_control_partitions_are_something() -> None:
+def test_messages_to_other_control_partitions_are_something() -> None:
     turn = World(control_partitions=4).new_turn()
-    turn.round.commands.append((1, r.AdoptScope("nyc", "open")))
+    turn.send(1, r.AdoptScope("nyc", "open"), None)
     assert list(close_round(turn, 1, 0).rows) == [k.ROUND_KEY]
 
 

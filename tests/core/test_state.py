@@ -336,6 +336,38 @@ def test_rows_of_a_transaction_without_its_own_row_are_kept_and_not_open() -> No
     assert state.participants(world.id("A")) == {"nyc/a": 0}
 
 
+def test_rows_of_a_transaction_over_control_partitions_are_read_while_it_is_open_and_after() -> (
+    None
+):
+    world = nyc()
+    world.log_rows([(k.FEATURE_KEY, r.FeatureRow(4, 1))])
+    world.begin("A")
+    txn_id, row = world.id("A"), world.row("A")
+    votes, promised = r.VotesRow(2, "TIMESTAMP"), r.CoordinatorRow(2, 7, staged=True)
+    partners = {1: r.PartitionRow(("ber",)), 300: r.PartitionRow(("oslo",), done=True)}
+    rows: list[tuple[bytes, Any]] = [
+        (k.votes_key(txn_id), votes),
+        (k.coordinator_key(txn_id), promised),
+    ]
+    rows += [(k.partition_key(txn_id, number), one) for number, one in partners.items()]
+    world.log_rows(rows)
+    for state in (world.state, fold(world.log)):
+        assert state.votes_row(txn_id) == votes
+        assert state.partition_rows(txn_id) == partners
+        assert state.coordinator_row(txn_id) == promised
+        assert (set(state.coordinated), set(state.promised)) == ({txn_id}, {txn_id})
+    over = row._replace(state="ABORTED", finished_ms=1)
+    world.log_rows([(k.txn_key(txn_id), over)])
+    for state in (world.state, fold(world.log)):
+        assert state.votes_row(txn_id) == votes
+        assert state.partition_rows(txn_id) == partners
+        assert state.coordinator_row(txn_id) == promised
+        assert not state.coordinated
+        assert not state.promised
+    world.wait(8 * 86_400_000)
+    assert not world.state.row_keys(txn_id)
+
+
 def test_what_goes_from_the_rows_goes_from_the_views() -> None:
     world = nyc()
     rows = {key: value for rows in world.log for key, value in rows}

@@ -57,6 +57,7 @@ EXPECTED: dict[Op, str] = {
     "register": "       O - - - - - -",
     "heartbeat": "      O = = = - - =",
     "prepare": "        P - - - - - =",
+    "reopen": "         = - - - - - O",
     "begin_commit": "   C = = = - - F",
     "begin_finalize": " - F = = - - -",
     "finalize_commit": "- - D = - - -",
@@ -272,7 +273,7 @@ def test_which_states_can_be_reached(rule: str) -> None:
 def test_ops_that_only_some_states_allow() -> None:
     assert {"COMMITTED", "ABORTED"} == FINISHED
     moves = {op for op in TRANSACTIONS.ops if TRANSACTIONS.moves("PREPARED", op)}
-    assert moves == {"begin_commit", "begin_abort"}, "a prepared one is its coordinator's"
+    assert moves == {"reopen", "begin_commit", "begin_abort"}, "a prepared one is its coordinator's"
     assert [s for s in TRANSACTIONS.states if TRANSACTIONS.moves(s, "expire")] == ["OPEN"]
     assert [s for s in STREAMS.states if STREAMS.moves(s, "begin_forget")] == ["LOST"]
 

@@ -52,11 +52,11 @@ def test_each_creation_of_a_scope_is_answered_with_its_control_partition() -> No
     world.find_scope("par")
     for _ in range(2):
         world.find_scope("nyc")
-        assert world.round.commands == [(1, r.AdoptScope("nyc", "open"))]
+        assert world.round.messages == [(1, r.AdoptScope("nyc", "open"), None)]
     world.find_scope("nyc", create=False)
-    assert world.round.commands == [], "who only asks changes nothing"
+    assert world.round.messages == [], "who only asks changes nothing"
     world.find_scope("par")
-    assert world.round.commands == [], "the directory serves it itself"
+    assert world.round.messages == [], "the directory serves it itself"
 
 
 def test_a_scope_stays_where_it_is_when_partitions_are_added() -> None:

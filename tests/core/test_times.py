@@ -60,6 +60,13 @@ def test_a_full_logical_part_carries() -> None:
     assert ht.next_after(ht.from_us(7, 12), 8) == ht.from_us(8)
 
 
+def test_times_with_different_numbers_are_never_equal() -> None:
+    assert ht.next_after(ht.from_us(7, 12), 7, 13) == ht.from_us(7, 13)
+    assert ht.next_after(ht.from_us(7, 13), 7, 13) == ht.from_us(8, 13)
+    assert ht.next_after(ht.from_us(7, 14), 8, 13) == ht.from_us(8, 13)
+    assert ht.next_after(ht.from_us(7, 14), 7, 4096 + 13) == ht.from_us(8, 13)
+
+
 @given(us_values, logicals)
 def test_parts_come_back(us: int, logical: int) -> None:
     stamp = ht.from_us(us, logical)

@@ -132,7 +132,7 @@ _Record = tuple[str, int, bytes | None, bytes | None, list[tuple[str, bytes]]]
 
 
 class Raw:
-    """Speaks with the controller of control partition 0. One thread at a time."""
+    """Speaks with the controller of one control partition. One thread at a time."""
 
     def __init__(
         self,
@@ -143,6 +143,7 @@ class Raw:
         *,
         reply_partition: int = 0,
         lane: str = OPEN_LANE,
+        partition: int = 0,
         idle: Callable[[], None] = lambda: None,
     ) -> None:
         """``log``: a `KafkaLog` to read replies with. ``producer`` can be shared by many."""
@@ -151,6 +152,7 @@ class Raw:
         self.log = log
         self.producer = producer or quick_producer(bootstrap)
         self.idle = idle
+        self.partition = partition
         self.hybrid_time = 0
         self.answers: dict[bytes, list[Any]] = {}
         self._replies = TopicPartition(replies_topic(prefix, lane), reply_partition)
@@ -178,7 +180,7 @@ class Raw:
             self.commands,
             payload,
             None,
-            0,
+            self.partition,
             headers=headers,  # type: ignore[arg-type]
         )
 

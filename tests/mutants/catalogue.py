@@ -11,17 +11,20 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from tests.mutants import (
+    across,
     asynchronous,
     batches,
     clients,
     decisions,
     derived,
+    holds,
     journals,
     merges,
     overlaps,
     plays,
     prepared,
     rounds,
+    segments,
     tables,
     tasks,
     topics,
@@ -97,6 +100,8 @@ DERIVED = "tests/tables/test_derivations.py"
 TOTALS = "tests/tables/test_totals.py"
 ASYNCHRONOUS = "tests/processing/test_derived.py"
 IN_MEMORY = "tests/tables/test_transactions.py"
+HOLDING = "tests/core/test_holding.py"
+ACROSS = "tests/core/across/test_leaders.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
 COUNTED = TABLED | {"tables": 0, "counters": 3}
 CHAINED = TABLED | {"tables": 0, "chains": 3}
@@ -315,6 +320,27 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("the table's position moves on while carrying", merges.position_moves_on,
            weather=CARRYING),
     Mutant("carried on before the journals are read", merges.begin_unread, weather=CARRIED_ON),
+    # -- waits for prepare timestamps
+    Mutant("nobody waits for a prepare timestamp", holds.nobody_waits, simulated=False, suite=HOLDING),
+    Mutant("commits of one timestamp in any order", holds.ties_are_free, simulated=False, suite=HOLDING),
+    Mutant("all streams are held", holds.all_streams_are_held, simulated=False, suite=HOLDING),
+    Mutant("who waits takes no timestamp", holds.no_timestamp_is_taken, simulated=False, suite=HOLDING),
+    Mutant("taken timestamps are kept", holds.timestamps_are_kept, simulated=False, suite=HOLDING),
+    Mutant("a held time is safe", holds.each_time_is_safe, simulated=False, suite=HOLDING),
+    Mutant("epochs are later than held commits", holds.epochs_come_late, simulated=False, suite=HOLDING),
+    Mutant("locks wait for no prepare timestamp", holds.locks_wait_for_nobody, simulated=False, suite=HOLDING),
+    Mutant("newest commits of held tables", holds.held_tables_are_told, simulated=False, suite=HOLDING),
+    Mutant("a successor holds nothing", holds.successors_hold_nothing, simulated=False, suite=HOLDING),
+    Mutant("any vote counts", across.any_vote_counts, simulated=False, suite=ACROSS),
+    Mutant("promised times are ignored", across.promises_are_ignored, simulated=False, suite=ACROSS),
+    Mutant("lost streams are promised", across.lost_streams_are_promised, simulated=False, suite=ACROSS),
+    Mutant("a refused commit aborts", across.a_refusal_aborts, simulated=False, suite=ACROSS),
+    Mutant("a refused commit takes nothing back", across.refusals_take_nothing_back, simulated=False, suite=ACROSS),
+    Mutant("participants are enlisted at any time", across.enlisted_at_any_time, simulated=False, suite=ACROSS),
+    Mutant("over before all are done", across.over_before_all_are_done, simulated=False, suite=ACROSS),
+    Mutant("unknown aborts are forgotten", across.unknown_aborts_are_forgotten, simulated=False, suite=ACROSS),
+    Mutant("no message is forged", across.nothing_is_forged, simulated=False, suite=ACROSS),
+    Mutant("messages are sent once", across.sent_once, simulated=False, suite=ACROSS),
     # -- journals
     Mutant("a zombie writes its journal index", journals.zombie_index, weather=BLIND,
            play=plays.a_zombie_reads_on),
@@ -455,6 +481,14 @@ CATALOGUE: tuple[Mutant, ...] = (
            by_clients=True, suite="tests/tables/test_row_chain.py"),
     Mutant("copies of one-shots that follow are forgotten", tables.copies_forgotten, simulated=False,
            by_clients=True, suite="tests/tables/test_row_chain.py"),
+    *(Mutant(name, plant, simulated=False, suite="tests/core/test_segment_locks.py")
+      for name, plant in (
+        ("a segment has two holders", segments.two_holders),
+        ("a younger transaction waits for a segment", segments.younger_waits),
+        ("those that wait for a segment are passed over", segments.waiting_ones_unseen),
+        ("a new leader forgets locked segments", segments.locks_lost),
+        ("a segment stays locked", segments.locks_outlast),
+      )),
     Mutant("a commit at since breaks a lock", tables.at_since_counts, simulated=False,
            suite="tests/core/test_table_locks.py"),
     Mutant("a round does not see its own writes", tables.round_not_seen,

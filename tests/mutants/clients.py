@@ -118,7 +118,7 @@ def early_difference(
 
 
 @instead_of(client_reading, "newest")
-def latest_of_the_oldest(source: Any, streams: Any, deadline: float) -> int:
+def latest_of_the_oldest(source: Any, streams: Any, deadline: float) -> tuple[int, bool]:
     """The latest of several streams is as of the newest commit that each of them has passed."""
     return min(snapshot.newest(source, [stream], deadline) for stream in streams)
 

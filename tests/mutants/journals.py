@@ -29,9 +29,9 @@ def _plainly(change: Callable[[StreamCommit], StreamCommit]) -> Planted:
     """Commits of plain writes are changed after they were decided."""
     real = decide_plain._commit
 
-    def commit(turn: Turn, taken: Any) -> None:
+    def commit(turn: Turn, taken: Any, times: Any) -> None:
         before = len(turn.round.history)
-        real(turn, taken)
+        real(turn, taken, times)
         for at in range(before, len(turn.round.history)):
             step = turn.round.history[at]
             if isinstance(step, StreamCommit):

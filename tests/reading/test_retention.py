@@ -32,6 +32,7 @@ from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.testing.memory.log import MemoryLog
 from anabranch.testing.memory.partition import Partition
 from anabranch.topics.names import history_topic, stream_topic
+from tests.client.doubles import NEVER_ASKED
 from tests.client.world import World
 from tests.reading.test_ordered_reader import Member
 from tests.tables.worlds import operator, reader_ports
@@ -56,12 +57,11 @@ def ports_of(world: World, member: Member | None = None) -> Any:
 def started(world: World, streams: list[str], start: str) -> TaskReader:
     """The reader of a new processor, or of the one that is there."""
     client, deadline = world.client, world.clock.monotonic() + 10
-    together = client._session.together(streams, deadline)
     with closing(ports_of(world).committed_log(30.0)) as source:
-        inputs = first_inputs(source, streams, start, 30.0, deadline, together)
+        inputs = first_inputs(source, streams, start, 30.0, deadline)
     make = CreateProcessor("nyc/p", 1, inputs)
     client._processors.ask("nyc/p", make, world.clock.monotonic() + 10)
-    return TaskReader(ports_of(world), streams, client.take_tasks("nyc/p"), None, 30.0, together)
+    return TaskReader(ports_of(world), streams, client.take_tasks("nyc/p"), None, 30.0, NEVER_ASKED)
 
 
 def write(world: World, number: int, *streams: str, key: bytes = b"key") -> int:
@@ -428,11 +428,11 @@ def test_a_processor_is_made_once_a_broker_knows_its_stream(
 
     monkeypatch.setattr(MemoryLog, asked.__name__, late)
     source = ports_of(world).committed_log(30.0)
-    (made,) = first_inputs(source, [A], "begin", 30.0, due + 7, {A: 0})
+    (made,) = first_inputs(source, [A], "begin", 30.0, due + 7)
     assert made.topic_id == world.cluster.topics[history_topic(A)].topic_id
     due = world.clock.now + 30
     with pytest.raises(NotReady, match="does not know"):
-        first_inputs(source, [A], "begin", 30.0, due - 20, {A: 0})
+        first_inputs(source, [A], "begin", 30.0, due - 20)
 
 
 def test_a_stream_is_missing_though_a_broker_is_away(monkeypatch: pytest.MonkeyPatch) -> None:

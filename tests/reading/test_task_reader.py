@@ -29,6 +29,7 @@ from anabranch.reading.task_reader import Assignment, Input, TaskReader
 from anabranch.testing.memory.log import MemoryLog
 from anabranch.topics.names import history_topic, stream_topic
 from anabranch.types import TaskOwnership
+from tests.client.doubles import NEVER_ASKED
 from tests.client.world import World
 
 FETCH_S, TIMEOUT_S = 0.3, 1.0
@@ -58,7 +59,7 @@ def test_a_long_history_of_other_tasks_is_no_silence(monkeypatch: pytest.MonkeyP
     given = {}
     for task in (0, 1):
         ownership = client.take_tasks("nyc/p", [task])
-        with TaskReader(ports, ["nyc/a"], ownership, TIMEOUT_S, 30.0, {"nyc/a": 0}) as reader:
+        with TaskReader(ports, ["nyc/a"], ownership, TIMEOUT_S, 30.0, NEVER_ASKED) as reader:
             given[task] = [event.value for event in reader]
     assert sorted(map(len, given.values())) == [1, 19], given
 
@@ -98,7 +99,6 @@ def test_transactions_that_retention_left_whole_are_taken(
     ownership = client.take_tasks("nyc/p")
     lost: Counter[str] = Counter()
     ports: Any = ReaderPorts(lambda _: world.cluster.log("reader"), None, world.clock)  # type: ignore[arg-type]
-    together = client._session.together(streams, world.clock.monotonic() + 10)
     found: Counter[tuple[str, bytes | None]] = Counter()
 
     def read(reader: TaskReader) -> None:
@@ -107,12 +107,12 @@ def test_transactions_that_retention_left_whole_are_taken(
             found.update((e.stream, e.value) for piece in pieces for e in piece.events)
 
     with (
-        TaskReader(ports, streams, ownership, None, 30.0, together) as reader,
+        TaskReader(ports, streams, ownership, None, 30.0, NEVER_ASKED) as reader,
         pytest.raises(SnapshotExpired),
     ):
         read(reader)
     assert not found
-    with TaskReader(ports, streams, ownership, None, 30.0, together) as reader:
+    with TaskReader(ports, streams, ownership, None, 30.0, NEVER_ASKED) as reader:
         reader.on_lost = lambda stream, count, _: lost.update({stream: count})
         read(reader)
         assert found == {(s, b"%d" % number): 8 for s in streams for number in (3, 4)}
@@ -120,7 +120,7 @@ def test_transactions_that_retention_left_whole_are_taken(
         with client.begin("nyc", ownership=ownership) as txn:
             txn.commit(consumed=reader.consumed())
     lost.clear()
-    with TaskReader(ports, streams, client.take_tasks("nyc/p"), None, 30.0, together) as reader:
+    with TaskReader(ports, streams, client.take_tasks("nyc/p"), None, 30.0, NEVER_ASKED) as reader:
         reader.on_lost = lambda stream, count, _: lost.update({stream: count})
         read(reader)
     assert (len(found), sum(lost.values())) == (4, 0), "its positions are behind that"
@@ -227,7 +227,7 @@ def test_a_small_commit_and_its_events_come_with_one_request(
     monkeypatch.setattr(log, "fetch", counted)
     ports: Any = ReaderPorts(lambda _: log, None, clock)  # type: ignore[arg-type]
     ownership = client.take_tasks("nyc/p")
-    with TaskReader(ports, ["nyc/a"], ownership, None, 30.0, {"nyc/a": 0}) as reader:
+    with TaskReader(ports, ["nyc/a"], ownership, None, 30.0, NEVER_ASKED) as reader:
         for number in range(3):
             with client.begin("nyc") as txn:
                 txn.write("nyc/a", b"%d" % number)

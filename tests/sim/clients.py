@@ -24,7 +24,8 @@ from anabranch.errors import (
     TopicMisconfigured,
     UnknownStream,
 )
-from anabranch.protocol.legal_names import OPEN_LANE
+from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
+from anabranch.protocol.schemas.codec import LEVEL
 from anabranch.types import Receipt, Result
 from tests.sim.faults import Faults
 from tests.sim.ledger import Attempt, Deal, Ledger
@@ -150,11 +151,14 @@ class Worker:
 
     def _create_streams(self, client: Client, clock: object) -> None:
         settings = {"max.message.bytes": TIGHT_BYTES} if self.faults.weather.tight else {}
+        if self.faults.weather.across:
+            self._raise_level()
         for stream in self.ledger.streams:
             segments = STREAMS[stream]
             while True:
                 try:
-                    near = None if stream.startswith(f"{SCOPE}/") else SCOPE
+                    is_first = stream.startswith(f"{SCOPE}/")
+                    near = None if is_first or self.faults.weather.across else SCOPE
                     client.create_stream(stream, segments, settings, near=near, timeout=5.0)
                     break
                 except StreamLost:
@@ -165,6 +169,18 @@ class Worker:
                     if not isinstance(error, self._allowed):
                         raise
                     self.world.sleep(0.2)
+
+    def _raise_level(self) -> None:
+        """To the level that transactions over control partitions need."""
+        ports = client_ports(self.cluster, self.world.current, self.ledger.prefix, ADMIN_LANE)
+        admin = Client(ports, timeout=5.0, threads=False)
+        while True:
+            try:
+                admin.feature_level(raise_to=LEVEL)
+            except FINE:
+                self.world.sleep(0.2)
+            else:
+                return
 
     def _ask_safe_times(self, client: Client) -> None:
         """Beside the jobs, as long as there are any."""

@@ -102,6 +102,9 @@ KINDS: dict[Entry, dict[str, int]] = {
         "writers": _ROW,
     },
     Entry.READS: {"tables": _ROW},
+    Entry.VOTES: {},
+    Entry.PARTITION: {},
+    Entry.COORDINATOR: {},
 }  # fmt: skip
 _ONE = 8_000  # bytes of a row of which there is one, and of what streams and journals bring about
 

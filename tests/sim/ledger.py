@@ -17,7 +17,7 @@ from anabranch.core.stream_states import LOST
 from anabranch.errors import AnabranchError
 from anabranch.ledger.book import Row
 from anabranch.ports import TopicPartition
-from anabranch.protocol.ids import CORRELATION_HEADER
+from anabranch.protocol.ids import CORRELATION_HEADER, control_partition_of
 from anabranch.protocol.legal_names import OPEN_LANE
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode
@@ -281,8 +281,11 @@ class Ledger:
         self.highest = max(self.highest, deal.number)
         return deal.number
 
-    def hear(self, now: float, records: Iterable[Record], lane: str) -> None:
-        """Commands of a lane have arrived on the log. Those of other lanes than a transaction's own may wait."""
+    def hear(self, now: float, records: Iterable[Record], lane: str, number: int) -> None:
+        """Commands of a lane have arrived at a control partition.
+
+        Those of other lanes than a transaction's own may wait. A coordinator hears of no touch elsewhere.
+        """
         for record in records:
             self.asked[dict(record.headers).get(CORRELATION_HEADER) or b""] = lane
             try:
@@ -298,7 +301,8 @@ class Ledger:
             except AnabranchError:  # garbage, with a token or as a whole
                 continue
             for txn_id in named:
-                if self._born.setdefault(txn_id, lane) == lane:
+                is_heard = control_partition_of(txn_id) == number
+                if self._born.setdefault(txn_id, lane) == lane and is_heard:
                     self.heard[txn_id].append(now)
 
     def see_status(

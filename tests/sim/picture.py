@@ -12,7 +12,13 @@ from anabranch.core import rows as k
 from anabranch.core.state import State
 from anabranch.core.transaction_states import born
 from anabranch.ports import TopicPartition
-from anabranch.protocol.ids import NO_TXN, TXN_HEADER, is_marked, unpack_txn_header
+from anabranch.protocol.ids import (
+    NO_TXN,
+    TXN_HEADER,
+    control_partition_of,
+    is_marked,
+    unpack_txn_header,
+)
 from anabranch.protocol.legal_names import OPEN_LANE
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode
@@ -150,6 +156,8 @@ class Picture:
     events: dict[tuple[str, int], list[Placed]] = field(default_factory=dict)
     history: dict[str, list[tuple[Seen, Any]]] = field(default_factory=dict)
     rows: dict[bytes, r.TxnRow] = field(default_factory=dict)
+    # The rows of their parts at other control partitions.
+    parts: dict[bytes, list[r.TxnRow]] = field(default_factory=lambda: defaultdict(list))
     participants: dict[bytes, dict[str, int]] = field(default_factory=dict)  # stream -> epoch
     epoch_rows: dict[str, set[int]] = field(default_factory=dict)
     left_over: list[str] = field(default_factory=list)  # rows that only an unfinished one needs
@@ -196,12 +204,17 @@ class Picture:
             picture.tasks.update(state.tasks)
             picture.horizons[number] = state.round.expired_ms
             picture.unfinished += [txn.row for txn in state.open.values()]
-            picture.rows.update({row.txn_id: row for row in txn_rows(state)})
+            for row in txn_rows(state):
+                if control_partition_of(row.txn_id) == number:
+                    picture.rows[row.txn_id] = row
+                else:
+                    picture.parts[row.txn_id].append(row)
             picture.stuck |= stuck_of(state, picture.deleted)
             picture._read_rows(state)
             for seen in visible(cluster, place):
                 key = seen.record.key or b""
-                if len(key) == 17 and key[-1] == k.Entry.TXN:
+                is_own = control_partition_of(key) == number
+                if len(key) == 17 and key[-1] == k.Entry.TXN and is_own:
                     picture.row_natives[key[:16]] = seen.native
                 elif k.split_key(key)[1] is k.Entry.STAGED_MERGE:
                     picture.chunks += seen.native[0] in picture.carriers
@@ -244,7 +257,7 @@ class Picture:
 
     def _read_rows(self, state: State) -> None:
         for row in txn_rows(state):
-            self.participants[row.txn_id] = state.participants(row.txn_id)
+            self.participants.setdefault(row.txn_id, {}).update(state.participants(row.txn_id))
             if row.txn_id in self.stuck:
                 continue
             for key in state.row_keys(row.txn_id):

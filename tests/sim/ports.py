@@ -38,7 +38,13 @@ from anabranch.testing.memory.log import MemoryBrokers, MemoryLog, MemoryProduce
 from anabranch.testing.memory.partition import Partition
 from anabranch.testing.memory.table import MemoryStore, MemoryTable
 from anabranch.testing.memory.trouble import Kind, Trouble, error_of
-from anabranch.topics.names import commands_topic, of_transactions, replies_topic, status_topic
+from anabranch.topics.names import (
+    commands_topic,
+    control_topic,
+    of_transactions,
+    replies_topic,
+    status_topic,
+)
 from tests.sim.faults import Faults, LateEnd
 from tests.sim.groups import Groups
 from tests.sim.ledger import Ledger, Native
@@ -164,7 +170,7 @@ class SimCluster(MemoryBrokers):
         commands = commands_topic(self.ledger.prefix)
         if partition.topic.startswith(commands):
             lane = partition.topic[len(commands) + 1 :] or OPEN_LANE
-            self.ledger.hear(self.world.now, decode_records(data), lane)
+            self.ledger.hear(self.world.now, decode_records(data), lane, partition.partition)
         elif partition.topic.endswith(".journal"):
             self.ledger.hear_plain(offset, decode_records(data))
         return offset
@@ -371,14 +377,20 @@ class SimLog(MemoryLog):
         batches: Sequence[tuple[TopicPartition, bytes]],
         failed: MutableMapping[TopicPartition, LogError],
     ) -> bool:
-        """See `anabranch.ports.Log.send`: answers, which may come late, or twice."""
+        """See `anabranch.ports.Log.send`: answers, and messages to other leaders, which may come late, or twice.
+
+        Messages may be lost, too.
+        """
         self.detail = _kinds([place for place, _ in batches])
         faults, weather = self.sim.faults, self.sim.faults.weather
         sent = []
         for place, data in batches:
-            self._see_answers(place, data)
-            late = faults.strikes(weather.late_command, "late answer")
-            if late or faults.strikes(weather.double_command, "double answer"):
+            what = "message" if place.topic == control_topic(self.sim.ledger.prefix) else "answer"
+            self._see_sent(place, data, what)
+            if what == "message" and faults.strikes(weather.lose_command, "lost message"):
+                continue
+            late = faults.strikes(weather.late_command, f"late {what}")
+            if late or faults.strikes(weather.double_command, f"double {what}"):
                 self.sim.produce_late(place, decode_records(data))
             if self.sim.hands.lacks(self.owner, place):
                 failed[place] = TopicGone(f"there is no topic {place.topic}", place.topic)
@@ -386,11 +398,13 @@ class SimLog(MemoryLog):
                 sent.append((place, data))
         return super().send(sent, failed)
 
-    def _see_answers(self, partition: TopicPartition, data: bytes) -> None:
-        """An answer is of a round that has happened, and comes in the lane that asked, in no other one."""
+    def _see_sent(self, partition: TopicPartition, data: bytes, what: str) -> None:
+        """It is of a round that has happened. An answer comes in the lane that asked, in no other one."""
         ledger = self.sim.ledger
         if self.round not in ledger.happened:
-            self.sim.world.fail("an answer of a round that has not happened")
+            self.sim.world.fail(f"a {what} of a round that has not happened")
+        if what == "message":
+            return
         lane = partition.topic[len(replies_topic(ledger.prefix)) + 1 :] or OPEN_LANE
         for record in decode_records(data):
             asked = ledger.asked.get(record.key or b"")

@@ -104,6 +104,8 @@ class Weather:
     native_timeout_s: float = 10.0
     retention_s: float = 7 * 86_400.0
     control_partitions: int = 1
+    # Scope t is at a control partition of its own, and transactions have streams of both. Never drawn.
+    across: bool = False
     mixed_batches: bool = False  # writers of one client share batches
     small: bool = False  # small limits, so that everything is cut in pieces
     scale_s: float = 0.0  # mean time between the scalings of a client; 0: none

@@ -95,7 +95,7 @@ def take(start: Mapping[str, At], histories: Sequence[Written], limits: Limits) 
         h.stream: List([f for f in h.records if f.offset > start[h.stream].after])
         for h in histories
     }
-    return admit(start, fronts, limits, dict.fromkeys(start, 0))
+    return admit(start, fronts, limits)
 
 
 def drain(histories: Sequence[Written], limits: Limits) -> list[dict[str, At]]:
@@ -192,27 +192,14 @@ def test_what_may_have_siblings_that_are_not_seen_is_left() -> None:
     a.commit(2, {0: 1}, txn=2)
     b.commit(2, {0: 1}, txn=2)
     start = {"s/a": BEGIN, "s/b": BEGIN}
-    together = {"s/a": 0, "s/b": 0, "t/c": 1}
-    blind = admit(
-        start, {"s/a": List(list(a.records)), "s/b": List([], ends=False)}, Limits(), together
-    )
+    blind = admit(start, {"s/a": List(list(a.records)), "s/b": List([], ends=False)}, Limits())
     assert (blind.positions, blind.all) == (start, False)
     # s/b is read beyond what may be taken, which shows that the first commit has no sibling there.
     fronts = {"s/a": List(list(a.records)), "s/b": List(list(b.records), bound=0)}
     fronts["s/a"].bound = a.records[1].offset
-    some = admit(start, fronts, Limits(), together)
+    some = admit(start, fronts, Limits())
     assert some.positions["s/a"] == At(a.records[0].offset, {0: 1})
     assert some.positions["s/b"] == BEGIN
-    # Streams of another control partition wait for none of these.
-    c = Written("t/c")
-    c.commit(9, {0: 1}, txn=3)
-    both = admit(
-        start | {"t/c": BEGIN},
-        {"s/a": List(list(a.records)), "s/b": List([], ends=False), "t/c": List(list(c.records))},
-        Limits(),
-        together,
-    )
-    assert both.positions == start | {"t/c": At(0, {0: 1})}
 
 
 def test_a_micro_batch_has_one_epoch_if_the_limit_says_so() -> None:

@@ -405,7 +405,7 @@ def test_rejected_plain_writes_stay_rejected(shop: Shop) -> None:
     assert shop.client.describe(ORDERS).rejected == {"plain_write": 1}
     shop.client.drop_derivation(ORDERS, "by-city")
     shop.stop_controller()
-    shop._store.restore({})
+    shop._stores[0].restore({})
     shop.start_controller()
     plain_write(shop, ORDERS)
     shop.client.describe(ORDERS)

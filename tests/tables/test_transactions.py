@@ -75,13 +75,13 @@ class Bank(World):
 
         self.rows._shared.session.locked_shot = counted  # type: ignore[assignment,method-assign]
 
-    def start_controller(self) -> None:
+    def start_controller(self, number: int = 0) -> None:
         """Journals are cut, and old runs moved, as soon as there is a little to gain."""
-        log, store = self.cluster.log("controller"), self._store.open("controller")
+        log, store = self.cluster.log("controller"), self._stores[number].open("controller")
         tidy = {"clean_ms": 1, "clean_records": 1, "move_bytes": 20_000}
         settings = Settings(0, 1, "anabranch", reply_partitions=8, trusts_open=True, **tidy)  # type: ignore[arg-type]
-        self.controller = Controller(log, store, self.clock, settings, "test")
-        self.controller.lead()
+        controller = self.controllers[number] = Controller(log, store, self.clock, settings, "test")
+        controller.lead()
 
     def put(self, client: Any, table: str = A, **rows: str) -> None:
         with client.begin("bank") as txn:

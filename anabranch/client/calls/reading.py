@@ -39,7 +39,7 @@ from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.legal_names import check_scope, check_type, split_stream
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.records import ProcessorInput
-from anabranch.reading.history import Start, check_at, check_start
+from anabranch.reading.history import SafeTimeOf, Start, check_at, check_start
 from anabranch.reading.iteration import Readers, check_group
 from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.positions import first_inputs, group_progress
@@ -129,10 +129,15 @@ class Reading:
         need("numpy")
         from anabranch.reading.task_reader import TaskReader
 
-        together = self._session.together(names, readers.ports.clock.monotonic() + readers.timeout)
+        safe = self._safe_time_of(names, readers.ports.clock.monotonic() + readers.timeout)
         return readers.add(
-            TaskReader(readers.ports, names, ownership, timeout, readers.timeout, together)
+            TaskReader(readers.ports, names, ownership, timeout, readers.timeout, safe)
         )
+
+    def _safe_time_of(self, streams: Sequence[str], deadline: float) -> SafeTimeOf:
+        session = self._session
+        apart = len(set(session.control_partitions(streams, deadline).values())) > 1
+        return SafeTimeOf(apart, lambda until: session.instant(streams, None, until))
 
     def decoder(self, stream: Stream[Any, Any]) -> Decoder:
         """The decoder of one reader of a stream."""
@@ -189,9 +194,13 @@ class Reading:
         self, streams: Sequence[str], start: Start, deadline: float
     ) -> tuple[ProcessorInput, ...]:
         """The inputs of a new processor, each with the place where it starts."""
-        readers, together = self.readers(), self._session.together(streams, deadline)
+        readers, safe = self.readers(), self._safe_time_of(streams, deadline)
+        if safe.apart and start == "end":
+            start = safe.ask(deadline)
+        elif safe.apart and start != "begin":
+            start = self._session.instant(streams, check_at(start, "start"), deadline)
         with readers.source() as source:
-            return first_inputs(source, streams, start, readers.timeout, deadline, together)
+            return first_inputs(source, streams, start, readers.timeout, deadline)
 
     def plan(
         self, streams: Streams, at: At, since: At, mode: Mode, timeout: float | None
@@ -204,10 +213,7 @@ class Reading:
         check_since(begin, asked)
         session, deadline = self._session, self._shared.deadline(timeout)
         if mode == "latest":
-            if not session.serves_all(names, deadline):
-                session.check_together(names, deadline)
-            with readers.source() as source:
-                timestamp = newest(source, names, deadline)
+            timestamp = self._latest(names, deadline)
             if asked is not None and asked > timestamp:
                 raise NotReady(
                     f"the histories have commits up to {to_text(timestamp)} only: mode 'snapshot' waits for later "
@@ -215,11 +221,23 @@ class Reading:
                 )
             timestamp = timestamp if asked is None else asked
         else:
-            scope = session.check_together(names, deadline)
-            timestamp = session.instant(scope, asked, deadline)
+            timestamp = session.instant(names, asked, deadline)
         check_since(begin, timestamp)
         with readers.source() as source:
             return take(source, names, timestamp, deadline, begin)
+
+    def _latest(self, names: Sequence[str], deadline: float) -> int:
+        """The time of a snapshot of mode 'latest'.
+
+        The controllers are asked if the newest record does not say up to which time all histories are complete:
+        they belong to several control partitions, or a commit waits for another control partition.
+        """
+        if self._session.serves_all(names, deadline):
+            with self.readers().source() as source:
+                last, is_safe = newest(source, names, deadline)
+            if is_safe:
+                return last
+        return self._session.instant(names, None, deadline)
 
     def timeline(self, txn_id: bytes, timeout: float | None) -> Timeline:
         """The timeline of a transaction."""
@@ -240,7 +258,7 @@ class Reading:
         if check_group(group) is None:
             raise InvalidArgument("progress is of a consumer group: give its name")
         session, deadline = self._session, self._shared.deadline(timeout)
-        safe = session.instant(session.check_together(names, deadline), None, deadline)
+        safe = session.instant(names, None, deadline)
         return group_progress(readers.ports, group, names, safe, readers.timeout)
 
     def replica(
@@ -297,7 +315,6 @@ class Reading:
             check_type("a folder", folder, str, Path)
         self.readers()
         deadline, names = self._shared.deadline(timeout), streams_of(tables)
-        self._session.check_together(names, deadline)
         found = dict(zip(names, self._check_tables(names, deadline), strict=True))
         for made in self._shared.derivations.made_of(found) if derived else ():
             with suppress(UnknownStream):  # it is made later
@@ -469,7 +486,7 @@ class SystemTables:
     ) -> list[CommitRow]:
         scope, slash, _ = of.partition("/")
         # Up to a safe time, the histories have all commits.
-        until = self._session.instant(check_scope(scope), until, deadline)
+        until = self._session.instant([check_scope(scope)], until, deadline)
         if above is not None and above > until:
             raise InvalidArgument(f"start {to_text(above)} is later than {to_text(until)}, the end")
         if slash:
@@ -487,9 +504,8 @@ class SystemTables:
         tables = [
             each.stream for each in found if is_table(each.settings) and each.state != CREATING
         ]
-        for scope, its in groupby(tables, lambda table: table.partition("/")[0]):
+        for _, its in groupby(tables, lambda table: table.partition("/")[0]):
             # `InvalidArgument` if a table was deleted meanwhile.
             with suppress(NotAuthorized, InvalidArgument):
-                safe = self._session.safe_tables(scope, None, list(its), deadline)
-                newest |= {each.table: each.last for each in safe.tables}
+                newest |= self._session.safe_tables(list(its), 0, deadline)[1]
         return newest

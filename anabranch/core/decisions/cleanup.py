@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from anabranch.core import rejections
 from anabranch.core import rows as k
+from anabranch.core.decisions.across import holding
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal_index import Place, Use, uses
 from anabranch.core.journal_runs import StoredRun, moved_run
@@ -79,12 +80,12 @@ def log_epochs_again(turn: Turn) -> None:
         since.put(stream, 0 if due else count)
         if due:
             row = turn.state.streams[stream]
+            at = holding.epoch_time(turn, stream, turn.next_timestamp())
             turn.round.history.append(
                 NewEpoch(
-                    stream, row.stream_epoch, row.reference_epoch, turn.next_timestamp(),
-                    row.segments, again=True,
+                    stream, row.stream_epoch, row.reference_epoch, at, row.segments, again=True
                 )
-            )  # fmt: skip
+            )
 
 
 def _places(turn: Turn) -> Iterator[Place]:

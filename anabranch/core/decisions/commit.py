@@ -17,8 +17,10 @@ from functools import partial
 from anabranch import errors
 from anabranch.core import parts, work
 from anabranch.core import rows as k
+from anabranch.core.across.coordinator import Step
 from anabranch.core.authorize import check_writes
 from anabranch.core.decisions import claims, one_shot, positions, prepared
+from anabranch.core.decisions.across import coordinating, holding
 from anabranch.core.decisions.merge import merge_decided
 from anabranch.core.decisions.transactions import (
     abort_txn,
@@ -31,6 +33,7 @@ from anabranch.core.decisions.turn import Turn, is_finished, refuse
 from anabranch.core.decisions.writers import (
     check_receipts,
     choose_writers,
+    receipts_here,
     take_exactly,
     writers_text,
 )
@@ -143,10 +146,27 @@ def _log_pending(
     )
     conflicts.put_validated(turn, txn_id, validated)
     turn.put(k.pending_key(txn_id), pending)
+    if txn.partitions:
+        turn.across.exactly.put(txn_id, command.receipts is not None)
 
 
 def _check_level(turn: Turn, request: _Request) -> None:
     parts.check_level(turn, request.command, request.txn.row.txn_id)
+
+
+def _check_across(turn: Turn, request: _Request) -> None:
+    """Refuse what transactions over several control partitions can't do yet."""
+    txn, command = request.txn, request.command
+    if not txn.partitions:
+        return
+    has_locks = turn.state.locks.of(txn.row.txn_id).rows
+    for what, there in (
+        ("a prepare", command.prepare), ("positions", command.consumed), ("locks", has_locks),
+    ):  # fmt: skip
+        if there:
+            raise errors.CrossScope(
+                f"{what} in a transaction over several control partitions: that is not built yet"
+            )
 
 
 def _check_rights(turn: Turn, request: _Request) -> None:
@@ -205,6 +225,7 @@ def _check_locks(turn: Turn, request: _Request) -> None:
 # The checks of a commit, in their order; a new check is one more entry. The checks put no row.
 CHECKS: tuple[Callable[[Turn, _Request], None], ...] = (
     _check_level,
+    _check_across,
     _check_rights,
     _check_positions,
     _check_claim,
@@ -360,7 +381,10 @@ def advance_commits(turn: Turn) -> None:
         if txn is not None and txn.pending is not None and not txn.pending.decided:
             before, since = turn.puts, turn.work
             try:
-                _try_decide(turn, txn_id, txn, txn.pending)
+                if txn.partitions:
+                    _coordinate(turn, txn_id, txn, txn.pending)
+                else:
+                    _try_decide(turn, txn_id, txn, txn.pending)
             except (errors.FixCallError, errors.RetryError) as error:
                 # This concerns one commit alone: the leader continues.
                 check(turn.puts == before, f"a commit that failed changed something: {error}")
@@ -373,6 +397,8 @@ def _can_merge(turn: Turn, txn_id: bytes) -> bool:
     txn = turn.state.open[txn_id]
     pending = txn.pending
     if pending is None or not pending.decided or txn_id in turn.newly_committing:
+        return False
+    if txn.votes is not None and txn.votes.own_merged:
         return False
     needed = prepared.needed(turn.state, pending)
     place = turn.index.lacking(needed, txn if pending.prepare is None else None)
@@ -393,6 +419,8 @@ def next_due_ms(
     for txn_id in state.committing:
         txn = state.open[txn_id]
         pending = txn.pending
+        if txn.votes is not None and txn.votes.own_merged:
+            continue  # it waits for its participants
         if pending is not None and pending.decided:
             needed = prepared.needed(state, pending)
             if index.covers(needed, txn if pending.prepare is None else None):
@@ -403,10 +431,10 @@ def next_due_ms(
     return min(due, default=None)
 
 
-def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommitRow) -> None:
-    late = turn.wall_ms >= pending.deadline_ms
-    ending = parts.Ending(
-        txn_id=txn_id,
+def ending_of(txn: OpenTxn, pending: r.PendingCommitRow, *, late: bool = False) -> parts.Ending:
+    """A commit through journals while it is decided. ``late``: whether its deadline has passed."""
+    return parts.Ending(
+        txn_id=txn.row.txn_id,
         scope=txn.row.scope,
         owner=txn.row.owner,
         named=txn.row.name,
@@ -418,6 +446,60 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommi
         writes=partial(_writes_in_journals, pending),
         pending=pending,
     )
+
+
+def _coordinate(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommitRow) -> None:
+    """Take the next step of a commit over several control partitions. Its part here votes last, with the decision.
+
+    The others are asked when the journals here are read up to the receipts, so that they hold nothing meanwhile.
+    """
+    missing = coordinating.missing_text(turn, txn) if turn.wall_ms >= pending.deadline_ms else ""
+    if missing:
+        end_pending(turn, txn_id, errors.NotReady(f"{missing}; the transaction is still open"))
+        turn.hear(txn_id)
+    elif coordinating.has_asked(txn):
+        step = coordinating.next_step(turn, txn_id)
+        if step is Step.DECIDE:
+            _try_decide(turn, txn_id, txn, pending)
+            if txn.row.state == "OPEN" and txn.pending is not None:
+                coordinating.hold_nothing(turn, txn_id)  # its part here has to wait
+        else:
+            coordinating.carry_out(turn, txn_id, step)
+    elif coordinating.may_ask(turn, txn_id) and turn.index.covers(
+        receipts_here(txn, pending.writers)
+    ):
+        coordinating.ask(turn, txn_id, "TIMESTAMP")
+
+
+def _decide_everywhere(
+    turn: Turn, txn: OpenTxn, pending: r.PendingCommitRow, ending: parts.Ending
+) -> None:
+    """Log that a transaction commits at all its participants, and merge its part here if that can be done now."""
+    txn_id, weighed = txn.row.txn_id, ending.weighed
+    check(weighed is not None, "a commit is decided whose journals were not weighed")
+    parts.hold(turn, ending)
+    at = coordinating.decide(turn, txn_id)
+    changes = dict(ending.gains)
+    if weighed is not None:
+        changes |= {"committed": weighed.committed, "left_out": weighed.left_out}
+    row = turn.move(txn.row, "begin_commit", **changes)
+    row = turn.move(row, "begin_finalize", commit_timestamp=at)
+    turn.put(k.txn_key(txn_id), row)
+    take_exactly(turn, txn, pending.writers)
+    # There is no way back, so it ends as prepared ones do, also if a stream is lost.
+    here = receipts_here(txn, pending.writers)
+    decided = replace(pending, decided=True, writers=here, prepare=coordinating.ELSEWHERE)
+    turn.put(k.pending_key(txn_id), decided)
+    holding.put_entry(turn, txn_id)
+    for stream, epoch in sorted(txn.participants.items()):
+        journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
+    answer_decided(turn, row)
+    merge_decided(turn, [txn_id])
+
+
+def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommitRow) -> None:
+    late = turn.wall_ms >= pending.deadline_ms
+    ending = ending_of(txn, pending, late=late)
     try:
         may = parts.check(turn, ending)
     except (errors.OwnershipLost, errors.UnknownProcessor) as lost:
@@ -429,7 +511,9 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommi
             end_pending(turn, txn_id, error)
             turn.hear(txn_id)  # the keepalive, which stops while a commit is pending, starts again
     else:
-        if may:
+        if may and txn.partitions:
+            _decide_everywhere(turn, txn, pending, ending)
+        elif may:
             _decide(turn, txn, pending, ending)
         elif ending.instead is not None:
             _yield_to(turn, txn_id, ending.instead)
@@ -450,13 +534,14 @@ def _check_events(
     txn: OpenTxn, pending: r.PendingCommitRow, late: bool, turn: Turn, ending: parts.Ending
 ) -> None:
     """Check what the journals show of a commit. ``late``: whether its deadline has passed."""
-    if not late and not turn.index.covers(pending.writers, txn):
+    writers = receipts_here(txn, pending.writers)
+    if not late and not turn.index.covers(writers, txn):
         raise errors.ReceiptsNotCovered("the usual wait")
     gone = [s for s in sorted(txn.participants) if not turn.usable(s)]
     if gone:
         why = turn.memory.waiting.get(gone[0], "it is lost")
         raise errors.NotReady(f"{gone[0]} waits: {why}; the transaction is still open")
-    weighed = ending.weighed = turn.index.weigh(turn.state, txn.row.txn_id, pending.writers)
+    weighed = ending.weighed = turn.index.weigh(turn.state, txn.row.txn_id, writers)
     if not weighed.covered:
         raise errors.ReceiptsNotCovered(
             "the journal did not show all that the receipts claim before the deadline; the transaction "

@@ -22,9 +22,10 @@ from anabranch.core.decisions import (
     transactions,
     writers,
 )
+from anabranch.core.decisions.across import holding, receiving
 from anabranch.core.decisions.times import check_waits, observed
 from anabranch.core.decisions.turn import Turn, attempt
-from anabranch.core.locks import registering, row_turns
+from anabranch.core.locks import registering, row_turns, segment_locks
 from anabranch.core.round import ReplyTo
 from anabranch.errors import AnabranchError, MalformedRecord, check
 from anabranch.protocol.schemas import records as r
@@ -43,7 +44,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.PublishBase: bases.publish_base,
     r.Scale: scale.scale,
     r.Begin: transactions.begin,
-    r.Touch: transactions.touch,
+    r.Touch: segment_locks.touch_locked,
     r.Register: writers.register,
     r.Heartbeat: transactions.heartbeat,
     r.Abort: transactions.abort,
@@ -131,9 +132,16 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
     ``judge_silence``: whether `LeaderMemory.lanes` is up to date, so that silent transactions can be aborted
     without missing an unread heartbeat. Returns the new `Turn.expired_ms`, or None if that does not change.
     """
+    if turn.holds.in_use:
+        holding.give_back(turn)
     # Plain writes go to the active layouts, so they come before rolling commits change a stream's layout.
     merge.commit_plain(turn)
     commit.advance_commits(turn)
+    if turn.holds.in_use:
+        _decide_shots(turn)
+    if turn.holds.freed:
+        holding.look_again(turn)
+    receiving.advance(turn)
     row_turns.advance(turn)
     is_check_due = turn.now_ms >= turn.keepalives.next_check_ms
     if is_check_due:
@@ -146,6 +154,15 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
     horizon = transactions.forget_outcomes(turn, most) if most else None
     if is_check_due:
         transactions.abort_old(turn)
+        segment_locks.abort_long(turn)
         transactions.forget_audit(turn)
         cleanup.clean_up(turn)
+    segment_locks.advance(turn)  # after all that ends transactions
     return horizon
+
+
+def _decide_shots(turn: Turn) -> None:
+    """Decide the one-shots again that have waited for a hold."""
+    for shot in holding.shots_to_decide(turn):
+        turn.lane, turn.seen, turn.command_bytes = shot.lane, shot.seen, shot.size
+        decide(turn, shot.command, shot.to)

@@ -23,6 +23,7 @@ from anabranch.core import rows as k
 from anabranch.core import segments as seg
 from anabranch.core import work
 from anabranch.core.decisions import positions
+from anabranch.core.decisions.across import holding
 from anabranch.core.decisions.prepared import leave_out_lost
 from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decisions.transactions import (
@@ -45,6 +46,7 @@ from anabranch.core.state import OpenTxn
 from anabranch.errors import ReservedByPrepared, check
 from anabranch.protocol.ids import NO_TXN, segment_number
 from anabranch.protocol.legal_names import is_state
+from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.records import (
     Extent,
     JournalOp,
@@ -121,17 +123,17 @@ class _Layouts:
 
     def switch(
         self, stream: str, reference_epoch: int, segments: tuple[SegmentRange, ...],
-        starts: dict[int, int],
+        starts: dict[int, int], at: int,
     ) -> None:  # fmt: skip
-        """Seal the current segments and open these instead. ``starts``: partition -> first offset."""
+        """Seal the current segments and open these instead.
+
+        ``starts``: partition -> first offset. ``at``: the timestamp of the EPOCH record.
+        """
         before = self.of(stream)
         epoch = before.stream_epoch + 1
         self.turn.round.history.append(
-            NewEpoch(
-                stream, epoch, reference_epoch, self.turn.next_timestamp(), segments,
-                before.segments, starts,
-            )
-        )  # fmt: skip
+            NewEpoch(stream, epoch, reference_epoch, at, segments, before.segments, starts)
+        )
         self.rolled[stream] = _Current(epoch, reference_epoch, segments)
 
     def close(self) -> None:
@@ -140,7 +142,8 @@ class _Layouts:
         for stream, current in list(self.rolled.items()):
             row = turn.state.streams[stream]
             segments = duplicate_active(row, current.stream_epoch + 1)
-            self.switch(stream, row.reference_epoch, segments, {})
+            at = holding.epoch_time(turn, stream, turn.next_timestamp())
+            self.switch(stream, row.reference_epoch, segments, {}, at)
             epoch = self.rolled[stream].stream_epoch
             turn.put(k.stream_key(stream), replace(row, stream_epoch=epoch, segments=segments))
             turn.merging.may_roll_ms.put(stream, turn.now_ms + turn.settings.collate_ms)
@@ -161,7 +164,10 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
     sizes = {False: min(turn.plain_bytes, share // 2), True: 0}  # by whether they roll
     # With a limit, the oldest commits come first: newer commits must not delay them again and again.
     order = _order if limit is None else _oldest_first
-    for plan in sorted(plans, key=lambda plan: order(turn, plan)):
+    ordered = sorted(plans, key=lambda plan: order(turn, plan))
+    if turn.holds.in_use:
+        ordered.sort(key=lambda plan: holding.place_of(turn, plan.txn_id))
+    for plan in ordered:
         if limit is not None and merged >= limit:
             break
         rolls = bool(_rolled(turn, plan))
@@ -170,6 +176,8 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
             _wait(turn, plan.txn_id, RECHECK_MS, "validation")
         elif _waits_for_locks(turn, plan.txn_id, _breaks_frozen(turn, plan)):
             pass
+        elif turn.holds.in_use and (on := holding.blocks(turn, plan.txn_id)) is not None:
+            _wait(turn, plan.txn_id, RECHECK_MS, "hold", on)
         elif sizes[rolls] < share and _merge(turn, layouts, plan):
             merged += 1
             sizes[rolls] += plan.state if plan.staged else plan.size
@@ -188,7 +196,8 @@ def _waits_for_locks(turn: Turn, txn_id: bytes, refused: frozen.Refused | None) 
 
     If it has waited for a prepared transaction for too long, the commit is aborted.
     """
-    if isinstance(refused, ReservedByPrepared):
+    is_final = bool(turn.open(txn_id).row.commit_timestamp)  # decided with other control partitions
+    if isinstance(refused, ReservedByPrepared) and not is_final:
         answer_pending(turn, txn_id, refuse(refused))
         abort_txn(turn, txn_id, str(refused))
     elif refused is not None:
@@ -238,7 +247,12 @@ def plan_of(
 def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     """The plan of a transaction that can be merged in this round; None if it waits, with its reason noted."""
     wait = turn.merging.waits.get(txn_id, None)
-    if wait is not None and wait.until_ms > turn.now_ms:
+    # A held commit may be free since an earlier step of this turn.
+    if (
+        wait is not None
+        and wait.until_ms > turn.now_ms
+        and (wait.why != "hold" or holding.waits_still(turn, txn_id))
+    ):
         return None
     txn = turn.open(txn_id)
     stream = unusable(turn.state, turn.memory.waiting, txn)
@@ -323,12 +337,14 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
     if switches is None:
         return False
     txn = turn.open(plan.txn_id)
+    at = txn.row.commit_timestamp or (holding.taken(turn, plan.txn_id) if turn.holds.in_use else 0)
     for target, places, starts in switches:
         epoch = layouts.of(target.stream).stream_epoch + 1
         origin = turn.state.layout(target.stream, target.reference_epoch)
         duplicate = seg.duplicate(origin, epoch, places)
-        layouts.switch(target.stream, target.reference_epoch, duplicate, starts)
-    timestamp = turn.next_timestamp()
+        opened = at or turn.next_timestamp()
+        layouts.switch(target.stream, target.reference_epoch, duplicate, starts, opened)
+    timestamp = at or turn.next_timestamp()
     for target in plan.targets:
         current = layouts.of(target.stream)
         parts = tuple(_part(txn, plan, current, target.stream, source) for source in target.sources)
@@ -341,6 +357,9 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
         op = JournalOp("FINALIZE_COMMIT", plan.txn_id, target.reference_epoch, timestamp)
         journal_op(turn, target.stream, op)
     row = turn.move(txn.row, "begin_finalize", commit_timestamp=timestamp)
+    if txn.votes is not None:
+        _own_merged(turn, txn, row, txn.votes)
+        return True
     row = turn.move(row, "finalize_commit", finished_ms=turn.wall_ms, rejected=turn.rejected(row))
     positions.merged(turn, txn, row)
     waiting = end_pending(turn, plan.txn_id, None)
@@ -350,6 +369,15 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
         for to in waiting:
             turn.reply(to, outcome)
     return True
+
+
+def _own_merged(turn: Turn, txn: OpenTxn, row: r.TxnRow, votes: r.VotesRow) -> None:
+    """Log that the coordinator's own part is merged. COMMITTED is logged when all participants are done (O2)."""
+    turn.put(k.txn_key(row.txn_id), row)
+    turn.put(k.votes_key(row.txn_id), replace(votes, own_merged=True))
+    positions.merged(turn, txn, row)
+    turn.merging.waits.put(row.txn_id, None)
+    holding.put_entry(turn, row.txn_id)
 
 
 def _switches(
@@ -499,18 +527,26 @@ def commit_plain(turn: Turn) -> None:
     """
     if turn.plain_waits:
         return
-    waiting = [place for place in turn.index.plain_waiting(turn.state) if turn.usable(place[0])]
+    waiting = [
+        place
+        for place in turn.index.plain_waiting(turn.state)
+        if turn.usable(place[0]) and place[0] not in turn.state.locked
+    ]
+    times: Mapping[str, int] = {}
+    if waiting and turn.holds.in_use:
+        times = holding.plain_times(turn, [stream for stream, _ in waiting])
+        waiting = [place for place in waiting if place[0] in times]
     if not waiting:
         return
     if turn.merge_limit is not None:
         # The broker refused something: commit one run at a time to find it.
-        _commit(turn, _taken(turn, waiting, 1, 1))
+        _commit(turn, _taken(turn, waiting, 1, 1), times)
         turn.merge_limit = 0
         return
     budget = turn.round_bytes
     if turn.state.committing:
         budget //= 2
-    _commit(turn, _taken(turn, waiting, budget, budget // len(waiting)))
+    _commit(turn, _taken(turn, waiting, budget, budget // len(waiting)), times)
 
 
 def _taken(
@@ -556,7 +592,10 @@ def _written_plainly(turn: Turn, place: tuple[str, int], run: StoredRun) -> dict
     return {stream: conflicts.written(turn, step, [(partition, (run,))])}
 
 
-def _commit(turn: Turn, taken: dict[tuple[str, int], list[StoredRun]]) -> None:
+def _commit(
+    turn: Turn, taken: dict[tuple[str, int], list[StoredRun]], times: Mapping[str, int]
+) -> None:
+    """Put these runs into the round. ``times``: by stream, the timestamps that differ from a new one."""
     by_stream: dict[str, list[PlainWrites]] = {}
     for (stream, partition), runs in taken.items():
         by_stream.setdefault(stream, []).append(PlainWrites(partition, tuple(runs)))
@@ -568,7 +607,7 @@ def _commit(turn: Turn, taken: dict[tuple[str, int], list[StoredRun]]) -> None:
                 NO_TXN,
                 stream,
                 row.stream_epoch,
-                turn.next_timestamp(),
+                times.get(stream) or turn.next_timestamp(),
                 tuple(Part(s.segment_id, s.partition) for s in row.segments),
                 tuple(sorted(writes)),
                 row.segments,

@@ -17,6 +17,7 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import check_right, writing
 from anabranch.core.command_events import CommandEvents, EventRun, SomeEvents
 from anabranch.core.decisions import claims, positions, prepared
+from anabranch.core.decisions.across import holding
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import (
     check_id_partition,
@@ -28,7 +29,7 @@ from anabranch.core.decisions.transactions import (
     finish,
 )
 from anabranch.core.decisions.turn import Turn, refuse
-from anabranch.core.locks import conflicts, frozen, row_changes, row_turns
+from anabranch.core.locks import conflicts, frozen, locked_segments, row_changes, row_turns
 from anabranch.core.locks.lock_table import bytes_of
 from anabranch.core.locks.row_changes import Placed
 from anabranch.core.locks.table_writes import Write
@@ -40,7 +41,7 @@ from anabranch.core.stream_states import RECOVERING, state_of
 from anabranch.core.transaction_states import born
 from anabranch.errors import check
 from anabranch.protocol import limits
-from anabranch.protocol.ids import is_marked
+from anabranch.protocol.ids import is_marked, segment_number
 from anabranch.protocol.legal_names import check_name, is_state
 from anabranch.protocol.limits import NO_TIME, RESERVED
 from anabranch.protocol.partitioner import place_of
@@ -87,8 +88,11 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     if to is not None and (advice := row_turns.advice(turn, command)) is not None:
         turn.reply(to, advice)
         return
+    at = None
+    if turn.holds.in_use and (at := holding.admit(turn, command, to, ending.placed)) is None:
+        return
     parts.hold(turn, ending)
-    timestamp = _append_all(turn, command, ending)
+    timestamp = _append_all(turn, command, ending, at)
     if command.turn_to is not None:
         row_turns.pass_on(turn, command, command.turn_to)
     committed = _count(command)
@@ -117,12 +121,12 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     turn.reply(to, outcome)
 
 
-def _append_all(turn: Turn, command: r.OneShot, ending: parts.Ending) -> int:
-    """Put the events and changes of a one-shot into the round. Returns their commit timestamp."""
+def _append_all(turn: Turn, command: r.OneShot, ending: parts.Ending, at: int | None) -> int:
+    """Put the events and changes of a one-shot into the round. Returns their commit timestamp (None: a new one)."""
     if not command.changes:
-        return _append(turn, command.txn_id, ending.placed)
+        return _append(turn, command.txn_id, ending.placed, at)
     placed = row_changes.filled(command, ending.values, ending.placed)
-    timestamp = _append(turn, command.txn_id, placed)
+    timestamp = _append(turn, command.txn_id, placed, at)
     row_changes.keep(turn, command, ending.values, timestamp)
     return timestamp
 
@@ -259,7 +263,9 @@ def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> 
     turn.put(k.txn_key(command.txn_id), row)
     for stream in sorted(ending.placed):
         epoch = turn.state.streams[stream].reference_epoch
-        turn.put(k.participant_key(command.txn_id, stream), r.ParticipantRow(stream, epoch))
+        segments = [segment_number(its.segment_id) for its, _ in ending.placed[stream]]
+        its = locked_segments.participant(turn, stream, epoch, segments)
+        turn.put(k.participant_key(command.txn_id, stream), its)
     if to is not None:
         kept = turn.state.prepared_row(command.txn_id)
         turn.reply(to, turn.outcome(row, full=False, prepared=kept))
@@ -300,6 +306,7 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
     kept_there = {s: its for s, its in events.by_stream().items() if s not in gone}
     placed = _spread(turn, events, kept_there, [s for s in kept_there if is_state(s)])
     frozen.check_free(turn, txn_id, lambda: _writes(turn, placed))
+    holding.check_free(turn, txn_id, placed)
     if gone:
         left_out = sum(len(its) for s, its in events.by_stream().items() if s in gone)
         row = prepared.without(row, left_out, gone)
@@ -358,9 +365,9 @@ def _size_of(event: r.Event) -> int:
     return size + sum(len(name) + len(content or b"") for name, content in event.headers)
 
 
-def _append(turn: Turn, txn_id: bytes, placed: Placed) -> int:
-    """Put the events of a one-shot into the round. Returns their commit timestamp."""
-    timestamp = turn.next_timestamp()
+def _append(turn: Turn, txn_id: bytes, placed: Placed, at: int | None = None) -> int:
+    """Put the events of a one-shot into the round. Returns their commit timestamp: ``at``, or a new one."""
+    timestamp = turn.next_timestamp() if at is None else at
     for stream, by_segment in placed.items():
         parts = tuple(
             [

@@ -15,6 +15,7 @@ from typing import TypeVar
 from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.authorize import EVERYWHERE, Right, check_writes, operates, rights_of, sees
+from anabranch.core.decisions.across import coordinating, holding
 from anabranch.core.decisions.prepared import proves
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import check_id_partition, named_by
@@ -22,7 +23,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.decisions.writers import label_of
 from anabranch.core.journal_index import segment_on
 from anabranch.core.journal_runs import wanted_runs
-from anabranch.core.locks import conflicts, frozen
+from anabranch.core.locks import conflicts, frozen, locked_segments
 from anabranch.core.memory import Who, wait_text, way_to_end
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, Ordered
@@ -165,6 +166,8 @@ def open_info(turn: Turn, row: r.TxnRow, *, full: bool, after: bytes | None = No
         journals=_kept_for(turn, row.txn_id) if full else {},
         waits=_waits_for(turn, row.txn_id),
         ends=way_to_end(turn.state, row.txn_id),
+        locked_segments=locked_segments.locked_by(turn, row.txn_id),
+        asks=locked_segments.asked_by(turn, row.txn_id),
     )
 
 
@@ -179,9 +182,9 @@ def _kept_for(turn: Turn, txn_id: bytes) -> dict[str, int]:
 
 
 def _waits_for(turn: Turn, txn_id: bytes) -> r.WaitInfo | None:
-    wait = turn.wait_of(txn_id)
+    wait, txn = turn.wait_of(txn_id), turn.state.open.get(txn_id)
     if wait is None:
-        return None
+        return coordinating.waits_for(turn, txn) if txn is not None and txn.partitions else None
     age_ms = -1 if wait.since_ms < 0 else max(0, turn.now_ms - wait.since_ms)
     on = wait.on if wait.on in turn.state.streams else ""
     return r.WaitInfo(wait.why, on, limits.cut(wait_text(turn.memory, wait)), age_ms)
@@ -301,7 +304,7 @@ def list_runs(turn: Turn, command: r.ListRuns, to: ReplyTo | None) -> None:
 
     `NotReady` until the journals are indexed up to all wanted offsets: before, it is not known which are rejected.
     """
-    row = turn.transaction(command.token, Rights.WRITE | SEE)
+    row = turn.transaction(command.token, Rights.WRITE | SEE, anywhere=turn.settings.across)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
     check_writes(turn.state, row, (command.stream,))
     epoch = turn.open(row.txn_id).participants.get(command.stream)
@@ -354,12 +357,22 @@ def safe_time(turn: Turn, command: r.SafeTime, to: ReplyTo | None) -> None:
     that hybrid time has reached the timestamp in the round of the answer. The question itself never moves hybrid
     time beyond the clock, because all later commits would be dated ahead; the times that its sender has seen may
     move it (`times`).
+
+    While a commit at or before the timestamp is left to be merged into one of ``command.streams``, the answer fixes
+    the time, and says that it is not safe yet: the sender asks again for this time (H5).
     """
     check_served(turn, command.scope)
     for table in command.tables:
         conflicts.check_table(turn, table)
     at = make_safe(turn, command.at)
-    turn.reply(to, r.SafeTimeReply(command.scope, at, conflicts.table_times(turn, command.tables)))
+    safe = holding.is_safe(turn, at, command.streams)
+    if not safe and not command.streams:
+        raise NotReady(
+            f"the time {hybrid_time.to_text(at)} is not safe yet, because a transaction across control partitions "
+            "is not decided: ask again"
+        )
+    tables = conflicts.table_times(turn, command.tables, at)
+    turn.reply(to, r.SafeTimeReply(command.scope, at, tables, safe))
 
 
 def make_safe(turn: Turn, at: int | None) -> int:

@@ -30,6 +30,7 @@ from anabranch.core import rows as k
 from anabranch.core import segments as seg
 from anabranch.core import work
 from anabranch.core.authorize import Right, rights_of
+from anabranch.core.decisions.across import holding
 from anabranch.core.decisions.quotas import partitions_of
 from anabranch.core.decisions.scopes import active_stream, check_room, stream_info
 from anabranch.core.decisions.times import check_informed, is_repeated, note_change
@@ -219,6 +220,7 @@ def _perform(turn: Turn, row: r.StreamRow, scaling: r.Scaling) -> bool:
     turn.put(k.epoch_key(row.stream, epoch), r.EpochRow(row.stream, epoch, layout))
     drop_epoch(turn, row.stream, former)
     at = note_change(turn, k.segments_key(row.stream), asked_by)
+    at = holding.epoch_time(turn, row.stream, at)
     turn.round.history.append(NewEpoch(row.stream, epoch, epoch, at, layout, sealed))
     turn.reply(asked_by, r.StreamList((stream_info(turn, scaled),)))
     return True

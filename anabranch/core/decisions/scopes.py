@@ -19,6 +19,7 @@ from anabranch.core.authorize import CREATORS, EVERYWHERE, Right, of_scope, righ
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal_runs import REFUSED
+from anabranch.core.locks import locked_segments
 from anabranch.core.round import ReplyTo
 from anabranch.core.stream_settings import (
     DEFAULT_VERSIONS_MS,
@@ -108,7 +109,7 @@ def find_scope(turn: Turn, command: r.FindScope, to: ReplyTo | None) -> None:
     served = turn.state.scopes[scope]
     if command.create and served != DIRECTORY:
         # The message is sent for an existing scope, too: retention may have deleted the first message unread.
-        turn.round.commands.append((served, r.AdoptScope(scope, _creator(turn, scope))))
+        turn.send(served, r.AdoptScope(scope, _creator(turn, scope)), None)
     turn.reply(to, r.ScopeInfo(scope, served))
 
 
@@ -366,6 +367,7 @@ def stream_info(turn: Turn, row: r.StreamRow, *, full: bool = False) -> r.Stream
         oldest_snapshot=oldest_snapshot(turn, row),
         blockers=blockers_of(turn, row.stream, _promised_of(turn, row)) if full else (),
         description=row.description,
+        locked_segments=locked_segments.locked_in(turn, row.stream) if full else (),
     )
 
 

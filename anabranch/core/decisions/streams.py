@@ -19,6 +19,7 @@ from anabranch import errors
 from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.authorize import Right, rights_of, table_of
+from anabranch.core.decisions.across import holding
 from anabranch.core.decisions.positions import processor_of
 from anabranch.core.decisions.questions import make_safe
 from anabranch.core.decisions.scale import asked, asker
@@ -43,6 +44,7 @@ from anabranch.core.derivations import (
     resolved,
     source_of,
 )
+from anabranch.core.locks import locked_segments
 from anabranch.core.memory import way_to_end
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.core.segments import create
@@ -51,6 +53,7 @@ from anabranch.core.stream_settings import (
     BASE,
     DERIVE,
     DERIVED,
+    EXCLUSIVE,
     FIXED,
     KNOWN,
     PROCESSOR,
@@ -122,6 +125,8 @@ def create_stream(turn: Turn, command: r.CreateStream, to: ReplyTo | None) -> No
     check_served(turn, scope)
     even_ranges(command.segments)  # raises for an impossible count
     check_settings(command.settings)
+    if EXCLUSIVE in command.settings:
+        turn.state.check_enabled(locked_segments.LEVEL, "an exclusive stream")
     _check_derived(turn, command)
     limits.DESCRIPTION.check(len(command.description), f"the description of {command.stream}")
     _check_state(turn, command)
@@ -570,6 +575,8 @@ def truncate_stream(turn: Turn, command: r.TruncateStream, to: ReplyTo | None) -
             f"{command.stream} has the base of table {table}: compact that again instead"
         )
     until = make_safe(turn, command.until)
+    if not holding.is_safe(turn, until, (command.stream,)):
+        raise errors.NotReady(holding.NOT_READY)
     admit_change(turn, k.stream_key(row.stream), to)
     turn.audit_later(command, row.stream, f"{command.stream} up to {until}, {to_text(until)}")
     begin_change(turn, row, change_of(row, until), to)

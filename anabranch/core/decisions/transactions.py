@@ -241,12 +241,13 @@ def touch(turn: Turn, command: r.Touch, to: ReplyTo | None) -> None:
 
     The first touch of a stream pins its reference epoch for all writers of the transaction.
     """
-    row = turn.transaction(command.token, Rights.WRITE)
+    row = turn.transaction(command.token, Rights.WRITE, anywhere=turn.settings.across)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
     turn.hear(row.txn_id)  # its client is alive, even if the touch is refused
     if row.broken is not None:
         raise locks_broken(row.broken)
-    check_same_partition(turn, command.stream, row.scope)
+    if row.txn_id not in turn.state.promised:
+        check_same_partition(turn, command.stream, row.scope)
     check_writes(turn.state, row, (command.stream,))
     derivations.check(turn.state, command.stream, command.derivations)
     if is_state(command.stream) and row.consumes is None:
@@ -267,12 +268,21 @@ def touch(turn: Turn, command: r.Touch, to: ReplyTo | None) -> None:
         journal_op(turn, command.stream, r.JournalOp("BEGIN_TXN", row.txn_id, epoch, 0))
     if begins:
         put_receipt(turn, receipt, turn.lane)
-    pinned = txn.participants[command.stream]
-    layout, is_table = (
-        turn.state.layout(command.stream, pinned),
-        command.stream in turn.state.tables,
+    turn.reply(to, touched(turn, row.txn_id, command.stream))
+
+
+def touched(turn: Turn, txn_id: bytes, stream: str) -> r.Touched:
+    """The answer to a touch: where the transaction writes, and what it has locked."""
+    pinned, state = turn.open(txn_id).participants[stream], turn.state
+    row = state.locked.get(stream, {}).get(txn_id)
+    return r.Touched(
+        stream,
+        pinned,
+        state.layout(stream, pinned),
+        stream in state.tables,
+        stream in state.exclusive,
+        () if row is None else row.locked,
     )
-    turn.reply(to, r.Touched(command.stream, pinned, layout, is_table))
 
 
 def check_same_partition(turn: Turn, stream: str, scope: str) -> None:
@@ -341,6 +351,8 @@ def abort(turn: Turn, command: r.Abort, to: ReplyTo | None) -> None:
 def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort") -> None:
     """Abort an open transaction by a legal ``op``, and answer the askers of its commit."""
     txn = turn.open(txn_id)
+    if txn.row.state == "ABORT_IN_PROGRESS":
+        return  # its participants follow
     check(
         txn.pending is not None or not _is_held(txn),
         "a decided commit lost the row that says what to give back",
@@ -348,7 +360,9 @@ def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort")
     reason = limits.cut(reason)
     row = turn.move(txn.row, op, reason=reason, finished_ms=turn.wall_ms)
     rejected = turn.rejected(txn.row)
-    row = turn.move(row, "finalize_abort", rejected=rejected, committed=0, left_out=0)
+    row = row._replace(rejected=rejected, committed=0, left_out=0)
+    if not txn.partitions:
+        row = turn.move(row, "finalize_abort")
     for stream, epoch in sorted(txn.participants.items()):
         journal_op(turn, stream, r.JournalOp("ABORT_TXN", txn_id, epoch, 0))
     for give_back in GIVE_BACK:
@@ -359,7 +373,12 @@ def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort")
         )
     for to in end_pending(turn, txn_id, None):
         turn.reply(to, turn.outcome(row, lane=to.lane))
-    finish(turn, row)
+    if txn.partitions:
+        turn.put(
+            k.txn_key(txn_id), row
+        )  # ABORTED when all participants are (`core.decisions.across`)
+    else:
+        finish(turn, row)
 
 
 def _is_held(txn: OpenTxn) -> bool:
@@ -431,6 +450,8 @@ def finish(turn: Turn, row: r.TxnRow) -> None:
     turn.put(k.txn_key(row.txn_id), row)
     for stream, epoch in txn.participants.items():
         drop_epoch(turn, stream, epoch)
+    if turn.holds.in_use:
+        turn.holds.give_up(row.txn_id)
     turn.ended.append(row.txn_id)
 
 
@@ -512,7 +533,8 @@ def silent_lanes(state: State, keepalives: Keepalives, now_ms: int) -> set[str]:
 def _seems_stale(txn: OpenTxn, keepalives: Keepalives, now_ms: int) -> bool:
     """Whether an open transaction without a received commit has been silent for longer than its keepalive."""
     silent_ms = now_ms - keepalives.last(txn.row.txn_id)
-    return silent_ms > txn.row.keepalive_ms and txn.row.state == "OPEN" and txn.pending is None
+    may_expire = txn.row.state == "OPEN" and txn.pending is None and txn.promised is None
+    return silent_ms > txn.row.keepalive_ms and may_expire
 
 
 def _heartbeats_of(txn: OpenTxn, keepalives: Keepalives) -> set[str]:
@@ -560,7 +582,7 @@ def abort_old(turn: Turn) -> None:
     """Abort open transactions whose snapshots are older than their lanes' quota: tables stay readable for them."""
     for txn_id in sorted(turn.state.locks.named):
         txn = turn.open(txn_id)
-        if txn.row.state != "OPEN" or txn.pending is not None:
+        if txn.row.state != "OPEN" or txn.pending is not None or txn.promised is not None:
             continue
         try:
             quotas.check_snapshot(turn, txn.row.owner, txn.row.snapshot)

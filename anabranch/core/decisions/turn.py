@@ -16,10 +16,12 @@ from typing import Any
 from anabranch import errors
 from anabranch.core import rows as k
 from anabranch.core import work
+from anabranch.core.across.holds import Holds
 from anabranch.core.authorize import Right, of_scope, rights_of, shown
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.locks.recent_writes import RecentWritesDraft
 from anabranch.core.memory import (
+    Across,
     Cleaning,
     Drafts,
     Histories,
@@ -27,12 +29,13 @@ from anabranch.core.memory import (
     LeaderMemory,
     Merging,
     RowTurns,
+    SegmentAsks,
     Wait,
     is_usable,
     trouble_of,
     wait_of,
 )
-from anabranch.core.round import ReplyTo, Round
+from anabranch.core.round import Message, ReplyTo, Round
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_settings import RETENTION_MS, latest_time
 from anabranch.core.transaction_states import FINISHED, TRANSACTIONS, Op
@@ -96,6 +99,9 @@ class Settings:
     clock_error_ms: int | None = None  # of each controller's clock, at most; None: no commit wait
     # A stream is given up when one of its topics is not found for this long.
     lost_after_ms: int = 30_000
+    # Whether transactions may have streams of other control partitions (`docs/inside/across.md`). Not yet in a
+    # product: locks, and what readers see, are not built.
+    across: bool = False
 
     @property
     def max_ahead_ms(self) -> int:
@@ -151,11 +157,14 @@ class Turn:
     forgotten: list[str] = field(default_factory=list)  # streams that this round forgets
     # Journal partitions whose plain writes were committed in this round: the next round begins with other ones.
     served: list[tuple[str, int]] = field(default_factory=list)
-    keepalives: Keepalives = field(init=False)  # this and the next five: drafts of memory
+    keepalives: Keepalives = field(init=False)  # this and the next six: drafts of memory
     merging: Merging = field(init=False)
     cleaning: Cleaning = field(init=False)
     histories: Histories = field(init=False)
     row_turns: RowTurns = field(init=False)
+    holds: Holds = field(init=False)
+    across: Across = field(init=False)
+    segment_asks: SegmentAsks = field(init=False)
     recent_writes: RecentWritesDraft = field(init=False)
     drafts: Drafts = field(init=False)
     _finished: int = field(init=False)
@@ -166,8 +175,13 @@ class Turn:
         self.keepalives, self.merging = drafts.keepalives, drafts.merging
         self.cleaning, self.histories = drafts.cleaning, drafts.histories
         self.row_turns, self.recent_writes = drafts.row_turns, drafts.recent_writes
+        self.holds = drafts.holds
+        self.across = drafts.across
+        self.segment_asks = drafts.segment_asks
         self._finished = self.state.finished
         self.hybrid_time = self.state.round.hybrid_time
+        if self.holds.in_use:  # commits may have taken timestamps in a turn that logged nothing
+            self.hybrid_time = max(self.hybrid_time, self.holds.time)
         self.expired_ms = self.state.round.expired_ms
 
     # -- what decisions do ----------------------------------------------------------------------------
@@ -209,6 +223,12 @@ class Turn:
         if to is not None:
             self.size += weight(result)
             self.round.replies.append((to, result))
+
+    def send(self, receiver: int, record: Any, secret: bytes | None) -> None:
+        """Send a message to another leader. Arguments: see `core.round.Message`."""
+        self.size += weight(record)
+        self.charge(work.ANSWER)
+        self.round.messages.append(Message(receiver, record, secret))
 
     def answer(self, to: ReplyTo | None, row: r.TxnRow, *, full: bool = True) -> None:
         """Answer a command with a transaction's outcome, if it has an asker."""
@@ -267,8 +287,13 @@ class Turn:
             self.put(k.AUDIT_KEY + next(iter(kept)), None)
 
     def next_timestamp(self) -> int:
-        """A commit timestamp later than all earlier ones."""
-        self.hybrid_time = hybrid_time.next_after(self.hybrid_time, self.now_us)
+        """A commit timestamp later than all earlier ones.
+
+        With transactions over control partitions, no other control partition gives the same one. (Replicas, and the
+        histories of plain writes, tell commits apart by their timestamps.)
+        """
+        own = self.settings.control_partition if self.settings.across else None
+        self.hybrid_time = hybrid_time.next_after(self.hybrid_time, self.now_us, own)
         return self.hybrid_time
 
     def latest_time(self, stream: str) -> int:
@@ -295,6 +320,8 @@ class Turn:
         right: int,
         accepts_expired: Callable[[r.TxnRow], bool] = lambda _: False,
         proven: Callable[[r.TxnRow], bool] = lambda _: False,
+        *,
+        anywhere: bool = False,
     ) -> r.TxnRow:
         """The row of the transaction that a token or a bare id names, if the sender has the right.
 
@@ -303,13 +330,13 @@ class Turn:
 
         ``right``: one of these `Rights` is needed; 0: the lane's right `operate` is needed. ``accepts_expired``:
         whether an expired token is accepted for this row. ``proven``: whether the command proves its right in
-        another way.
+        another way. ``anywhere``: whether the transaction's coordinator may be another control partition.
 
         Raises: InvalidToken (malformed; of another control partition), NotAuthorized, UnknownTransaction, Expired.
         """
         token = None if len(data) == TXN_ID_SIZE else peek(data)
         txn_id = data if token is None else token.txn_id
-        if control_partition_of(txn_id) != self.settings.control_partition:
+        if control_partition_of(txn_id) != self.settings.control_partition and not anywhere:
             raise errors.InvalidToken(
                 "the token is of another control partition: send the command to "
                 f"partition {control_partition_of(txn_id)}"
@@ -435,16 +462,23 @@ class Turn:
         trouble = "" if ended else self.trouble(row.txn_id)
         if prepared is None and row.secret is not None:
             prepared = self.state.prepared_row(row.txn_id)
+        committed, left_out = row.committed, row.left_out
+        if row.state == "FINALIZE_IN_PROGRESS":  # until the end, the row counts its own part
+            elsewhere = self.state.partition_rows(row.txn_id).values()
+            committed += sum([one.committed for one in elsewhere])
+            left_out += sum([one.left_out for one in elsewhere])
+        state: r.TxnState = "COMMIT_IN_PROGRESS" if waits else row.state
         return r.Outcome(
             txn_id=row.txn_id,
-            state="COMMIT_IN_PROGRESS" if waits else row.state,
+            # An abort is final when it is logged; the participants only follow.
+            state="ABORTED" if state == "ABORT_IN_PROGRESS" else state,
             scope=row.scope,
             name=row.name,
             commit_timestamp=row.commit_timestamp,
-            committed=row.committed,
+            committed=committed,
             # Until the end the row has only the counts below the low waters.
             rejected=row.rejected if ended else 0,
-            left_out=row.left_out,
+            left_out=left_out,
             reason=row.reason or trouble or (WAITING if waits else ""),
             begun_ms=row.begun_ms,
             finished_ms=row.finished_ms,
@@ -505,6 +539,8 @@ def close_round(
         expired_ms=max(turn.expired_ms, expired_ms or 0),
     )
     if not turn.round.empty:
+        if turn.holds.in_use:
+            turn.round.safe = turn.holds.safe_time(turn.hybrid_time)
         turn.put(k.ROUND_KEY, row)
         for lane, at in lanes.items():
             if turn.state.lane_positions.get(lane, 0) not in (at, AT_END):

@@ -7,6 +7,7 @@ it came. A touch makes a writer known with an empty receipt of sequence 0.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from heapq import nsmallest
 
 from anabranch.core import rows as k
@@ -49,7 +50,7 @@ def register(turn: Turn, command: r.Register, to: ReplyTo | None) -> None:
 
 def label(turn: Turn, command: r.LabelWriter, to: ReplyTo | None) -> None:
     """Give a known writer a label for people. Other lanes than the writer's may not."""
-    row = turn.transaction(command.token, Rights.WRITE)
+    row = turn.transaction(command.token, Rights.WRITE, anywhere=turn.settings.across)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
     check_writes(turn.state, row)
     limits.LABEL.check(len(command.label), "the label of a writer")
@@ -107,9 +108,10 @@ def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[r.Receipt, ...]) -
 
     Raises: InvalidArgument, UnknownStream.
     """
-    touched = turn.open(txn_id).participants
+    txn = turn.open(txn_id)
+    touched, elsewhere = txn.participants, scopes_elsewhere(txn)
     turn.charge(work.of_receipts(receipts))
-    check_room(turn, turn.open(txn_id), receipts)
+    check_room(turn, txn, receipts)
     for receipt in receipts:
         if receipt.txn_id != txn_id:
             raise InvalidArgument("a receipt is of another transaction")
@@ -122,21 +124,43 @@ def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[r.Receipt, ...]) -
         if len(set(places)) != len(places):
             raise InvalidArgument("a receipt names a journal partition twice")
         for extent in receipt.extents:
-            if extent.stream not in touched:
-                raise UnknownStream(
-                    f"a receipt names {extent.stream}, which the transaction never touched"
-                )
             most = extent.end - extent.first
             if extent.first < 0 or not 0 <= extent.count <= most or extent.crc_sum < 0:
                 raise InvalidArgument(
                     f"a receipt's extent of {extent.stream} is out of range: {extent.count:,} events in "
                     f"[{extent.first:,}, {extent.end:,})"
                 )
+            if extent.stream not in touched:
+                if elsewhere and extent.stream.partition("/")[0] in elsewhere:
+                    continue  # its participant checks it
+                raise UnknownStream(
+                    f"a receipt names {extent.stream}, which the transaction never touched"
+                )
             epoch = touched[extent.stream]
             if segment_on(turn.state, extent.stream, epoch, extent.partition) is None:
                 raise InvalidArgument(
                     f"{extent.stream} has no journal partition {extent.partition} in stream epoch {epoch}"
                 )
+
+
+def scopes_elsewhere(txn: OpenTxn) -> set[str]:
+    """The scopes of a transaction's streams that other control partitions serve."""
+    return {scope for row in txn.partitions.values() for scope in row.scopes}
+
+
+def receipts_of(receipts: Iterable[r.Receipt], scopes: Collection[str]) -> tuple[r.Receipt, ...]:
+    """The receipts, with the extents of streams of these scopes alone. No writer is left out."""
+    return tuple(
+        replace(one, extents=tuple(e for e in one.extents if e.stream.partition("/")[0] in scopes))
+        for one in receipts
+    )
+
+
+def receipts_here(txn: OpenTxn, receipts: tuple[r.Receipt, ...]) -> tuple[r.Receipt, ...]:
+    """The receipts of a commit, with the extents of this control partition's streams alone."""
+    if not txn.partitions:
+        return receipts
+    return receipts_of(receipts, {stream.partition("/")[0] for stream in txn.participants})
 
 
 def choose_writers(turn: Turn, txn: OpenTxn, command: r.Commit) -> tuple[r.Receipt, ...]:

@@ -27,6 +27,7 @@ from anabranch.core.state import OpenTxn
 from anabranch.core.stream_states import STREAMS, state_of
 from anabranch.core.transaction_states import TRANSACTIONS, broken_text, locks_broken
 from anabranch.protocol import limits
+from anabranch.protocol.hybrid_time import MAX
 from anabranch.protocol.schemas import records as r
 
 Taken = tuple[int, Sequence[StoredRun]]  # runs of a journal partition
@@ -151,9 +152,15 @@ def named(locks: Iterable[r.TableLocks]) -> list[str]:
     return [each.table for each in locks]
 
 
-def table_times(turn: Turn, tables: Iterable[str]) -> tuple[r.TableTime, ...]:
-    """The times of the newest commits to these tables, including commits of this round so far."""
+def table_times(turn: Turn, tables: Iterable[str], at: int = MAX) -> tuple[r.TableTime, ...]:
+    """The times of the newest commits to these tables, including commits of this round so far.
+
+    ``at``: the time of the answer. Tables with an entry up to it are left out: they are not complete through that
+    time (T3).
+    """
     known = turn.state.tables
+    if turn.holds.in_use:
+        tables = [t for t in tables if not any(e.timestamp <= at for e in turn.holds.on((t,)))]
     return tuple(r.TableTime(table, known[table].last) for table in tables if table in known)
 
 

@@ -284,6 +284,8 @@ def _write_commit(record: r.Commit) -> bytes:
 
 
 def _write_participant_row(row: r.ParticipantRow) -> bytes:
+    if row.locked or row.locked_ms:
+        raise Unusual
     return _PARTICIPANT_ROW + _name(row.stream) + _int(row.reference_epoch)
 
 
@@ -443,6 +445,8 @@ def _write_table_row(row: r.TableRow) -> bytes:
 
 
 def _write_commit_record(record: r.CommitRecord) -> bytes:
+    if record.safe:  # a field of level 4
+        raise Unusual
     out = [_COMMIT_RECORD, _txn_id(record.txn_id), _int(record.stream_epoch)]
     out.append(_long(record.timestamp))
     if record.segments:

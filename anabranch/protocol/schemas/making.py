@@ -55,21 +55,23 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         StreamInfo.foreign TaskInfo.state_sequence
         Receipt.seen TaskRow.state_sequence Touch.writer Begin.snapshot Outcome.snapshot TxnRow.snapshot
         StreamInfo.oldest_snapshot ReadsLocked.sequence MovedRow.latest OpenInfo.locks
-        TableRow.unknown TableRow.bounded SeriesInfo.taken_ms
+        TableRow.unknown TableRow.bounded SeriesInfo.taken_ms Touch.wait_ms ParticipantRow.locked_ms
         CoordinatorRow.prepare_timestamp Decide.timestamp PartitionRow.committed PartitionRow.left_out
-        PartitionRow.rejected Vote.committed Vote.left_out Vote.timestamp
+        PartitionRow.rejected Vote.committed Vote.left_out Vote.timestamp CommitRecord.safe
+        EpochRecord.safe
         """,
     ),
     (
         False,
         """
-        Asker.decided
+        Asker.decided Touched.exclusive
         DescribeStreams.rejected
         CreateStream.adopt ListTransactions.prepared StreamRow.adopt Revalidate.decided OpenInfo.frozen
         Touched.is_table TakeTasks.copying DescribeProcessors.topology CoordinatorRow.staged PartitionRow.done
         Vote.stages VotesRow.own_merged
         """,
     ),
+    (True, "SafeTimeReply.safe"),
     (-1, "CommitRecord.vector_at TaskPosition.offset TaskPosition.segment"),
     (
         (),
@@ -77,10 +79,12 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         CreateProcessor.kinds CreateProcessor.stores PreparedRow.events ProcessorInfo.stores
         ProcessorRow.kinds ProcessorRow.stores OneShot.changes OneShot.derivations OneShot.follows OneShot.locks
         PrepareEvents.derivations PrepareEvents.locks SafeTime.tables SafeTimeReply.tables Outcome.tables
-        Touch.derivations
+        Touch.derivations Touch.positions Touched.locked ParticipantRow.locked OpenInfo.asks
+        OpenInfo.locked_segments StreamInfo.locked_segments
         Commit.validated LockReads.locks LockReads.read_from LockReads.tables LockReads.validated Revalidate.writers
         ReadLockRow.read_from ReadsLocked.locks StreamInfo.blockers StreamInfo.rejected_records DeleteStream.despite
         AskVote.receipts AskVote.events AskVote.changes AskVote.locks AskVote.follows AskVote.derivations
+        SafeTime.streams
         """,
     ),
     (b"", "Outcome.prepared_by"),

@@ -195,6 +195,7 @@ class CommitRecord(NamedTuple):
     vector: tuple[Position, ...]
     previous: int
     vector_at: int = -1
+    safe: int = 0
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
@@ -344,6 +345,7 @@ class EpochRecord:
     sealed: tuple[SegmentEnd, ...]
     vector: tuple[Position, ...]
     previous: int
+    safe: int = 0
 
 @dataclass(frozen=True, slots=True)
 class EpochRow:
@@ -658,6 +660,18 @@ class LockedRange:
     high: bytes | None
 
 @dataclass(frozen=True, slots=True)
+class LockedSegment:
+    """A segment of an exclusive stream, and the transaction that has locked it."""
+
+    stream: str
+    segment: int
+    txn_id: bytes
+    owner: str
+    held_ms: int
+    left_ms: int
+    waiting: tuple[bytes, ...]
+
+@dataclass(frozen=True, slots=True)
 class LowWaterRow:
     """Status row: the offset below which a journal partition, or a history, may be truncated."""
 
@@ -725,6 +739,8 @@ class OpenInfo:
     frozen: bool = False
     waits: WaitInfo | None = None
     ends: str = ""
+    locked_segments: tuple[LockedSegment, ...] = ()
+    asks: tuple[LockedSegment, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class OpenList:
@@ -763,6 +779,8 @@ class ParticipantRow:
 
     stream: str
     reference_epoch: int
+    locked: tuple[int, ...] = ()
+    locked_ms: int = 0
 
 @dataclass(frozen=True, slots=True)
 class PartitionRow:
@@ -1105,6 +1123,7 @@ class SafeTime:
     scope: str
     at: int | None
     tables: tuple[str, ...] = ()
+    streams: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class SafeTimeReply:
@@ -1113,6 +1132,7 @@ class SafeTimeReply:
     scope: str
     timestamp: int
     tables: tuple[TableTime, ...] = ()
+    safe: bool = True
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -1296,6 +1316,7 @@ class StreamInfo:
     blockers: tuple[Blocker, ...] = ()
     description: str = ""
     rejected_records: tuple[RejectedRecord, ...] = ()
+    locked_segments: tuple[LockedSegment, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class StreamList:
@@ -1466,6 +1487,8 @@ class Touch:
     stream: str
     writer: int = 0
     derivations: tuple[Derivation, ...] = ()
+    positions: tuple[int, ...] = ()
+    wait_ms: int = 0
 
 @dataclass(frozen=True, slots=True)
 class Touched:
@@ -1475,6 +1498,8 @@ class Touched:
     stream_epoch: int
     segments: tuple[SegmentRange, ...]
     is_table: bool = False
+    exclusive: bool = False
+    locked: tuple[int, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class TransactionList:

@@ -53,58 +53,34 @@ class Admitted(NamedTuple):
     all: bool
 
 
-def admit(
-    start: Mapping[str, Position],
-    fronts: Mapping[str, Front],
-    limits: Limits,
-    together: Mapping[str, int],
-) -> Admitted:
+def admit(start: Mapping[str, Position], fronts: Mapping[str, Front], limits: Limits) -> Admitted:
     """Take records in the order of their timestamps, until the limits.
 
     Commits of one transaction in several streams are taken together. Positions move only if there are events.
-    ``together``: as `Client.together`.
     """
     batch = _Batch(start, limits)
-    open_ = dict(fronts)
     complete = True
     while True:
-        heads: dict[str, Found] = {}
-        for stream, front in list(open_.items()):
-            try:
-                head = front.peek()
-            except NotYet:
-                _leave(open_, heads, stream, together)
-                complete = False
-                continue
-            if head is not None and stream in open_:
-                heads[stream] = head
+        try:
+            peeked = {stream: front.peek() for stream, front in fronts.items()}
+        except NotYet:  # a record that is not known may be older than the other streams' records
+            complete = False
+            break
+        heads = {stream: head for stream, head in peeked.items() if head is not None}
         if not heads:
             break
         first = min(heads, key=lambda stream: (heads[stream].record.timestamp, stream))
-        if heads[first].offset >= open_[first].bound:
-            _leave(open_, heads, first, together)
-            continue
+        if heads[first].offset >= fronts[first].bound:
+            break  # the other streams may lack a record of the same transaction, or of an older one
         group = [s for s in heads if s == first or _siblings(heads[first], heads[s])]
         taken = batch.take({stream: heads[stream] for stream in group})
         for stream in taken:
-            open_[stream].pop()
+            fronts[stream].pop()
         if len(taken) < len(group):
             complete = False
             break
     moved = batch.positions() if batch.events else dict(start)
     return Admitted(moved, batch.events, complete)
-
-
-def _leave(
-    open_: dict[str, Front], heads: dict[str, Found], stream: str, together: Mapping[str, int]
-) -> None:
-    """Take no more from this stream, nor from streams that share transactions with it.
-
-    This stream's next record, which is not known, may be older than the known records of the other streams.
-    """
-    for other in [s for s in open_ if together[s] == together[stream]]:
-        del open_[other]
-        heads.pop(other, None)
 
 
 def _siblings(one: Found, other: Found) -> bool:

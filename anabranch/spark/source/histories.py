@@ -64,9 +64,10 @@ class Histories:
         return ids_of(self._source, self.streams, self._deadline()) == self.ids
 
     @cached_property
-    def together(self) -> Mapping[str, int]:
-        """As `Client.together`, asked once."""
-        return client_of(self._connection).together(self.streams)
+    def apart(self) -> bool:
+        """Whether several control partitions serve the streams. It is asked once."""
+        numbers = client_of(self._connection).control_partitions(self.streams)
+        return len(set(numbers.values())) > 1
 
     def close(self) -> None:
         self._source.close()
@@ -141,14 +142,16 @@ class Histories:
 
     def _heads(self, start: str | int) -> dict[str, Found | None]:
         searches = {stream: self.search(stream) for stream in self.streams}
-        return heads(searches, self.together, start)
+        if self.apart and start == "end":
+            start = client_of(self._connection).safe_time(self.streams)
+        return heads(searches, start)
 
     def ends(self) -> dict[str, tuple[int, int]]:
         """(committed end, end) of each history. If a record is below the committed end, its transaction is decided
         in all its streams, and its records there are below the ends."""
         topics = {TopicPartition(history_topic(stream), 0): stream for stream in self.streams}
         committed = self._source.end_offsets(topics, self._deadline(), committed=True)
-        alone = len({self.together[stream] for stream in self.streams}) == len(self.streams)
+        alone = len(self.streams) == 1
         ends = committed if alone else self._source.end_offsets(topics, self._deadline())
         return {stream: (committed[place], ends[place]) for place, stream in topics.items()}
 

@@ -220,24 +220,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _admitted(self, positions: dict[str, Position], limit: ReadLimit) -> dict[str, Position]:
         histories = self._histories
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        if self._target is None:
+        # Over several control partitions the ends prove nothing: it goes up to a safe time.
+        target = histories.heads() if self._target is None and histories.apart else self._target
+        if target is None:
             ends = histories.ends()
         else:
-            ends = {s: (at.offset + 1,) * 2 if at else (0, 0) for s, at in self._target.items()}
+            ends = {s: (at.offset + 1,) * 2 if at else (0, 0) for s, at in target.items()}
         if all(ends[stream][0] <= at.after + 1 for stream, at in positions.items()):
             return positions
         if most is None and not self._by_epoch:
             far = sum(ends[stream][0] - at.after for stream, at in positions.items())
             if far > _FAR or self._target is not None:
-                heads = self._target or histories.heads()
-                return _jumped(positions, heads)
+                return _jumped(positions, target or histories.heads())
         fronts = {}
         for stream, at in positions.items():
             fronts[stream] = histories.tail(stream)
             fronts[stream].begin(at.after, *ends[stream])
-        admitted = admit(
-            positions, fronts, Limits(most, self._whole, self._by_epoch), histories.together
-        )
+        admitted = admit(positions, fronts, Limits(most, self._whole, self._by_epoch))
         if admitted.all and self._target is None:
             self._latest = ends, to_json(admitted.positions)
         return admitted.positions

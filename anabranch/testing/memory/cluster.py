@@ -67,17 +67,23 @@ class MemoryCluster:
         on_call: OnCall | None = None,
         entropy: Entropy | None = None,
         feature_level: int = LEVEL,
+        controllers: int = 1,
+        across: bool = False,
     ) -> None:
-        """``control_partitions``: only partition 0 has a controller. ``on_call``: as of `MemoryBrokers`.
+        """``controllers``: the first control partitions have one each, the others have none.
+
+        ``on_call``: as of `MemoryBrokers`. ``across``: whether transactions may have streams of several control
+        partitions (`docs/inside/across.md`), which is not finished.
 
         ``feature_level``: 1 is the level of a cluster that was upgraded, until an operator raises it.
         """
         self.clock = clock or SteppedClock(epoch=_START_S)
         self.brokers = MemoryBrokers(self.clock, on_call=on_call)
-        self.controller: Controller | None = None
+        self.controllers: dict[int, Controller] = {}  # by control partition
         self._entropy = entropy or SystemEntropy()
         self._control_partitions = control_partitions
-        self._store = MemoryStore()
+        self._across = across
+        self._stores = [MemoryStore() for _ in range(controllers)]
         self._in_step = False
         create_control_topics(
             self.brokers.log(CONTROLLER),
@@ -85,7 +91,8 @@ class MemoryCluster:
             control_partitions=control_partitions,
             replication_factor=1,
         )
-        self.start_controller()
+        for number in range(controllers):
+            self.start_controller(number)
         self.clock.on_sleep = self.step
         if feature_level > 1:
             with self.connect(lane=ADMIN_LANE) as operator:
@@ -116,34 +123,44 @@ class MemoryCluster:
         while self.clock.now < until:
             self.clock.sleep(min(_STEP_S, until - self.clock.now))
 
-    def start_controller(self) -> None:
+    @property
+    def controller(self) -> Controller | None:
+        """The controller of control partition 0, if it runs."""
+        return self.controllers.get(0)
+
+    def start_controller(self, number: int = 0) -> None:
+        """Start the controller of a control partition."""
         settings = Settings(
-            control_partition=0,
+            control_partition=number,
             control_partitions=self._control_partitions,
             reply_partitions=8,
             prefix=DEFAULT_PREFIX,
             trusts_open=True,
+            across=self._across,
         )
-        self.controller = Controller(
-            self.brokers.log(CONTROLLER),
-            self._store.open(CONTROLLER),
+        name = CONTROLLER if number == 0 else f"{CONTROLLER}-{number}"
+        controller = Controller(
+            self.brokers.log(name),
+            self._stores[number].open(name),
             self.clock,
             settings,
             "memory",
         )
-        self.controller.lead()
+        controller.lead()
+        self.controllers[number] = controller
 
-    def stop_controller(self) -> None:
+    def stop_controller(self, number: int = 0) -> None:
         """Stop it as a crash does; its table is kept."""
-        self.controller = None
-        self._store.release()
+        self.controllers.pop(number, None)
+        self._stores[number].release()
 
     def step(self) -> None:
-        """One pass of the controller, if there is one."""
-        if self.controller is not None and not self._in_step:
+        """One pass of each controller."""
+        if not self._in_step:
             self._in_step = True
             try:
-                self.controller.step(0.0)
+                for controller in list(self.controllers.values()):
+                    controller.step(0.0)
             finally:
                 self._in_step = False
 

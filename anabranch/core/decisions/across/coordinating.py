@@ -1,0 +1,331 @@
+"""The coordinator's side of a transaction over several control partitions (`docs/inside/across.md`).
+
+The coordinator is the control partition in the transaction's id. Its rows say which others take part
+(`PartitionRow`), and the round of votes that counts (`VotesRow`); votes themselves are in memory, as a successor
+asks again. `core.across.coordinator` has the rules. A message is made from rows, and sent after they are logged.
+
+A refused vote, a deadline or an operator may end a pending commit. This only deletes the row of the commit:
+`advance` then raises the round of votes, so that the participants reopen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from anabranch import errors
+from anabranch.core import rows as k
+from anabranch.core.across import coordinator
+from anabranch.core.across.coordinator import HELD_MS, Step
+from anabranch.core.across.messages import raised
+from anabranch.core.decisions.transactions import end_pending, finish
+from anabranch.core.decisions.turn import Turn, refuse
+from anabranch.core.decisions.writers import receipts_of
+from anabranch.core.memory import Across, Sent
+from anabranch.core.state import OpenTxn
+from anabranch.core.transaction_states import TRANSACTIONS
+from anabranch.errors import InvariantViolation, check
+from anabranch.protocol import limits
+from anabranch.protocol.ids import TXN_ID_SIZE
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import Rights, peek
+
+FIRST_PAUSE_MS = 250  # a message without an answer is sent again after this time,
+LONGEST_PAUSE_MS = 5_000  # … then after twice the time before, up to this
+AGAIN_MS = 20  # after a vote that asks for it, new votes are asked for after this time
+# The row of a commit that is decided with other control partitions has this: there is no way back.
+ELSEWHERE = r.Prepare(b"", b"")
+_KINDS = ("ask", "commit", "commit_later", "abort")
+
+
+# -- messages to the coordinator ---------------------------------------------------------------------------
+
+
+def enlist(turn: Turn, message: r.Enlist) -> None:
+    """Answer whether a transaction may have streams of another control partition, and note this participant."""
+    row: r.TxnRow | None = None
+    try:
+        row = _checked(turn, message)
+    except errors.AnabranchError as error:
+        answer = r.Enlisted(message.txn_id, message.scope, refusal=refuse(error))
+        turn.send(message.partition, answer, None)
+        return
+    known = turn.state.partition_rows(message.txn_id).get(message.partition, r.PartitionRow(()))
+    if message.scope not in known.scopes:
+        scopes = (*known.scopes, message.scope)
+        key = k.partition_key(message.txn_id, message.partition)
+        turn.put(key, replace(known, scopes=scopes))
+    turn.hear(row.txn_id)
+    turn.send(
+        message.partition, r.Enlisted(message.txn_id, message.scope, head_of(row)), row.secret
+    )
+
+
+def _checked(turn: Turn, message: r.Enlist) -> r.TxnRow:
+    """The transaction's row, if the token that the client gave permits writing, and a participant may be added."""
+    if len(message.token) == TXN_ID_SIZE:
+        raise errors.InvalidToken("a bare id proves nothing to another control partition")
+    if peek(message.token).txn_id != message.txn_id:
+        raise errors.InvalidToken("the token is of another transaction than the message")
+    turn.lane = message.lane
+    row = turn.transaction(message.token, Rights.WRITE)
+    TRANSACTIONS.judge(row.state, "touch", row.reason)
+    txn = turn.open(row.txn_id)
+    if not coordinator.may_enlist(row, txn.pending):
+        raise errors.NotReady("a commit of the transaction waits: it can't have more streams now")
+    if message.partition not in txn.partitions:
+        limits.PARTICIPANTS.check(len(txn.partitions) + 1, "a transaction")
+    return row
+
+
+def head_of(row: r.TxnRow) -> r.TxnHead:
+    """The description of a transaction for its participants."""
+    if row.secret is None:
+        raise InvariantViolation("a transaction without a secret has a participant")
+    return r.TxnHead(row.scope, row.owner, row.keepalive_ms, row.begun_ms, row.secret, row.snapshot)
+
+
+def voted(turn: Turn, vote: r.Vote) -> None:
+    """Keep a vote if it counts (C1). A timestamp that is too far ahead makes it a no (T1)."""
+    txn = turn.state.open.get(vote.txn_id)
+    if (
+        txn is None
+        or not coordinator.counts(txn.votes, vote)
+        or vote.partition not in txn.partitions
+    ):
+        return
+    try:
+        turn.hybrid_time = raised(
+            turn.hybrid_time, vote.timestamp, turn.now_us, turn.settings.max_clock_skew_ms
+        )
+    except errors.ClockSkew as error:
+        vote = replace(vote, answer="NO", timestamp=0, error=refuse(error))
+    turn.across.votes.put((vote.txn_id, vote.partition), vote)
+    if vote.timestamp and turn.across.held_ms.get(vote.txn_id, None) is None:
+        turn.across.held_ms.put(vote.txn_id, turn.now_ms)
+
+
+def done(turn: Turn, message: r.Done) -> None:
+    """Log that a participant has carried out the decision."""
+    txn = turn.state.open.get(message.txn_id)
+    row = None if txn is None else txn.partitions.get(message.partition)
+    if row is None or row.done:
+        return
+    after = r.PartitionRow(
+        row.scopes, True, message.committed, message.left_out, message.rejected, message.reason
+    )
+    turn.put(k.partition_key(message.txn_id, message.partition), after)
+
+
+# -- a pending commit ----------------------------------------------------------------------------------------
+
+
+def has_asked(txn: OpenTxn) -> bool:
+    """Whether the participants are asked for votes now."""
+    return txn.votes is not None and txn.votes.asks != "REOPEN"
+
+
+def may_ask(turn: Turn, txn_id: bytes) -> bool:
+    """Whether participants that gave way have had some time."""
+    return turn.now_ms >= turn.across.again_ms.get(txn_id, 0)
+
+
+def ask(turn: Turn, txn_id: bytes, asks: r.Asks) -> None:
+    """Log the next round of votes, in which former votes don't count (C1). `advance` sends the questions."""
+    txn = turn.open(txn_id)
+    turn.put(k.votes_key(txn_id), coordinator.raise_round(txn.votes, asks))
+    _forget_votes(turn.across, txn_id, txn.partitions)
+
+
+def _forget_votes(across: Across, txn_id: bytes, partitions: Iterable[int]) -> None:
+    for partition in partitions:
+        across.votes.put((txn_id, partition), None)
+    across.held_ms.put(txn_id, None)
+
+
+def votes_of(turn: Turn, txn_id: bytes) -> dict[int, r.Vote]:
+    """The votes that count, by participant."""
+    found = {
+        one: turn.across.votes.get((txn_id, one), None) for one in turn.open(txn_id).partitions
+    }
+    return {one: vote for one, vote in found.items() if vote is not None}
+
+
+def next_step(turn: Turn, txn_id: bytes) -> Step:
+    """The next step of a pending commit whose participants are asked."""
+    txn = turn.open(txn_id)
+    if txn.votes is None:
+        raise InvariantViolation("a commit has no round of votes")
+    held_ms = turn.across.held_ms.get(txn_id, turn.now_ms)
+    return coordinator.next_step(
+        txn.votes.asks,
+        txn.partitions,
+        votes_of(turn, txn_id),
+        late=False,  # the caller refuses a commit whose deadline has passed
+        held_ms=turn.now_ms - held_ms,
+        decided=False,
+    )
+
+
+def hold_nothing(turn: Turn, txn_id: bytes) -> None:
+    """Ask for votes without timestamps, if there were some for long enough."""
+    held_ms = turn.across.held_ms.get(txn_id, turn.now_ms)
+    if turn.now_ms - held_ms >= HELD_MS:
+        ask(turn, txn_id, "VOTE")
+
+
+def carry_out(turn: Turn, txn_id: bytes, step: Step) -> None:
+    """Carry out a step that decides nothing."""
+    txn = turn.open(txn_id)
+    if step is Step.TIMESTAMPS and txn.votes is not None:
+        turn.put(k.votes_key(txn_id), coordinator.with_timestamps(txn.votes))
+    elif step is Step.TAKE_BACK:
+        ask(turn, txn_id, "VOTE")
+    elif step is Step.AGAIN:
+        turn.across.again_ms.put(txn_id, turn.now_ms + AGAIN_MS)
+        ask(turn, txn_id, "REOPEN")
+    elif step is Step.REFUSE:
+        _refuse(turn, txn_id)
+    else:
+        check(step is Step.WAIT, f"{step} is no step of a commit without staged merges")
+
+
+def _refuse(turn: Turn, txn_id: bytes) -> None:
+    """Answer a commit with the refusal of a participant. The transaction stays open (C5)."""
+    no = next(vote for vote in votes_of(turn, txn_id).values() if vote.answer == "NO")
+    found = r.Refusal("NotReady", f"control partition {no.partition} can't commit it now")
+    for to in end_pending(turn, txn_id, None):
+        turn.reply(to, no.revalidate or no.error or found)
+    turn.hear(txn_id)
+
+
+def missing_text(turn: Turn, txn: OpenTxn) -> str:
+    """Which participants have not voted, for people; empty if all have."""
+    votes = votes_of(turn, txn.row.txn_id) if has_asked(txn) else {}
+    lacking = [
+        one for one in sorted(txn.partitions) if one not in votes or votes[one].answer != "YES"
+    ]
+    names = ", ".join(map(str, lacking))
+    return (
+        f"the vote of control partition {names} did not come before the deadline" if lacking else ""
+    )
+
+
+def waits_for(turn: Turn, txn: OpenTxn) -> r.WaitInfo | None:
+    """The participants that have not answered, and for how long; None: no message is under way."""
+    txn_id, waits = txn.row.txn_id, list[tuple[int, str]]()
+    for partition in sorted(txn.partitions):
+        for kind in _KINDS:
+            sent = turn.across.sent.get((txn_id, partition, kind), None)
+            if sent is not None:
+                what = "the vote" if kind == "ask" else "the end"
+                waits.append(
+                    (turn.now_ms - sent.since_ms, f"{what} of control partition {partition}")
+                )
+    if not waits:
+        return None
+    age_ms = max(age_ms for age_ms, _ in waits)
+    text = f"waits {age_ms / 1000:.1f} s for {', '.join(what for _, what in waits)}"
+    return r.WaitInfo("participants", "", limits.cut(text), age_ms)
+
+
+def decide(turn: Turn, txn_id: bytes) -> int:
+    """Log what the participants will commit. Returns the commit timestamp (C2)."""
+    votes = votes_of(turn, txn_id)
+    at = coordinator.commit_timestamp(votes, turn.next_timestamp())
+    turn.hybrid_time = max(turn.hybrid_time, at)
+    for partition, row in turn.open(txn_id).partitions.items():
+        vote = votes[partition]
+        after = replace(row, committed=vote.committed, left_out=vote.left_out)
+        if after != row:
+            turn.put(k.partition_key(txn_id, partition), after)
+    _forget_votes(turn.across, txn_id, votes)
+    turn.across.exactly.put(txn_id, None)
+    return at
+
+
+# -- in each turn --------------------------------------------------------------------------------------------
+
+
+def advance(turn: Turn) -> None:
+    """Take back what was promised for commits that ended, end what is over everywhere, and send what is due."""
+    for txn_id in sorted(turn.state.coordinated):
+        txn, since = turn.open(txn_id), turn.work
+        if txn.row.state == "OPEN" and txn.pending is None and has_asked(txn):
+            turn.across.exactly.put(txn_id, None)
+            ask(turn, txn_id, "REOPEN")
+        over = coordinator.is_over(txn.row, txn.votes or r.VotesRow(0, "REOPEN"), txn.partitions)
+        if over and txn.row.state in ("FINALIZE_IN_PROGRESS", "ABORT_IN_PROGRESS"):
+            _end(turn, txn)
+        else:
+            _send_due(turn, txn_id, txn)
+        turn.owe(txn.row.owner, since)
+
+
+def _end(turn: Turn, txn: OpenTxn) -> None:
+    """Log COMMITTED or ABORTED, as all participants are done, and answer."""
+    row, elsewhere = txn.row, txn.partitions.values()
+    for partition in txn.partitions:
+        for kind in _KINDS:
+            turn.across.sent.put((row.txn_id, partition, kind), None)
+    _forget_votes(turn.across, row.txn_id, txn.partitions)
+    turn.across.again_ms.put(row.txn_id, None)
+    turn.across.exactly.put(row.txn_id, None)
+    if row.state == "ABORT_IN_PROGRESS":
+        finish(turn, turn.move(row, "finalize_abort"))
+        return
+    reasons = [row.reason, *[one.reason for one in elsewhere]]
+    row = turn.move(
+        row,
+        "finalize_commit",
+        finished_ms=turn.wall_ms,
+        committed=row.committed + sum([one.committed for one in elsewhere]),
+        left_out=row.left_out + sum([one.left_out for one in elsewhere]),
+        rejected=turn.rejected(row) + sum([one.rejected for one in elsewhere]),
+        reason=limits.cut("; ".join(filter(None, reasons))),
+    )
+    waiting = end_pending(turn, row.txn_id, None)
+    finish(turn, row)
+    for to in waiting:
+        turn.answer(to, row)
+
+
+def _send_due(turn: Turn, txn_id: bytes, txn: OpenTxn) -> None:
+    """Send what the participants have not answered: at once, then again after pauses that grow."""
+    sent, due = turn.across.sent, set()
+    for one in coordinator.due(txn.row, txn.votes, txn.partitions, votes_of(turn, txn_id)):
+        key, last = (txn_id, one.partition, one.what), None
+        due.add(key)
+        last = sent.get(key, None)
+        asks = (0, "") if txn.votes is None else (txn.votes.votes_round, txn.votes.asks)
+        if last is None or last.asks != asks:
+            sent.put(key, Sent(asks, turn.now_ms, turn.now_ms + FIRST_PAUSE_MS, FIRST_PAUSE_MS))
+        elif turn.now_ms >= last.next_ms:
+            pause_ms = min(2 * last.pause_ms, LONGEST_PAUSE_MS)
+            sent.put(key, Sent(asks, last.since_ms, turn.now_ms + pause_ms, pause_ms))
+        else:
+            continue
+        turn.send(one.partition, _message(turn, txn, one), txn.row.secret)
+    for partition in txn.partitions:
+        for kind in _KINDS:
+            if (txn_id, partition, kind) not in due:
+                sent.put((txn_id, partition, kind), None)
+
+
+def _message(turn: Turn, txn: OpenTxn, due: coordinator.Due) -> r.AskVote | r.Decide:
+    row, head = txn.row, head_of(txn.row)
+    if due.what == "ask" and txn.votes is not None:
+        asks = txn.votes.asks != "REOPEN" and txn.pending is not None
+        writers = txn.pending.writers if asks and txn.pending is not None else ()
+        scopes = txn.partitions[due.partition].scopes
+        return r.AskVote(
+            row.txn_id,
+            head,
+            txn.votes.votes_round,
+            txn.votes.asks,
+            turn.across.exactly.get(row.txn_id, False),
+            receipts_of(writers, scopes),
+        )
+    verdict: r.Verdict = "ABORT" if due.what == "abort" else "COMMIT"
+    at = row.commit_timestamp if due.what == "commit" else 0
+    return r.Decide(row.txn_id, head, verdict, at, row.reason if due.what == "abort" else "")

@@ -1,0 +1,102 @@
+"""Messages of other leaders on transactions over several control partitions (`docs/inside/across.md`).
+
+A leader decides a message as it decides a command, by its own rows. A message that is late, doubled, or of a former
+leader states what was logged, so it is an old fact (M2). A message that is not genuine, or of an impossible state,
+is not acted on: the round says why, and a metric counts it.
+"""
+
+from __future__ import annotations
+
+from anabranch.core.across.coordinator import HELD_MS
+from anabranch.core.across.messages import ToCoordinator, ToParticipant, ends_of, is_genuine, raised
+from anabranch.core.across.participant import Action
+from anabranch.core.decisions.across import coordinating, participating
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.memory import Across
+from anabranch.errors import ClockSkew
+from anabranch.protocol.ids import control_partition_of
+from anabranch.protocol.schemas import records as r
+
+MESSAGES = (r.Enlist, r.Enlisted, r.AskVote, r.Vote, r.Decide, r.Done)
+Message = ToCoordinator | ToParticipant
+
+
+def receive(
+    turn: Turn, message: Message, payload: bytes, mac: bytes | None, seen: int | None
+) -> None:
+    """Decide a message of another leader.
+
+    ``payload``: the record as it came. ``mac``: its HMAC. ``seen``: the sender's hybrid time.
+    """
+    row = turn.state.txn_row(message.txn_id)
+    since, lane = turn.work, turn.lane
+    why = _ignored(turn, message, payload, mac, row)
+    why = why or _decide(turn, message, seen or 0)
+    if why:
+        turn.round.ignored.append(why)
+    turn.lane = lane
+    if row is not None:
+        turn.owe(row.owner, since)
+
+
+def _ignored(
+    turn: Turn, message: Message, payload: bytes, mac: bytes | None, row: r.TxnRow | None
+) -> str:
+    """Why a message is not acted on; empty if it may be."""
+    here, coordinator = turn.settings.control_partition, control_partition_of(message.txn_id)
+    is_here = isinstance(message, r.Enlist | r.Vote | r.Done)
+    if (coordinator == here) != is_here:
+        return "misdirected"
+    if isinstance(message, r.Enlist | r.Enlisted):
+        return ""  # the client's token proves it
+    other = message.partition if isinstance(message, r.Vote | r.Done) else here
+    sender, receiver = ends_of(message, other)
+    secret = row.secret if row is not None else None
+    if row is None and isinstance(message, r.AskVote | r.Decide):
+        secret = message.head.secret  # which it gets by this message
+    if secret is None or not is_genuine(secret, sender, receiver, payload, mac):
+        return "forged" if secret is not None else "unknown"
+    return ""
+
+
+def _decide(turn: Turn, message: Message, seen: int) -> str:
+    """Carry out a message; why it was not acted on, if so."""
+    if isinstance(message, r.Enlist):
+        coordinating.enlist(turn, message)
+    elif isinstance(message, r.Enlisted):
+        participating.enlisted(turn, message)
+    elif isinstance(message, r.Vote):
+        coordinating.voted(turn, message)
+    elif isinstance(message, r.Done):
+        coordinating.done(turn, message)
+    elif isinstance(message, r.AskVote):
+        skewed = None
+        try:
+            turn.hybrid_time = raised(
+                turn.hybrid_time, seen, turn.now_us, turn.settings.max_clock_skew_ms
+            )
+        except ClockSkew as error:
+            skewed = error
+        if participating.asked(turn, message, skewed) is Action.IMPOSSIBLE:
+            return "impossible"
+    elif participating.decided(turn, message) is Action.IMPOSSIBLE:
+        return "impossible"
+    return ""
+
+
+def advance(turn: Turn) -> None:
+    """Take all steps that are due, at both sides. Call it after the merges of the round."""
+    if turn.state.coordinated:
+        coordinating.advance(turn)
+    participating.advance(turn)
+
+
+def next_due_ms(across: Across, now_ms: int) -> int | None:
+    """Milliseconds until the next message or wait is due; None if none is."""
+    if across.sent.is_empty and across.touches.is_empty and across.again_ms.is_empty:
+        return None
+    due = [one.next_ms for one in across.sent.as_dict().values()]
+    due += [at + HELD_MS for at in across.held_ms.as_dict().values()]
+    due += [at for at in across.again_ms.as_dict().values() if at > now_ms]
+    due += [one.until_ms for waiting in across.touches.as_dict().values() for one in waiting]
+    return min((max(0, at - now_ms) for at in due), default=None)

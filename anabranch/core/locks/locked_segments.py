@@ -1,0 +1,152 @@
+"""The locked segments of exclusive streams: one-shots are refused there, and lists show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from anabranch.core import work
+from anabranch.core.authorize import sees
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.locks.row_changes import Placed
+from anabranch.core.locks.wait_die import Spans, meets
+from anabranch.core.memory import SegmentAsk
+from anabranch.core.state import State
+from anabranch.core.stream_settings import hold_ms
+from anabranch.errors import Locked
+from anabranch.protocol.ids import NO_TXN, segment_number, txn_text
+from anabranch.protocol.schemas import records as r
+
+LEVEL = 4  # the feature level of exclusive streams
+_LISTED = 100  # segments of an answer, and waiting transactions of each
+_NAMED = 3  # segments, in a message
+
+
+def locked_of(state: State, txn_id: bytes, stream: str) -> tuple[int, ...]:
+    """The numbers of the segments of a stream that a transaction has locked."""
+    row = state.locked.get(stream, {}).get(txn_id)
+    return () if row is None else row.locked
+
+
+def _spans(state: State, stream: str, epoch: int, numbers: Iterable[int]) -> Spans:
+    wanted = set(numbers)
+    layout = state.layout(stream, epoch)
+    return tuple([(s.low, s.high) for s in layout if segment_number(s.segment_id) in wanted])
+
+
+def holders_of(turn: Turn, stream: str) -> dict[bytes, Spans]:
+    """The keys that each transaction has locked of a stream."""
+    state = turn.state
+    rows = state.locked.get(stream, {})
+    turn.charge(work.of_items(sum([len(row.locked) for row in rows.values()])))
+    return {
+        txn_id: _spans(state, stream, row.reference_epoch, row.locked)
+        for txn_id, row in rows.items()
+    }
+
+
+def check_free(turn: Turn, placed: Placed, *, locks: bool) -> None:
+    """`Locked` if a transaction has locked a segment to which a single command writes.
+
+    ``locks``: the command would lock its segments, so it gives way to those that wait, too.
+    """
+    for stream in sorted(placed.keys() & turn.state.exclusive.keys()):
+        segments = [segment for segment, _ in placed[stream]]
+        spans = tuple([(s.low, s.high) for s in segments])
+        others = [*holders_of(turn, stream).items()]
+        if locks:
+            others += [(ask.txn_id, ask.spans) for ask in _open_asks(turn, stream)]
+        for txn_id, its in others:
+            if meets(spans, its):
+                numbers = [segment_number(s.segment_id) for s in segments]
+                text = met_text(turn, stream, numbers, txn_id)
+                raise Locked(f"the command {text}; nothing was changed: call again")
+
+
+def participant(turn: Turn, stream: str, epoch: int, segments: Iterable[int]) -> r.ParticipantRow:
+    """The row of a participant that locks these segments now; it locks none if the stream is not exclusive."""
+    if stream not in turn.state.exclusive:
+        return r.ParticipantRow(stream, epoch)
+    return r.ParticipantRow(stream, epoch, tuple(sorted(set(segments))), turn.wall_ms)
+
+
+def met_text(turn: Turn, stream: str, segments: Sequence[int], by: bytes) -> str:
+    """Whom an ask, or a command, met. The transaction may have ended by now."""
+    what, other = segments_text(stream, segments), turn.state.txn_row(by)
+    if other is None:
+        return f"waits for {what}"
+    met = f"met {txn_text(by)} of lane {other.owner}"
+    row = turn.state.locked.get(stream, {}).get(by)
+    if row is None:
+        return f"{met}, which waits for {what}"
+    held_ms = max(0, turn.wall_ms - row.locked_ms)
+    return f"{met}, which has locked {segments_text(stream, row.locked)} for {held_ms:,} ms"
+
+
+def segments_text(stream: str, segments: Sequence[int]) -> str:
+    """A few segments of a stream, for a message."""
+    named = ", ".join(map(str, segments[:_NAMED]))
+    more = f" and {len(segments) - _NAMED:,} more" if len(segments) > _NAMED else ""
+    return f"segment{'s' if len(segments) > 1 else ''} {named}{more} of {stream}"
+
+
+def locked_in(turn: Turn, stream: str) -> tuple[r.LockedSegment, ...]:
+    """The locked segments of a stream, some of them if there are many."""
+    found = [
+        each
+        for txn_id in sorted(turn.state.locked.get(stream, {}))
+        for each in _listed(turn, stream, txn_id)
+    ]
+    return tuple(found[:_LISTED])
+
+
+def locked_by(turn: Turn, txn_id: bytes) -> tuple[r.LockedSegment, ...]:
+    """The segments that a transaction has locked, some of them if there are many."""
+    if not turn.state.locked:
+        return ()
+    streams = sorted(turn.state.open[txn_id].participants)
+    return tuple([each for s in streams for each in _listed(turn, s, txn_id)][:_LISTED])
+
+
+def _listed(turn: Turn, stream: str, txn_id: bytes) -> Iterator[r.LockedSegment]:
+    state = turn.state
+    row = state.locked.get(stream, {}).get(txn_id)
+    if row is None:
+        return
+    asks = [(ask.txn_id, ask.spans) for ask in _open_asks(turn, stream)]
+    txn = state.open[txn_id]
+    held_ms = max(0, turn.wall_ms - row.locked_ms)
+    may_end = txn.row.state == "OPEN" and txn.pending is None
+    left_ms = max(0, hold_ms(state.streams[stream].settings) - held_ms) if may_end else -1
+    for number in row.locked[:_LISTED]:
+        turn.charge(work.LOOK * (1 + len(asks)))
+        spans = _spans(state, stream, row.reference_epoch, (number,))
+        waiting = [_seen(turn, one) for one, its in asks if one != txn_id and meets(spans, its)]
+        yield r.LockedSegment(
+            stream, number, txn_id, txn.row.owner, held_ms, left_ms, tuple(waiting[:_LISTED])
+        )
+
+
+def asked_by(turn: Turn, txn_id: bytes) -> tuple[r.LockedSegment, ...]:
+    """The locked segments for which a transaction waits."""
+    if turn.segment_asks.by_stream.is_empty:
+        return ()
+    found = []
+    for stream in sorted(turn.state.open[txn_id].participants):
+        for ask in _open_asks(turn, stream):
+            if ask.txn_id == txn_id:
+                for other, its in holders_of(turn, stream).items():
+                    if other != txn_id and meets(ask.spans, its):
+                        found += [
+                            each for each in _listed(turn, stream, other) if txn_id in each.waiting
+                        ]
+    return tuple(found[:_LISTED])
+
+
+def _open_asks(turn: Turn, stream: str) -> list[SegmentAsk]:
+    asks = turn.segment_asks.by_stream.get(stream, ())
+    return [ask for ask in asks if ask.txn_id in turn.state.open]
+
+
+def _seen(turn: Turn, txn_id: bytes) -> bytes:
+    """The id of a waiting transaction; zeros if the lane may not see it."""
+    return txn_id if sees(turn.state, turn.lane, turn.open(txn_id).row) else NO_TXN

@@ -1,0 +1,212 @@
+"""Decisions on exclusive streams: one transaction at a time writes a segment, from its first touch to its end.
+
+The locks are in the rows of participants, so a successor knows them. They end with the transaction: no command and
+no row unlocks a segment. Touches that wait are in memory only, and clients repeat them. `wait_die` has the order.
+
+A lock is judged by the keys of its segments. So it holds through scalings, for whatever segments have these keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from anabranch.core import rows as k
+from anabranch.core import work
+from anabranch.core.decisions.across.participating import touch
+from anabranch.core.decisions.transactions import abort_txn, touched
+from anabranch.core.decisions.turn import Turn, refuse
+from anabranch.core.locks.locked_segments import holders_of, locked_of, met_text, segments_text
+from anabranch.core.locks.wait_die import Fate, Met, Spans, meet, meets
+from anabranch.core.memory import SegmentAsk, SegmentAsks
+from anabranch.core.round import ReplyTo
+from anabranch.core.stream_settings import hold_ms
+from anabranch.core.transaction_states import TRANSACTIONS
+from anabranch.errors import AnabranchError, InvalidArgument, Locked, TransactionAborted
+from anabranch.protocol import limits
+from anabranch.protocol.ids import control_partition_of, segment_number
+from anabranch.protocol.partitioner import SPACE
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import id_named
+
+
+def touch_locked(turn: Turn, command: r.Touch, to: ReplyTo | None) -> None:
+    """Touch a stream; in an exclusive one, also lock the segments of these positions. `advance` answers that."""
+    txn_id, stream = id_named(command.token), command.stream
+    if not command.positions or stream not in turn.state.exclusive or txn_id not in turn.state.open:
+        touch(turn, command, to)
+        return
+    limits.LOCKED_POSITIONS.check(len(command.positions), "a touch")
+    if not all(0 <= position < SPACE for position in command.positions):
+        raise InvalidArgument("positions of keys are from 0 to 2^32 - 1")
+    if not 0 <= command.wait_ms <= limits.TURN_WAIT_MS:
+        raise InvalidArgument(f"wait_ms {command.wait_ms}: 0 to {limits.TURN_WAIT_MS:,}")
+    asks = turn.segment_asks.by_stream.get(stream, ())
+    _check_room(turn, txn_id)
+    touch(turn, command, None)
+    epoch = turn.open(txn_id).participants[stream]
+    known = set(locked_of(turn.state, txn_id, stream))
+    wanted = [
+        each
+        for each in turn.state.layout(stream, epoch)
+        if any(each.low <= position < each.high for position in command.positions)
+    ]
+    missing = [each for each in wanted if segment_number(each.segment_id) not in known]
+    if not missing:
+        turn.reply(to, touched(turn, txn_id, stream))
+        return
+    numbers = tuple(sorted(segment_number(each.segment_id) for each in missing))
+    spans = tuple([(each.low, each.high) for each in missing])
+    until_ms = turn.now_ms + command.wait_ms
+    ask = SegmentAsk(txn_id, turn.lane, numbers, spans, until_ms, to)
+    for number, each in enumerate(asks):
+        if each[:4] == ask[:4]:  # asked again: it keeps its place
+            again = each._replace(until_ms=until_ms, to=to)
+            _put(turn, stream, (*asks[:number], again, *asks[number + 1 :]))
+            return
+    _put(turn, stream, (*asks, ask))
+
+
+def _check_room(turn: Turn, txn_id: bytes) -> None:
+    """`Locked` if too many touches of the control partition, the lane, or the transaction wait already."""
+    every = [ask for its in turn.segment_asks.by_stream.as_dict().values() for ask in its]
+    turn.charge(work.of_items(len(every)))
+    for found, most in (
+        (sum([ask.txn_id == txn_id for ask in every]), limits.ASKS_OF_TXN.value),
+        (sum([ask.lane == turn.lane for ask in every]), limits.SEGMENT_ASKS.value // 2),
+        (len(every), limits.SEGMENT_ASKS.value),
+    ):
+        if found >= most:
+            raise Locked(f"{found:,} touches wait for segments already: ask again")
+
+
+# -- in each turn -----------------------------------------------------------------------------------------
+
+
+def advance(turn: Turn) -> None:
+    """Lock free segments for those that wait, and abort those that meet an older transaction.
+
+    Call it after plain writes and merges: plain writes come first when a segment becomes free.
+    """
+    if turn.segment_asks.by_stream.is_empty:
+        return
+    ended = -1
+    while ended != len(
+        turn.ended
+    ):  # a transaction that dies may have locked segments of other streams
+        ended = len(turn.ended)
+        for stream, asks in sorted(turn.segment_asks.by_stream.as_dict().items()):
+            since = turn.work
+            line = _Line(stream, holders_of(turn, stream))
+            for ask in asks:
+                _judge(turn, line, ask)
+            after = tuple(line.asks)
+            if after != asks:
+                _put(turn, stream, after)
+            turn.owe(asks[0].lane, since)
+
+
+@dataclass(slots=True)
+class _Line:
+    """The transactions that have locked segments of a stream, and the touches that still wait, in their order."""
+
+    stream: str
+    holders: dict[bytes, Spans]
+    asks: list[SegmentAsk] = field(default_factory=list)
+    waiting: dict[bytes, Spans] = field(default_factory=dict)
+
+    def blocks(self, by: bytes, spans: Spans) -> bool:
+        """Whether a transaction has locked keys of these spans, or waits for them."""
+        return meets(spans, (*self.holders.get(by, ()), *self.waiting.get(by, ())))
+
+
+def _judge(turn: Turn, line: _Line, ask: SegmentAsk) -> None:
+    """Answer an ask, or put it into the line."""
+    turn.charge(work.LOOK)
+    stream, row = line.stream, turn.state.txn_row(ask.txn_id)
+    try:
+        if row is None:
+            raise TransactionAborted("the transaction has ended: begin a new one")
+        TRANSACTIONS.judge(row.state, "touch", row.reason)
+    except AnabranchError as error:
+        turn.reply(ask.to, refuse(error))
+        return
+    if not line.blocks(ask.by, ask.spans):
+        ahead = [(each.txn_id, each.spans) for each in line.asks]
+        turn.charge(work.of_items(len(ahead) + len(line.holders)))
+        met = meet(ask.txn_id, ask.spans, line.holders, ahead)
+        if met.fate is Fate.DIE:
+            _die(turn, line, ask, met)
+            return
+        if met.fate is Fate.LOCK:
+            if ask.let_plain or not _plain_waits(turn, stream):
+                _lock(turn, line, ask)
+                return
+            ask = ask._replace(let_plain=True)
+        ask = ask._replace(by=met.by)
+    if turn.now_ms >= ask.until_ms + limits.ASK_KEPT_MS:
+        return  # its client does not ask any more
+    if turn.now_ms >= ask.until_ms and ask.to is not None:
+        text = met_text(turn, stream, ask.segments, ask.by)
+        turn.reply(ask.to, refuse(Locked(f"the transaction {text}; it is still open: call again")))
+        ask = ask._replace(to=None)
+    line.asks.append(ask)
+    line.waiting[ask.txn_id] = (*line.waiting.get(ask.txn_id, ()), *ask.spans)
+
+
+def _die(turn: Turn, line: _Line, ask: SegmentAsk, met: Met) -> None:
+    text = met_text(turn, line.stream, ask.segments, met.by)
+    # A transaction of another control partition is aborted there: its client gets the error, and ends it.
+    if control_partition_of(ask.txn_id) == turn.settings.control_partition:
+        abort_txn(turn, ask.txn_id, f"wait-die: it {text}, and is older")
+        line.holders.pop(ask.txn_id, None)
+    error = (
+        f"the transaction is aborted (wait-die: it {text}, and is older): begin again after a pause"
+    )
+    turn.reply(ask.to, refuse(TransactionAborted(error)))
+
+
+def _plain_waits(turn: Turn, stream: str) -> bool:
+    """Whether plain writes of a stream wait, and none of them were committed in this turn."""
+    waits = any(place[0] == stream for place in turn.index.plain_waiting(turn.state))
+    return waits and all(place[0] != stream for place in turn.served)
+
+
+def _lock(turn: Turn, line: _Line, ask: SegmentAsk) -> None:
+    stream, txn_id = line.stream, ask.txn_id
+    epoch = turn.open(txn_id).participants[stream]
+    known = turn.state.locked.get(stream, {}).get(txn_id)
+    row = known or r.ParticipantRow(stream, epoch, (), turn.wall_ms)
+    numbers = tuple(sorted({*row.locked, *ask.segments}))
+    turn.put(
+        k.participant_key(txn_id, stream), r.ParticipantRow(stream, epoch, numbers, row.locked_ms)
+    )
+    line.holders[txn_id] = (*line.holders.get(txn_id, ()), *ask.spans)
+    turn.reply(ask.to, touched(turn, txn_id, stream))
+
+
+def _put(turn: Turn, stream: str, asks: tuple[SegmentAsk, ...]) -> None:
+    turn.segment_asks.by_stream.put(stream, asks or None)
+
+
+def next_due_ms(asks: SegmentAsks, now_ms: int) -> int | None:
+    """Milliseconds until the next wait is over, 0 if a segment may be locked now; None if nothing waits."""
+    waiting = [ask for its in asks.by_stream.as_dict().values() for ask in its]
+    if any(ask.let_plain for ask in waiting):
+        return 0
+    kept = [ask.until_ms + (limits.ASK_KEPT_MS if ask.to is None else 0) for ask in waiting]
+    return min((max(0, until_ms - now_ms) for until_ms in kept), default=None)
+
+
+def abort_long(turn: Turn) -> None:
+    """Abort open transactions that have held segments for longer than the hold limit of their stream."""
+    for stream, rows in sorted(turn.state.locked.items()):
+        most_ms = hold_ms(turn.state.streams[stream].settings)
+        for txn_id, row in sorted(rows.items()):
+            txn = turn.state.open.get(txn_id)
+            if txn is None or txn.row.state != "OPEN" or txn.pending is not None:
+                continue
+            if control_partition_of(txn_id) != turn.settings.control_partition:
+                continue  # its coordinator alone aborts it
+            if turn.wall_ms - row.locked_ms > most_ms:
+                named = segments_text(stream, row.locked)
+                abort_txn(turn, txn_id, f"it held {named} for more than {most_ms:,} ms")

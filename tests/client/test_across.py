@@ -1,0 +1,197 @@
+"""Transactions over two control partitions, by clients: in memory, each control partition with its controller."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from anabranch.client.client import Client
+from anabranch.errors import (
+    CrossScope,
+    NotReady,
+    OutcomeUnknown,
+    TransactionAborted,
+    WritersUnfinished,
+)
+from anabranch.protocol.ids import control_partition_of
+from anabranch.testing import MemoryCluster
+
+HERE, THERE = STREAMS = ("ams/s", "ber/s")  # on control partitions 0 and 1
+BOTH = 0, 1
+
+
+def cluster_of(*, across: bool = True) -> MemoryCluster:
+    made = MemoryCluster(control_partitions=2, controllers=2, across=across)
+    with made.connect() as client:
+        for number, stream in enumerate(STREAMS):
+            client.create_stream(stream, 2)
+            alone = client.transact(lambda txn, to=stream: txn.write(to, b"0", key=b"first"))  # type: ignore[misc]
+            assert control_partition_of(alone.txn_id) == number
+    return made
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    return cluster_of()
+
+
+@pytest.fixture
+def client(cluster: MemoryCluster) -> Client:
+    return cluster.connect()
+
+
+def events(client: Client) -> dict[bytes, list[tuple[str, int]]]:
+    """Value -> stream and timestamp of each event that a snapshot of both streams shows."""
+    snapshot = client.snapshot(STREAMS)
+    found: dict[bytes, list[tuple[str, int]]] = {}
+    for stream in STREAMS:
+        for event in snapshot.read(stream):
+            if event.value != b"0":
+                found.setdefault(event.value or b"", []).append((stream, event.commit_timestamp))
+    return found
+
+
+@pytest.mark.parametrize("home", BOTH)
+@pytest.mark.parametrize("wait", ["merged", "decided"])
+def test_what_two_processes_write_to_both_is_there_at_one_time(
+    cluster: MemoryCluster, client: Client, home: int, wait: str
+) -> None:
+    with client.begin(STREAMS[home].partition("/")[0]) as txn, cluster.connect() as other:
+        txn.write(STREAMS[home], b"own", key=b"k")
+        txn.write(STREAMS[1 - home], b"own", key=b"k")
+        with other.join(txn.token(), label="helper") as writer:
+            writer.write(
+                STREAMS[1 - home], b"theirs", key=b"k"
+            )  # the other control partition first
+            writer.write(STREAMS[home], b"theirs", key=b"k")
+            writer.flush()
+            writer.write(STREAMS[1 - home], b"theirs too", key=b"k")
+        receipt = writer.finish()
+        assert events(client) == {}
+        result = txn.commit([receipt], wait=wait)  # type: ignore[arg-type]
+        whole = txn.merged()
+    assert (result.commit_timestamp, whole.is_merged) == (whole.commit_timestamp, True)
+    assert whole.counts.committed == 5
+    at = whole.commit_timestamp
+    assert {value: sorted(places) for value, places in events(client).items()} == {
+        b"own": [(HERE, at), (THERE, at)],
+        b"theirs": [(HERE, at), (THERE, at)],
+        b"theirs too": [(STREAMS[1 - home], at)],
+    }
+
+
+def test_a_writer_elsewhere_that_did_not_finish_refuses_the_commit_until_it_has(
+    cluster: MemoryCluster, client: Client
+) -> None:
+    with client.begin("ams") as txn, cluster.connect() as other:
+        txn.write(HERE, b"own", key=b"k")
+        writer = other.join(txn.token())
+        writer.write(THERE, b"theirs", key=b"k")
+        for _ in range(2):
+            with pytest.raises(WritersUnfinished):
+                txn.commit()
+            assert events(client) == {}
+        writer.write(THERE, b"more", key=b"k")
+        writer.finish()
+        txn.write(THERE, b"own", key=b"k")
+        assert txn.commit().counts.committed == 4
+    assert {value: len(places) for value, places in events(client).items()} == {
+        b"own": 2,
+        b"theirs": 1,
+        b"more": 1,
+    }
+
+
+def test_after_an_abort_nothing_is_there_and_late_writers_hear_of_it(
+    cluster: MemoryCluster, client: Client
+) -> None:
+    with client.begin("ams") as txn, cluster.connect() as other:
+        txn.write(HERE, b"own", key=b"k")
+        txn.write(THERE, b"own", key=b"k")
+        late = other.join(txn.token())
+        txn.abort("why not")
+        with pytest.raises(TransactionAborted):
+            late.write(THERE, b"late", key=b"k")
+    cluster.advance(10)
+    assert events(client) == {}
+    assert client.open_transactions() == []
+
+
+def test_without_the_right_settings_only_the_write_is_refused() -> None:
+    client = cluster_of(across=False).connect()
+    with client.begin("ams") as txn:
+        txn.write(HERE, b"own", key=b"k")
+        with pytest.raises(CrossScope, match="'ams' is on control partition 0 and 'ber' on 1"):
+            txn.write(THERE, b"own", key=b"k")
+        assert txn.commit().counts.committed == 1
+    assert list(events(client)) == [b"own"]
+
+
+def test_streams_that_wait_for_a_dead_coordinator_hold_up_no_others(
+    cluster: MemoryCluster, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies when the participant has voted."""
+    client.create_table("ber/rows")
+    client.create_table("ber/free")
+    reader = cluster.connect(timeout=5)
+    reader.snapshot(STREAMS)  # it knows the scopes: the one that dies has the directory, too
+    step = cluster.step
+
+    def die_after_the_vote() -> None:
+        step()
+        if 0 in cluster.controllers and cluster.controllers[1]._memory.holds.in_use:
+            cluster.stop_controller(0)
+
+    monkeypatch.setattr(cluster.clock, "on_sleep", die_after_the_vote)
+    with client.begin("ams", keepalive=600) as txn:
+        txn.write(HERE, b"own", key=b"k")
+        txn.write("ber/rows", b"own", key=b"k")
+        with pytest.raises(OutcomeUnknown):
+            txn.commit(timeout=5)
+        monkeypatch.setattr(cluster.clock, "on_sleep", step)
+        with client.outside():
+            reader.transact(lambda other: other.write("ber/free", b"1", key=b"k"))
+        with reader.replica("ber/free") as free, free.snapshot() as view:
+            assert view.get("ber/free", b"k") == b"1"
+        assert reader.snapshot([THERE, "ber/free"]).timestamp
+        with pytest.raises(NotReady, match="control partition 1 are held below"):
+            reader.snapshot(["ber/rows", "ber/free"])
+        cluster.start_controller(0)
+        at = txn.commit(timeout=60).commit_timestamp
+    with client.replica("ber/rows", "ber/free") as rows, rows.snapshot() as view:
+        assert view.get("ber/rows", b"k") == b"own"
+        assert view.timestamp >= (at or 0)
+
+
+def test_money_that_moves_between_control_partitions_is_whole_in_every_snapshot(
+    cluster: MemoryCluster,
+) -> None:
+    """While controllers die: each commit that is answered is in all later snapshots, in both streams or in none."""
+    seed = random.randrange(1 << 32)
+    chance = random.Random(seed)
+    client, reader = cluster.connect(timeout=120), cluster.connect(timeout=120)
+    held, former = dict.fromkeys(STREAMS, 100), 0
+
+    def look() -> None:
+        nonlocal former
+        snapshot = reader.snapshot(STREAMS)
+        last = {s: [int(e.value or 0) for e in snapshot.read(s)][-1] for s in STREAMS}
+        assert sum(last.values()) in (0, 200), (seed, last)
+        assert snapshot.timestamp >= former, seed
+        former = snapshot.timestamp
+
+    for step in range(40):
+        amount = chance.randrange(20)
+        held[HERE] -= amount
+        held[THERE] += amount
+        with client.begin(chance.choice(("ams", "ber")), keepalive=600) as txn:
+            for stream in chance.sample(STREAMS, 2):
+                txn.write(stream, b"%d" % held[stream], key=b"k")
+            if chance.random() < 0.2:
+                dead = chance.choice(BOTH)
+                cluster.stop_controller(dead)
+                cluster.start_controller(dead)
+            at = txn.commit().commit_timestamp
+        look()
+        assert former >= (at or 0), (seed, step)

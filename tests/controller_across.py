@@ -1,0 +1,18 @@
+"""``python -m tests.controller_across controller …``: a controller whose transactions may span control partitions.
+
+As long as that is not finished (`docs/inside/across.md`), no option of a product's controller allows it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from anabranch.cli import app
+from anabranch.controller import service
+from anabranch.core.decisions.turn import Settings
+
+if __name__ == "__main__":
+    changed: Any = partial(Settings, across=True)
+    service.Settings = changed  # type: ignore[misc]
+    app()

@@ -1,0 +1,194 @@
+"""Two or three control partitions in memory, whose leaders' real decisions send each other messages.
+
+Scope nyc is at control partition 0, ber at 1, tok at 2; each has a stream ``a``. Messages stay in ``bag`` until a
+test delivers them, so it may lose, double, delay or reorder them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from anabranch.core import rows as k
+from anabranch.core.across.messages import mac_of
+from anabranch.core.decisions.across import receiving
+from anabranch.core.decisions.decide import decide_due
+from anabranch.core.round import Message
+from anabranch.protocol.legal_names import split_stream
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import LEVEL, decode, encode
+from tests.core.harness import World
+
+SCOPES = ("nyc", "ber", "tok")
+
+
+class Sent:
+    """A message under way."""
+
+    def __init__(self, sender: int, message: Message, seen: int) -> None:
+        self.sender, self.receiver, self.seen = sender, message.receiver, seen
+        self.record = message.record
+        self.payload = encode(message.record)
+        self.mac = None
+        if message.secret is not None:
+            self.mac = mac_of(message.secret, sender, message.receiver, self.payload)
+
+    def __repr__(self) -> str:
+        one = self.record
+        what = type(one).__name__
+        if isinstance(one, r.AskVote):
+            what += f" {one.asks} {one.votes_round}"
+        elif isinstance(one, r.Vote):
+            what += f" {one.answer} {one.votes_round}" + (" at p" if one.timestamp else "")
+        elif isinstance(one, r.Decide):
+            what += f" {one.verdict}"
+        elif isinstance(one, r.Enlisted) and one.refusal:
+            what += f" {one.refusal.code}"
+        return f"{self.sender}>{self.receiver} {what}"
+
+
+class Leader(World):
+    """A control partition of `Leaders`."""
+
+    def __init__(self, number: int, count: int) -> None:
+        super().__init__(control_partition=number, control_partitions=count, across=True)
+        self.log_rows([(k.FEATURE_KEY, r.FeatureRow(LEVEL, 1))])
+        self.sent: list[Sent] = []
+        self.answers: list[str] = []
+
+    def close(self, turn: Any, expired_ms: int | None = None, asker: str | None = None) -> str:
+        text = super().close(turn, expired_ms, asker)
+        number, seen = self.settings.control_partition, turn.hybrid_time
+        self.sent += [Sent(number, one, seen) for one in turn.round.messages]
+        return text
+
+    def receive(self, *messages: Sent) -> str:
+        """One round that decides these messages, as a controller's pass does; what was answered."""
+        self.read_journals()
+        turn = self.new_turn()
+        for one in messages:
+            receiving.receive(turn, decode(one.payload), one.payload, one.mac, one.seen)
+        decide_due(turn, judge_silence=self.judge_silence)
+        text = self.close(turn)
+        self.answers += [text] if text else []
+        return text
+
+
+class Leaders:
+    """Control partitions with clocks that move together."""
+
+    def __init__(self, count: int = 2) -> None:
+        self.all = [Leader(number, count) for number in range(count)]
+        self.bag: list[Sent] = []
+        self.seen: list[str] = []  # all messages that were delivered, as texts
+        self.lost: Callable[[Sent], bool] = lambda one: False
+        first = self.all[0]
+        for number, one in enumerate(self.all):
+            one.ids, one.writers, one.asked = first.ids, first.writers, first.asked
+            scope = SCOPES[number]
+            for known, name in enumerate(SCOPES[:count]):
+                if number in (0, known):
+                    one.log_rows([(k.scope_key(name), r.ScopeRow(name, known, "open"))])
+            one.create(f"{scope}/a")
+            one.created(f"{scope}/a", 0, 0)
+            one.rounds.clear()
+
+    def __getitem__(self, number: int) -> Leader:
+        return self.all[number]
+
+    def collect(self) -> None:
+        for one in self.all:
+            self.bag += [sent for sent in one.sent if not self.lost(sent)]
+            one.sent.clear()
+
+    def deliver(self, *, times: int = 1) -> str:
+        """Deliver all messages that are under way, once; what was answered."""
+        self.collect()
+        said = []
+        for one in self.all:
+            number = one.settings.control_partition
+            mine = [sent for sent in self.bag if sent.receiver == number]
+            self.bag = [sent for sent in self.bag if sent.receiver != number]
+            if mine:
+                self.seen += map(repr, mine)
+                said.append(one.receive(*mine * times))
+        self.collect()
+        return "; ".join(filter(None, said))
+
+    def settle(self, *, times: int = 1) -> str:
+        """Deliver until nothing is under way; what was answered."""
+        said = []
+        for _ in range(50):
+            self.collect()
+            if not self.bag:
+                return "; ".join(filter(None, said))
+            said.append(self.deliver(times=times))
+        raise AssertionError(f"endless: {self.bag}")
+
+    def wait(self, ms: int) -> str:
+        """Let time pass, and settle."""
+        said = [one.wait(ms) for one in self.all]
+        return "; ".join(filter(None, [*said, self.settle()]))
+
+    def lead(self, number: int) -> None:
+        """A successor takes a control partition over: what is in memory alone is gone."""
+        self[number].lead(keep_table=False)
+
+    # -- a transaction -----------------------------------------------------------------------------------
+
+    def begin(
+        self, label: str = "A", *, writer: str = "w1", streams: tuple[str, ...] = ("nyc/a", "ber/a")
+    ) -> None:
+        """Begin at control partition 0, and write an event to each stream."""
+        assert self[0].begin(label) == f"begun {label}"
+        for stream in streams:
+            assert self.touch(label, stream).startswith(f"touched {stream}"), stream
+            self.write(label, writer, stream)
+
+    def touch(self, label: str, stream: str, writer: int = 0) -> str:
+        one = self[SCOPES.index(split_stream(stream)[0])]
+        name = f"touch {label} {stream}"
+        said = one.ask(name, r.Touch(self[0].token(label), stream, writer))
+        text = said or self.settle()
+        return text.removeprefix(f"[{name}] ")
+
+    def write(self, label: str, writer: str, stream: str, count: int = 1) -> None:
+        self[SCOPES.index(split_stream(stream)[0])].write(label, writer, stream, count)
+
+    def receipt(self, label: str, writer: str = "w1") -> r.Receipt:
+        """A true account of what a writer wrote everywhere."""
+        found = [one.receipt(label, writer, sequence=1) for one in self.all]
+        return replace(found[0], extents=tuple(e for each in found for e in each.extents))
+
+    def commit(self, label: str = "A", *, exactly: bool = True, **given: Any) -> str:
+        """Send the commit of writer w1; what the coordinator's round answered."""
+        receipt = self.receipt(label)
+        own, others = ((), (receipt,)) if exactly else ((receipt,), None)
+        return self[0].commit(label, own=own, receipts=others, **given)
+
+    def merges(self) -> dict[str, list[tuple[str, int]]]:
+        """Stream -> the transactions merged into it, with their timestamps, in order."""
+        found: dict[str, list[tuple[str, int]]] = {}
+        for one in self.all:
+            for round_ in one.rounds:
+                for step in round_.commits:
+                    found.setdefault(step.stream, []).append(
+                        (one.label(step.txn_id), step.timestamp)
+                    )
+        return found
+
+    def states(self, label: str = "A") -> list[str]:
+        rows = [one.state.txn_row(one.id(label)) for one in self.all]
+        return ["-" if row is None else row.state for row in rows]
+
+
+@contextmanager
+def losing(leaders: Leaders, *kinds: type) -> Iterator[None]:
+    """Lose messages of these kinds."""
+    leaders.lost = lambda one: isinstance(one.record, kinds)
+    try:
+        yield
+    finally:
+        leaders.lost = lambda one: False

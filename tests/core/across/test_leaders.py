@@ -1,0 +1,337 @@
+"""Transactions over control partitions, by the leaders' real decisions; messages are passed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from anabranch.core.decisions.streams import give_up_stream
+from anabranch.protocol.schemas import records as r
+from tests.core.across.leaders import SCOPES, Leaders, losing
+from tests.core.harness import event
+
+
+def assert_committed_once(leaders: Leaders, *streams: str) -> None:
+    """Each stream has transaction A once, all at one timestamp."""
+    merges = leaders.merges()
+    assert sorted(merges) == sorted(streams)
+    times = {at for its in merges.values() for _, at in its}
+    assert [len(its) for its in merges.values()] == [1] * len(streams)
+    assert len(times) == 1
+
+
+def test_one_transaction_over_two_control_partitions() -> None:
+    leaders = Leaders()
+    leaders.begin()
+    leaders.seen.clear()
+    assert leaders.commit() == ""
+    assert leaders.settle() == "[commit A] A COMMITTED 2"
+    assert leaders.seen == [
+        "0>1 AskVote TIMESTAMP 1", "1>0 Vote YES 1 at p", "0>1 Decide COMMIT", "1>0 Done",
+    ]  # fmt: skip
+    assert_committed_once(leaders, "nyc/a", "ber/a")
+    assert leaders.states() == ["COMMITTED", "COMMITTED"]
+
+
+def steps(leaders: Leaders, after: int) -> None:
+    """Deliver messages this many times."""
+    for _ in range(after):
+        leaders.deliver()
+
+
+def settled(leaders: Leaders) -> str:
+    """Let time pass until nothing is repeated any more; what was answered."""
+    said = [leaders.settle()]
+    said += [leaders.wait(ms) for ms in (0, 300, 600, 1200, 2400)]
+    return "; ".join(filter(None, said))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("after", range(5))
+def test_a_successor_goes_on_from_each_step(number: int, after: int) -> None:
+    """Its memory is gone, and so are the messages that its round had not sent yet."""
+    leaders = Leaders()
+    leaders.begin()
+    leaders.commit()
+    steps(leaders, after)
+    leaders.bag = [one for one in leaders.bag if one.sender != number]
+    leaders.lead(number)
+    leaders.wait(0)
+    settled(leaders)
+    assert leaders.states() == ["COMMITTED", "COMMITTED"]
+    assert_committed_once(leaders, "nyc/a", "ber/a")
+    assert leaders[0].commit("A", receipts=[leaders.receipt("A")]) == "A COMMITTED 2"
+
+
+@pytest.mark.parametrize("kind", [r.AskVote, r.Vote, r.Decide, r.Done])
+def test_what_is_lost_is_sent_again_and_what_comes_twice_changes_nothing(kind: type) -> None:
+    leaders = Leaders()
+    leaders.begin()
+    leaders.commit()
+    with losing(leaders, kind):
+        leaders.settle(times=2)
+    leaders.wait(300)
+    said = leaders.settle(times=3)
+    assert leaders.states() == ["COMMITTED", "COMMITTED"], said
+    assert_committed_once(leaders, "nyc/a", "ber/a")
+
+
+# After how many deliveries the client aborts, and what becomes of it.
+@pytest.mark.parametrize(
+    ("after", "said", "then"),
+    [
+        (0, "A ABORTED", "ABORTED"),
+        (1, "A ABORTED", "ABORTED"),
+        (2, "OutcomeUnknown", "COMMITTED"),
+        (3, "OutcomeUnknown", "COMMITTED"),
+        (4, "AlreadyCommitted", "COMMITTED"),
+    ],
+)
+def test_an_abort_ends_it_everywhere_or_nowhere(after: int, said: str, then: str) -> None:
+    leaders = Leaders()
+    leaders.begin()
+    leaders.commit()
+    steps(leaders, after)
+    assert said in leaders[0].abort("A")
+    settled(leaders)
+    assert leaders.states() == [then, then]
+    assert len(leaders.merges()) == (2 if then == "COMMITTED" else 0)
+
+
+def test_an_abort_is_answered_at_once_and_a_participant_that_is_away_is_told_later() -> None:
+    leaders = Leaders()
+    leaders.begin()
+    with losing(leaders, r.Decide):
+        assert leaders[0].abort("A") == "A ABORTED (aborted by a client)"
+        leaders.settle()
+    assert leaders.states() == ["ABORT_IN_PROGRESS", "OPEN"]
+    assert leaders[0].get("A") == "A ABORTED (aborted by a client)"
+    leaders.lead(0)
+    leaders.wait(0)
+    assert leaders.states() == ["ABORTED", "ABORTED"]
+    assert leaders.touch("A", "ber/a") == "TransactionAborted"
+
+
+def test_a_refused_commit_leaves_all_open_and_can_be_mended() -> None:
+    leaders = Leaders()
+    leaders.begin()
+    true = leaders.receipt("A")
+    bent = [replace(e, count=0) if e.stream == "ber/a" else e for e in true.extents]
+    leaders[0].commit("A", receipts=[replace(true, extents=tuple(bent))])
+    assert leaders.settle() == "[commit A] ReceiptMismatch"
+    assert leaders.states() == ["OPEN", "OPEN"]
+    leaders.write("A", "w1", "ber/a")
+    good = replace(leaders.receipt("A"), sequence=2)
+    leaders[0].commit("A", receipts=[good], asker="again")
+    assert "A COMMITTED 3" in settled(leaders)
+    assert_committed_once(leaders, "nyc/a", "ber/a")
+
+
+def test_a_writer_that_only_the_participant_knows_is_not_left_out_silently() -> None:
+    leaders = Leaders()
+    leaders.begin()
+    leaders.touch("A", "ber/a", leaders[0].writer("w2"))
+    leaders.commit(exactly=False)
+    assert leaders.settle() == "[commit A] WritersUnfinished"
+    leaders.commit(asker="exactly these")
+    assert "[exactly these] A COMMITTED 2" in settled(leaders)
+
+
+def test_a_participant_that_is_away_until_the_deadline_is_named_and_all_stays_open() -> None:
+    leaders = Leaders()
+    leaders.begin()
+    with losing(leaders, r.AskVote):
+        leaders.commit(wait_ms=2_000)
+        leaders.settle()
+        leaders.wait(1_000)
+        found = (
+            leaders[0].ask("list", r.ListOpen(None, leaders[0].id("A"), 1)) and leaders[0].result
+        )
+        assert found.transactions[0].waits.text == "waits 1.0 s for the vote of control partition 1"
+        assert leaders.wait(1_001) == "[commit A] NotReady"
+    assert "the vote of control partition 1 did not come" in leaders[0].message
+    settled(leaders)
+    assert leaders.states() == ["OPEN", "OPEN"]
+    leaders.commit(asker="again")
+    assert "[again] A COMMITTED 2" in settled(leaders)
+
+
+def test_c1_a_vote_of_a_former_round_of_votes_does_not_count() -> None:
+    leaders = Leaders()
+    leaders.begin()
+    leaders.commit(wait_ms=1_000)
+    leaders.deliver()
+    (old,) = leaders.bag
+    leaders.bag.clear()
+    leaders.wait(1_001)
+    leaders.commit(asker="again")
+    leaders.bag.append(old)
+    leaders.deliver()
+    assert leaders.states()[0] == "OPEN"
+    settled(leaders)
+    times = {at for its in leaders.merges().values() for _, at in its}
+    assert min(times) > old.record.timestamp
+
+
+def test_a_question_that_was_overtaken_finds_that_it_is_aborted() -> None:
+    """O3: the participant has logged it, although it never heard of the transaction."""
+    leaders = Leaders()
+    leaders.begin()
+    leaders.commit()
+    leaders.collect()
+    (ask,) = leaders.bag
+    leaders.bag.clear()
+    leaders.all[1] = fresh = type(leaders[1])(1, 2)
+    fresh.ids, fresh.writers, fresh.asked = (
+        getattr(leaders[0], n) for n in ("ids", "writers", "asked")
+    )
+    leaders[0].abort("A")
+    leaders.settle()
+    leaders.bag.append(ask)
+    leaders.settle()
+    assert leaders.states() == ["ABORTED", "ABORTED"]
+
+
+def test_a_touch_waits_for_the_coordinator_for_five_seconds() -> None:
+    leaders = Leaders()
+    leaders[0].begin("A")
+    with losing(leaders, r.Enlist):
+        assert leaders.touch("A", "ber/a") == ""
+        assert leaders.wait(4_900) == ""
+        assert leaders.wait(200) == "[touch A ber/a] NotReady"
+    assert leaders.touch("A", "ber/a").startswith("touched ber/a")
+
+
+def test_a_participant_is_enlisted_only_while_it_is_open_and_no_commit_waits() -> None:
+    """O1: its events would be acknowledged, and never merged."""
+    leaders = Leaders(3)
+    leaders.begin()
+    with losing(leaders, r.AskVote):
+        leaders.commit()
+        assert leaders.touch("A", "tok/a") == "NotReady"
+    settled(leaders)
+    assert leaders.touch("A", "tok/a") == "AlreadyCommitted"
+    leaders[0].begin("B")
+    leaders[0].abort("B")
+    assert leaders.touch("B", "tok/a") == "TransactionAborted"
+
+
+def test_a_participant_never_expires_by_itself() -> None:
+    """O2."""
+    leaders = Leaders()
+    leaders.begin()
+    leaders[1].wait(10 * 60_000)
+    assert leaders.states() == ["OPEN", "OPEN"]
+
+
+def test_messages_that_are_forged_or_impossible_are_counted_and_not_acted_on() -> None:
+    leaders = Leaders()
+    leaders.begin()
+    leaders.commit()
+    leaders.collect()
+    (ask,) = leaders.bag
+    ask.mac = bytes(32)
+    leaders.settle()
+    assert leaders[1].round.ignored == ["forged"]
+    assert leaders.states() == ["OPEN", "OPEN"]
+    leaders.wait(300)
+    assert leaders.states() == ["COMMITTED", "COMMITTED"]
+
+
+def test_without_a_streams_journals_read_a_vote_waits_and_comes_by_itself() -> None:
+    leaders = Leaders()
+    leaders.begin()
+    leaders[1].held = True
+    leaders.commit()
+    leaders.settle()
+    assert leaders.seen[-1] == "1>0 Vote WAITING 1"
+    leaders[1].held = False
+    leaders[1].turn()
+    assert leaders.settle() == "[commit A] A COMMITTED 2"
+
+
+def test_three_control_partitions_and_one_that_has_only_the_coordinator() -> None:
+    leaders = Leaders(3)
+    leaders.begin(streams=("ber/a", "tok/a"))
+    leaders.commit()
+    assert leaders.settle() == "[commit A] A COMMITTED 2"
+    assert_committed_once(leaders, "ber/a", "tok/a")
+
+
+def test_a_commit_is_answered_at_its_decision_if_that_is_asked_for() -> None:
+    leaders = Leaders()
+    leaders.begin()
+    leaders[0].at_decision = True
+    leaders.commit()
+    leaders.deliver()
+    said = leaders.deliver()
+    assert said.startswith("[commit A] A FINALIZE_IN_PROGRESS (but 2 committed at ")
+
+
+def lose(leaders: Leaders, stream: str) -> None:
+    one = leaders[SCOPES.index(stream.partition("/")[0])]
+    turn = one.new_turn()
+    give_up_stream(turn, stream, "its topic is gone")
+    one.close(turn)
+
+
+def test_c4_a_stream_that_is_lost_after_the_vote_is_no_way_back_after_the_decision() -> None:
+    leaders = Leaders()
+    leaders.begin()
+    leaders.commit()
+    leaders.deliver()
+    lose(leaders, "ber/a")
+    said = settled(leaders)
+    assert "A COMMITTED 1, 1 left out (1 event left out, as their stream is LOST: ber/a)" in said
+    assert_committed_once(leaders, "nyc/a")
+
+
+def test_c4_a_stream_that_is_lost_before_the_decision_refuses_the_commit() -> None:
+    leaders = Leaders()
+    leaders.begin()
+    leaders.commit()
+    leaders.deliver()
+    leaders.bag.clear()
+    lose(leaders, "ber/a")
+    assert "[commit A] StreamLost" in settled(leaders)
+    assert leaders.states() == ["OPEN", "OPEN"]
+    leaders[0].abort("A")
+    leaders.settle()
+    assert leaders.states() == ["ABORTED", "ABORTED"]
+
+
+def test_c2_the_commit_is_not_before_a_participants_promise_whose_clock_is_ahead() -> None:
+    leaders = Leaders()
+    leaders.begin()
+    leaders[1].wall_us += 500_000
+    leaders.commit()
+    leaders.deliver()
+    (vote,) = leaders.bag
+    leaders.settle()
+    assert min(at for its in leaders.merges().values() for _, at in its) >= vote.record.timestamp
+    assert_committed_once(leaders, "nyc/a", "ber/a")
+
+
+def test_t1_a_participant_whose_clock_is_minutes_ahead_is_refused_by_name() -> None:
+    leaders = Leaders()
+    leaders.begin()
+    leaders[1].wall_us += 600_000_000
+    leaders.commit()
+    assert leaders.settle() == "[commit A] ClockSkew"
+    assert leaders[0].one_shot("B", event("nyc/a")) == "B COMMITTED 1"
+    assert leaders.states() == ["OPEN", "OPEN"]
+
+
+def test_what_comes_between_the_vote_and_the_decision_waits_and_is_merged_after_it() -> None:
+    leaders = Leaders()
+    leaders.begin()
+    leaders.commit()
+    leaders.deliver()
+    assert leaders[1].one_shot("B", event("ber/a"), scope="ber") == ""
+    assert leaders[0].one_shot("C", event("nyc/a")) == "C COMMITTED 1"
+    assert leaders.settle() == "[one-shot B] B COMMITTED 1; [commit A] A COMMITTED 2"
+    for stream, its in leaders.merges().items():
+        assert [at for _, at in its] == sorted(at for _, at in its), stream
+    assert [label for label, _ in leaders.merges()["ber/a"]] == ["A", "B"]
+    assert [label for label, _ in leaders.merges()["nyc/a"]] == ["C", "A"]

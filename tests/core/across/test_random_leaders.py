@@ -1,0 +1,138 @@
+"""Random histories of transactions over control partitions, by the leaders' real decisions.
+
+Messages are lost, doubled and late, leaders are taken over, clients abort. At the end nothing is lost any
+more, and each transaction is merged everywhere at one timestamp or nowhere, and each stream's timestamps rise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from tests.core.across.leaders import SCOPES, Leaders
+from tests.core.harness import event
+
+STEPS = 140
+
+
+class Play:
+    """One random history. ``told``: the last answer to each commit."""
+
+    def __init__(self, seed: int) -> None:
+        self.rnd = Random(seed)
+        self.leaders = Leaders(3)
+        for one in self.leaders.all:
+            one.wall_us += self.rnd.choice((0, 0, 30_000, 400_000))
+        self.open: dict[str, list[str]] = {}  # label -> streams that it has touched
+        self.wrote: dict[str, set[str]] = {}
+        self.told: dict[str, str] = {}
+        self.count = 0
+
+    def run(self) -> None:
+        for _ in range(STEPS):
+            self.step()
+        for ms in (0, 300, 700, 1500, 3000, 6000):
+            self.note(self.leaders.wait(ms))
+        for label in self.wrote:  # those that no commit ended
+            self.note(self.leaders[0].abort(label))
+        self.note(self.leaders.wait(0))
+        self.check()
+
+    def note(self, said: str) -> None:
+        for one in said.split("; "):
+            name, _, text = one.removeprefix("[").partition("] ")
+            if text and name.startswith("commit "):
+                self.told[name.split()[1]] = text
+
+    def step(self) -> None:
+        rnd, leaders, luck = self.rnd, self.leaders, self.rnd.random()
+        if luck < 0.12:
+            self.count += 1
+            label = f"T{self.count}"
+            leaders[0].begin(label)
+            self.open[label], self.wrote[label] = [], set()
+        elif luck < 0.35 and self.open:
+            self.write(rnd.choice(sorted(self.open)))
+        elif luck < 0.47 and self.open:
+            label = rnd.choice(sorted(self.open))
+            receipt = replace(leaders.receipt(label, f"w{label}"), sequence=1)
+            given = {"receipts": [receipt], "wait_ms": rnd.choice([150, 5_000, 5_000])}
+            self.note(leaders[0].commit(label, asker=f"commit {label} {len(self.told)}", **given))
+            del self.open[label]
+        elif luck < 0.50 and self.wrote:
+            label = rnd.choice(sorted(self.wrote))
+            self.note(leaders[0].abort(label))
+            self.open.pop(label, None)
+        elif luck < 0.60:
+            number = rnd.randrange(3)
+            self.count += 1
+            stream = f"{SCOPES[number]}/a"
+            leaders[number].one_shot(f"S{self.count}@{number}", event(stream), scope=SCOPES[number])
+        elif luck < 0.64:
+            number = rnd.randrange(3)
+            leaders.bag = [one for one in leaders.bag if one.sender != number or rnd.random() < 0.5]
+            leaders.lead(number)
+        elif luck < 0.72:
+            for one in leaders.all:
+                self.note(one.wait(rnd.choice([10, 120, 300])))
+        else:
+            self.deliver()
+
+    def write(self, label: str) -> None:
+        leaders, touched = self.leaders, self.open[label]
+        stream = f"{self.rnd.choice(SCOPES)}/a"
+        if stream not in touched:
+            leaders.touch(label, stream)
+            number = SCOPES.index(stream.partition("/")[0])
+            txn = leaders[number].state.open.get(leaders[0].id(label))
+            if txn is None or stream not in txn.participants or txn.row.state != "OPEN":
+                return
+            touched.append(stream)
+        leaders.write(label, f"w{label}", stream)
+        self.wrote[label].add(stream)
+
+    def deliver(self) -> None:
+        """A pass of one leader: of what is under way to it, some is lost, doubled, or stays for later."""
+        rnd, leaders = self.rnd, self.leaders
+        leaders.collect()
+        number, mine, rest = rnd.randrange(3), [], []
+        for one in leaders.bag:
+            luck = rnd.random()
+            if one.receiver != number or luck < 0.2:
+                rest.append(one)
+            elif luck < 0.85:
+                mine.append(one)
+                if luck < 0.35:
+                    rest.append(one)
+        rnd.shuffle(mine)
+        leaders.bag = rest[-60:]
+        if mine:
+            self.note(leaders[number].receive(*mine))
+        leaders.collect()
+
+    def check(self) -> None:
+        merges = self.leaders.merges()
+        for stream, its in merges.items():
+            # Two coordinators may choose the same time: then the lower id goes first (H1).
+            times = [(at, self.leaders[0].ids[label]) for label, at in its]
+            assert times == sorted(times), f"order: {stream}"
+            assert len({label for label, _ in its}) == len(its), f"twice: {stream}"
+        for label, streams in self.wrote.items():
+            states = {state for state in self.leaders.states(label) if state != "-"}
+            found = {
+                stream: at for stream, its in merges.items() for one, at in its if one == label
+            }
+            assert states <= {"COMMITTED"} or states <= {"ABORTED"}, f"endless: {label} {states}"
+            assert set(found) == (streams if states == {"COMMITTED"} else set()), f"torn: {label}"
+            assert len(set(found.values())) <= 1, f"times: {label} {found}"
+            told = self.told.get(label, "")
+            assert "COMMITTED" not in told or states == {"COMMITTED"}, f"told: {label}"
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 40))]
+)
+def test_transactions_are_whole_everywhere(seed: int) -> None:
+    Play(seed).run()
