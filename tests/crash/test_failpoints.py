@@ -87,7 +87,7 @@ class Play(NamedTuple):
     alike: bool = False
 
 
-# What makes a round durable, and known: the others are killed at in the long tests.
+# What makes a round durable, and known: a shorter run than that of each kind.
 DURABLE = {
     AFTER_DECISION,
     "append:journal+status+stream",
@@ -260,7 +260,9 @@ def run(lanes: Lanes, killing: Killing) -> str:
 @pytest.mark.parametrize(
     ("of", "kinds"),
     [
-        pytest.param(PLAYS[:1], "durable", id="what makes a round durable"),
+        pytest.param(
+            PLAYS[:1], "durable", id="what makes a round durable", marks=pytest.mark.long
+        ),
         pytest.param(UNLIKE, "each", id="each kind of each play", marks=pytest.mark.long),
         pytest.param(PLAYS, "all", id="all", marks=pytest.mark.soak),
     ],
