@@ -121,12 +121,12 @@ def test_commands_make_and_change_a_stream(shell: Shell, scope: str) -> None:
 def test_load_and_read(processes: Shell, shell: Shell, scope: str, tmp_path: Path) -> None:
     stream, path = f"{scope}/rows", table(tmp_path / "rows.csv", 500)
     arguments = ("load", str(path), "--stream", stream, "--key", "key")
-    loaded = processes.json(*arguments, "--segments", "2", "--name", "once")
+    loaded = shell.json(*arguments, "--segments", "2", "--name", "once")
     assert (loaded["rows"], loaded["already_committed"]) == (500, False)
     again = shell.json(*arguments, "--name", "once")
     assert again["already_committed"]
     assert again["txn_id"] == loaded["txn_id"]
-    events = processes.lines(stream, "--limit", "500", "--timeout", "30")
+    events = shell.lines(stream, "--limit", "500", "--timeout", "30")
     rows = [json.loads(event["value"]) for event in events]
     assert sorted(int(row["id"]) for row in rows) == list(range(500))
     for key in {row["key"] for row in rows}:
@@ -143,7 +143,7 @@ def test_load_and_read(processes: Shell, shell: Shell, scope: str, tmp_path: Pat
     assert newest[2]["value"] == "last"
     of_key = shell.lines(stream, "--tail", "2", "--with-key", "k3")
     assert of_key == [[each for each in at_end if each["key"] == "k3"][-1], newest[2]]
-    followed = processes.lines(stream, "--tail", "1", "--follow", "--timeout", "2")
+    followed = shell.lines(stream, "--tail", "1", "--follow", "--timeout", "2")
     assert followed == newest[2:]
     [listed] = shell.json("stream", "list", scope)["streams"]
     assert (listed["events"], listed["exact"], listed["kind"]) == (501, True, "stream")

@@ -19,7 +19,7 @@ from tests.cluster import Cluster
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
-OVER_ASYNCIO = ()
+OVER_ASYNCIO = pytest.mark.long
 
 
 @pytest.fixture

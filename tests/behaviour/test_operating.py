@@ -138,23 +138,40 @@ def start(broker: Broker, data: Path, *arguments: str) -> subprocess.CompletedPr
     return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        "folder",
+        "address",
+        *(pytest.param(what, marks=pytest.mark.long) for what in ("file", "port")),
+    ],
+)
 def test_what_is_wrong_is_said_when_it_starts(
-    broker: Broker, controller: ControllerProcess, tmp_path: Path
+    broker: Broker, controller: ControllerProcess, tmp_path: Path, what: str
 ) -> None:
     same = ("--cluster-prefix", controller.prefix)
     file = tmp_path / "file"
     file.touch()
     fresh = tmp_path / "two"
-    table = [
-        (controller.folder / "data", same, 6, rf"FolderInUse: .* by pid {controller.pid}:"),
-        (file / "data", same, 6, "FolderUnusable: the folder .*: Not a directory"),
-        (fresh, ("--http", "localhost"), 2, "InvalidArgument: --http 'localhost' is not"),
-        (fresh, controller.arguments[:2], 6, "PortTaken: port [0-9]+ is in use"),
-    ]
-    for data, arguments, code, text in table:
-        done = start(broker, data, *arguments)
-        assert (done.returncode, bool(re.search(text, done.stderr))) == (code, True), done.stderr
-        assert "Traceback" not in done.stderr
+    data, arguments, code, text = {
+        "folder": (
+            controller.folder / "data",
+            same,
+            6,
+            rf"FolderInUse: .* by pid {controller.pid}:",
+        ),
+        "file": (file / "data", same, 6, "FolderUnusable: the folder .*: Not a directory"),
+        "address": (
+            fresh,
+            ("--http", "localhost"),
+            2,
+            "InvalidArgument: --http 'localhost' is not",
+        ),
+        "port": (fresh, controller.arguments[:2], 6, "PortTaken: port [0-9]+ is in use"),
+    }[what]
+    done = start(broker, data, *arguments)
+    assert (done.returncode, bool(re.search(text, done.stderr))) == (code, True), done.stderr
+    assert "Traceback" not in done.stderr
     assert controller.leading() == [0]
 
 

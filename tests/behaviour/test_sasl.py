@@ -95,7 +95,10 @@ def test_each_mechanism_lets_in(place: Place, mechanism: str, unique: str) -> No
 
 @pytest.mark.parametrize(
     "mechanism",
-    [MECHANISMS[0], *(pytest.param(name, marks=pytest.mark.soak) for name in MECHANISMS[1:])],
+    [
+        pytest.param(MECHANISMS[0], marks=pytest.mark.long),
+        *(pytest.param(name, marks=pytest.mark.soak) for name in MECHANISMS[1:]),
+    ],
 )
 def test_a_cluster_that_knows_its_users(
     place: Place, mechanism: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -144,7 +147,6 @@ def test_a_cluster_that_knows_its_users(
         assert PASSWORD not in text
 
 
-@pytest.mark.soak
 def test_a_session_is_renewed_with_answers_under_way(place: Place) -> None:
     """They come in their order, and none is lost; a session may end while it is unused, too."""
     settings = parse_settings(place.broker.secure_bootstrap, place.options(SCRAM))

@@ -87,17 +87,6 @@ class Play(NamedTuple):
     alike: bool = False
 
 
-# What makes a round durable, and known: the others are killed at in the long tests.
-DURABLE = {
-    AFTER_DECISION,
-    "append:journal+status+stream",
-    "append:history+status+stream",
-    "end:commit",
-    "send:replies",
-    "table:rows",
-}
-
-
 PLAYS = (
     Play(Scenario, Lead.chunk_bytes, LAST_DECISION, KNOWN),
     Play(Moving, Lead.chunk_bytes, FIRST_DECISION, {AFTER_DECISION}),
@@ -258,11 +247,10 @@ def run(lanes: Lanes, killing: Killing) -> str:
 @pytest.mark.broker
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("of", "kinds"),
+    ("of", "every"),
     [
-        pytest.param(PLAYS[:1], "durable", id="what makes a round durable"),
-        pytest.param(UNLIKE, "each", id="each kind of each play", marks=pytest.mark.long),
-        pytest.param(PLAYS, "all", id="all", marks=pytest.mark.soak),
+        pytest.param(UNLIKE, False, id="each kind of each play", marks=pytest.mark.long),
+        pytest.param(PLAYS, True, id="all", marks=pytest.mark.soak),
     ],
 )
 def test_killed_at_every_call(
@@ -273,10 +261,10 @@ def test_killed_at_every_call(
     subtests: pytest.Subtests,
     measured: Callable[[str], None],
     of: Sequence[Play],
-    kinds: str,
+    every: bool,
 ) -> None:
-    """``kinds``: of calls; "all": each call of each."""
-    done, every = set[str](), kinds == "all"
+    """``every``: at each call, or else before the first of each kind."""
+    done = set[str]()
     plays = [Lanes(zygote, broker.bootstrap, log, play) for play in of]
     with ThreadPoolExecutor(LANES) as pool:
         recorded = list(pool.map(lambda lanes: record_all(lanes, tmp_path), plays))
@@ -287,9 +275,6 @@ def test_killed_at_every_call(
         assert names >= play.known, f"it does not make {play.known - names} any more"
         points = killings(fresh, used, done, every=every)
         assert points, f"{play.scenario.__name__} has no call of its own"
-        if kinds == "durable":
-            points = [killing for killing in points if killing.point.name in DURABLE]
-            assert {killing.point.name for killing in points} == DURABLE
         done |= names
         todo.append((lanes, points))
     measured(kill_at(todo, LANES if every else FEW_LANES, subtests))

@@ -19,7 +19,7 @@ from tests.cluster import ControllerProcess
 from tests.conftest import Broker
 from tests.crash.oracle import check_stream, read_stream
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow(9), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(240)]
 
 SESSION_S = 2.0
 WRITER = textwrap.dedent("""

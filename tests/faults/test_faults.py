@@ -25,7 +25,6 @@ from tests.workload.leaders import Services
 from tests.workload.readers import MODES
 from tests.workload.zygote import Zygote
 
-QUICK_S = 5.0
 SOON_S = 10.0
 MIXED_S = float(os.environ.get("ANABRANCH_FAULTS_S", "180"))
 pytestmark = pytest.mark.broker
@@ -90,7 +89,6 @@ def test_the_log_follows_leaders(three_brokers: EmbeddedCluster, unique: str) ->
 @pytest.mark.parametrize(
     "seconds",
     [
-        QUICK_S,
         pytest.param(SOON_S, marks=pytest.mark.long),
         pytest.param(MIXED_S, marks=pytest.mark.soak),
     ],

@@ -128,7 +128,13 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", BAD)
+# One of each error.
+QUICK = "a stray task", "another scope", "a partition"
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=[] if what in QUICK else pytest.mark.long) for what in BAD]
+)
 def test_what_an_agent_must_not_do_fails_by_name(place: Place, make: Make, what: str) -> None:
     act, kind, text = BAD[what]
     app = make(retries=0)

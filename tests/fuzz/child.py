@@ -49,8 +49,7 @@ def main() -> int:
         session = _Session(room, told)
         for place in range(begin, len(names)):
             target = TARGETS[names[place]]
-            many = target.inputs if inputs < 0 else inputs
-            session.run(target, place, seed, number, many, seconds)
+            session.run(target, place, seed, number, inputs, seconds)
             number = 0
     return 0
 
@@ -72,8 +71,8 @@ class _Session:
         guard_cpu(0)
         found: Counter[str] = Counter()
         until = time.monotonic() + seconds if seconds else 0.0
-        first = number
-        while (not inputs or number < inputs) and not (until and time.monotonic() > until):
+        first, last = number, len(seeds) + inputs
+        while (not inputs or number < last) and not (until and time.monotonic() > until):
             data = target.input(seed, number, seeds)
             self._note(place, number, data)
             why = judge(target, run, data, is_seed=number < len(seeds))

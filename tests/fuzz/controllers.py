@@ -246,7 +246,6 @@ TARGETS = (
         always(partial(_take_batch, COMMANDS)),
         (),
         mutated_batch,
-        80,
     ),
     Target(
         "journal-batches",
@@ -254,7 +253,6 @@ TARGETS = (
         always(partial(_take_batch, JOURNAL)),
         (),
         mutated_batch,
-        80,
     ),
     Target(
         "history-tail",
@@ -262,7 +260,6 @@ TARGETS = (
         always(_read_tail),
         # A whole record, but of an epoch that is not there: only a controller can have written that.
         (MalformedRecord, UnsupportedVersion, InvariantViolation),
-        inputs=15,
     ),
     Target(
         "status-rows",
@@ -270,6 +267,5 @@ TARGETS = (
         always(_fold),
         (MalformedRecord, UnsupportedVersion),
         changed_row,
-        80,
     ),
 )

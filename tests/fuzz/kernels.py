@@ -290,10 +290,10 @@ def _event_seeds() -> list[bytes]:
 
 
 TARGETS = (
-    Target("kernel-scan", _seeds, _scan, (), inputs=175),
-    Target("kernel-copy", _seeds, _copies, (), inputs=175),
-    Target("kernel-place", _seeds, _places, (), inputs=175),
-    Target("kernel-columns", _seeds, _columns, (), inputs=175),
-    Target("kernel-events", _event_seeds, _events, (), inputs=250),
-    Target("kernel-history", _history_seeds, _history, (), inputs=250),
+    Target("kernel-scan", _seeds, _scan, ()),
+    Target("kernel-copy", _seeds, _copies, ()),
+    Target("kernel-place", _seeds, _places, ()),
+    Target("kernel-columns", _seeds, _columns, ()),
+    Target("kernel-events", _event_seeds, _events, ()),
+    Target("kernel-history", _history_seeds, _history, ()),
 )

@@ -102,7 +102,7 @@ def _seeds(*classes: type) -> list[bytes]:
 
 
 TARGETS = (
-    Target("records", records_of_all_types, always(_decode), _NO_RECORD, inputs=300),
+    Target("records", records_of_all_types, always(_decode), _NO_RECORD),
     Target(
         "history-records",
         lambda: _seeds(r.CommitRecord, r.EpochRecord),
@@ -121,15 +121,14 @@ TARGETS = (
         always(partial(_given_bytes, Reservation)),
         _NO_RECORD,
     ),
-    Target("tokens", _token_seeds, _tokens, (InvalidToken,), inputs=125),
+    Target("tokens", _token_seeds, _tokens, (InvalidToken,)),
     Target(
         "txn-headers",
         lambda: [pack_txn_header(_TXN_ID, -1, 2)],
         always(unpack_txn_header),
         (MalformedRecord,),
-        inputs=37,
     ),
     Target("txn-ids", lambda: [txn_text(_TXN_ID).encode()], always(_ids), (InvalidArgument,)),
-    Target("digests", _digest_seeds, always(_digests), (MalformedRecord,), inputs=37),
-    Target("status-keys", _status_keys, always(split_key), (MalformedRecord,), inputs=37),
+    Target("digests", _digest_seeds, always(_digests), (MalformedRecord,)),
+    Target("status-keys", _status_keys, always(split_key), (MalformedRecord,)),
 )

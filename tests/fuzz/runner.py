@@ -66,12 +66,12 @@ def fuzz(
     names: Sequence[str],
     seed: int,
     *,
-    inputs: int = -1,
+    inputs: int = 0,
     seconds: float = 0.0,
     limit: float = 600.0,
     most: int = 20,
 ) -> Report:
-    """Try inputs on each target. ``inputs``: of each (-1: its own number, 0: no limit); ``seconds``: of each.
+    """Try inputs on each target. ``inputs``: of each, besides its seeds (0: no limit); ``seconds``: of each.
 
     ``limit``: seconds of all; a child that still runs then waits for something, which is a finding.
     """

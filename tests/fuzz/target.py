@@ -23,7 +23,7 @@ class Target:
     """A decoder, valid inputs for it, and the errors by which it may refuse others.
 
     ``make`` is called once in a process, after which only the inputs cost: it returns what takes an input, and
-    raises anything but ``allowed`` (AssertionError too) for a finding. ``inputs``: how many in the test command.
+    raises anything but ``allowed`` (AssertionError too) for a finding.
     ``memory``: MB that one input may take beyond what the process had.
     """
 
@@ -32,7 +32,6 @@ class Target:
     make: Make
     allowed: tuple[type[Exception], ...]
     mutate: Mutate = mutated
-    inputs: int = 100
     memory: int = 200
 
     def input(self, seed: int, number: int, seeds: Sequence[bytes]) -> bytes:

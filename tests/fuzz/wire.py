@@ -154,14 +154,13 @@ def _sasl() -> Run:
 
 
 TARGETS = (
-    Target("sasl", lambda: [text.encode() for text in _PROOFS], _sasl, (), inputs=75),
-    Target("answers", _generated, always(_answers), (MalformedAnswer,), _mutated, 1500),
+    Target("sasl", lambda: [text.encode() for text in _PROOFS], _sasl, ()),
+    Target("answers", _generated, always(_answers), (MalformedAnswer,), _mutated),
     Target(
         "answers-by-hand",
         _handmade,
         always(_by_hand),
         (MalformedAnswer, CorruptBatch),
         _mutated,
-        1500,
     ),
 )

@@ -178,7 +178,7 @@ CATALOGUE: tuple[Mutant, ...] = (
            suite=OVERLAP_TESTS),
     Mutant("a refused round's successor is written", overlaps.written_all_the_same, weather=REFUSED,
            suite=OVERLAP_TESTS),
-    Mutant("two rounds are in flight", overlaps.two_in_flight, weather=UNANSWERED),
+    Mutant("two rounds are in flight", overlaps.two_in_flight, seed=22, weather=UNANSWERED),
     Mutant("answers of the next round leave early", overlaps.answered_early, quick=True, weather=UNANSWERED,
            suite=OVERLAP_TESTS),
     Mutant("memory follows a round under way", overlaps.followed_early, weather=REFUSED, suite=OVERLAP_TESTS),

@@ -34,7 +34,7 @@ from tests.sim.weather import CLEAR, HOUR
 from tests.sim.world import Violation
 
 SEEDS = (*range(446, 470), 498)
-FEW = (446, 498)
+FEW = (446,)
 # What has to occur in all of these seeds, or a test of it is none.
 FAULTS = frozenset(
     (
@@ -118,19 +118,17 @@ def test_what_must_hold_holds_under_every_seed(seeds: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (2, 3))]
+    "seed", [2, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 3))]
 )
-def test_a_seed_replays_exactly(seed: int) -> None:
+def test_a_seed_replays_exactly(seed: int, tmp_path: Path) -> None:
+    """And its history is judged in files as in memory."""
     lines: list[str] = []
-    first = simulate(seed, trace=lines.append, work_s=SHORT_S)
+    first = simulate(seed, trace=lines.append, history=tmp_path, work_s=SHORT_S)
     again = simulate(seed, work_s=SHORT_S)
+    assert not first.violation, str(first)
     assert len(lines) > 500
     assert (first.digest, first.steps) == (again.digest, again.steps)
-
-
-def test_a_history_in_files_is_judged_as_in_memory(tmp_path: Path) -> None:
-    report = simulate(2, history=tmp_path, work_s=SHORT_S)
-    assert report.judged == dict(judge(tmp_path).counts)
+    assert first.judged == dict(judge(tmp_path).counts)
 
 
 def test_a_full_disk_ends_the_process_and_nothing_else() -> None:

@@ -117,7 +117,9 @@ def test_what_a_processor_has_not_consumed_stays(world: World) -> None:
     assert compacted(operator(world), truth).rows == 18
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))]
+)
 def test_new_replicas_show_what_the_whole_log_showed(
     seed: int, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,13 @@ def check(row: Row, trial: Trial) -> None:
     assert {name: values[name] for name in row.wants} == row.wants
 
 
-@pytest.mark.parametrize("commits", [1, 9], ids=["one by one", "several at once"])
+@pytest.mark.parametrize(
+    "commits",
+    [
+        pytest.param(1, id="one by one", marks=pytest.mark.long),
+        pytest.param(9, id="several at once"),
+    ],
+)
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_a_worker_in_memory_does_the_same(
     row: Row, commits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

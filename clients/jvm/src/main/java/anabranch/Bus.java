@@ -149,11 +149,14 @@ final class Bus implements AutoCloseable {
         return Map.entry(cid, wait);
     }
 
-    private void send(int to, byte[] cid, byte[] payload, long time) {
+    /** Completed once the broker has the command, or the producer has given up. */
+    private CompletableFuture<Void> send(int to, byte[] cid, byte[] payload, long time) {
         var record = new ProducerRecord<byte[], byte[]>(commands, to, null, payload);
         record.headers().add("ab.cid", cid).add("ab.reply", partition)
                 .add("ab.ht", ByteBuffer.allocate(8).putLong(time).array()); // R12.1
-        producer.send(record); // if it fails, the command is repeated
+        var sent = new CompletableFuture<Void>();
+        producer.send(record, (where, error) -> sent.complete(null)); // if it fails, the command is repeated
+        return sent;
     }
 
     /** Send a command until it is answered (section 11); without a result and a refusal at the deadline. */
@@ -167,7 +170,8 @@ final class Bus implements AutoCloseable {
             long repeat = FIRST_REPEAT_MS;
             try {
                 for (int copies = 1; result == null; copies++, repeat = Math.min(2 * repeat, LONGEST_PAUSE_MS)) {
-                    send(to, expected.getKey().array(), payload, time); // R3.3: all copies are the same
+                    // R3.3: all copies are the same. A producer's first record may take seconds.
+                    await(send(to, expected.getKey().array(), payload, time), left(until));
                     result = await(expected.getValue().answer, Math.min(repeat, left(until))); // R11.1
                     inDoubt |= copies > 1;
                     if (result == null && left(until) <= 0) {
