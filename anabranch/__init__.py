@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from anabranch import errors
     from anabranch.client.client import Client
     from anabranch.client.connect import connect
+    from anabranch.client.replica import Replica
     from anabranch.client.reservation import Reservation, narrow
+    from anabranch.client.table_transaction import TableTransaction
     from anabranch.client.transaction import Transaction
     from anabranch.client.write_session import WriteSession
     from anabranch.client.writer import Writer
@@ -61,10 +63,12 @@ _HOMES = {
     "Client": "anabranch.client.client",
     "DerivedTable": "anabranch.processing.derived",
     "Processor": "anabranch.processing.app",
+    "Replica": "anabranch.client.replica",
     "Reservation": "anabranch.client.reservation",
     "Snapshot": "anabranch.reading.snapshot",
     "SnapshotPlan": "anabranch.reading.snapshot",
     "Stream": "anabranch.values",
+    "TableTransaction": "anabranch.client.table_transaction",
     "Total": "anabranch.core.derived_rows",
     "Transaction": "anabranch.client.transaction",
     "WriteSession": "anabranch.client.write_session",
@@ -92,6 +96,7 @@ __all__ = [
     "Receipt",
     "Rejected",
     "RejectedRecord",
+    "Replica",
     "Reservation",
     "Result",
     "RowError",
@@ -99,6 +104,7 @@ __all__ = [
     "SnapshotPlan",
     "Stream",
     "StreamDescription",
+    "TableTransaction",
     "TaskOwnership",
     "Timeline",
     "TimelineStep",

@@ -251,7 +251,10 @@ class RowsFailed(FixCallError):
 
 
 class ReservedByPrepared(FixCallError):
-    """A prepared transaction with this name, series or row has to be ended first (`Client.prepared`)."""
+    """A prepared transaction with this name, series or row has to be ended first (`Client.prepared`).
+
+    Its owner ends it, or a ledger's recovery. After that the same call succeeds.
+    """
 
 
 class AlreadyCommitted(FixCallError):

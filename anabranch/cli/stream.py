@@ -44,7 +44,9 @@ from anabranch.core.stream_settings import (
     FIXED,
     PROCESSOR,
     SEGMENT_BYTES,
+    TABLE,
     check_settings,
+    in_force,
     is_table,
     setting_text,
 )
@@ -558,6 +560,7 @@ def _segments(found: StreamDescription) -> Grid:
 _KINDS: dict[str, type] = {
     "segments": int, "settings": dict, "near": str, "adopt": bool, "description": str, "absent": bool
 }  # fmt: skip
+_SECTIONS = ("streams", "tables")
 _OF_STREAM = ("segments", "description")  # changes of no setting
 _RETENTION = ("retention.ms", "retention.bytes")
 
@@ -586,7 +589,7 @@ class Change(NamedTuple):
 
 def apply(
     options: OperatorOptions,
-    file: Annotated[Path, argument("FILE", "A TOML file with a table for each stream.")],
+    file: Annotated[Path, argument("FILE", "A TOML file with a section for each stream and table.")],
     dry_run: Annotated[bool, option("--dry-run", "Only show the differences.")] = False,
     allow_delete: Annotated[
         bool,
@@ -596,9 +599,9 @@ def apply(
         ),
     ] = False,
 ) -> None:
-    """Make streams match a file: create, alter, scale and delete them.
+    """Make streams and tables match a file: create, alter, scale and delete them.
 
-    Streams that the file does not name stay; settings and descriptions that it does not name are removed. If events
+    Streams and tables that the file does not name stay; settings and descriptions that it does not name are removed. If events
     would be deleted, nothing is changed without --allow-delete.
     """
     wanted = parse(file)
@@ -621,23 +624,31 @@ def apply(
 
 
 def parse(file: Path) -> dict[str, Wanted]:
-    """The streams of a file. Raises: InvalidArgument, UnsupportedSetting, with the place in the file."""
+    """The streams and tables of a file. Raises: InvalidArgument, UnsupportedSetting, with the place in the file."""
     try:
         document = tomllib.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"{file} can't be read: {error}") from error
-    streams = document.get("streams")
-    if not isinstance(streams, dict) or document.keys() != {"streams"}:
+    if not document or not all(
+        name in _SECTIONS and isinstance(given, dict) for name, given in document.items()
+    ):
         raise InvalidArgument(
-            f'{file} needs a table [streams."SCOPE/STREAM"] for each stream, and no other tables'
+            f'{file} needs a section [streams."SCOPE/STREAM"] for each stream, [tables."SCOPE/TABLE"] for each '
+            "table, and no other sections"
         )
-    return {name: _parsed(f"{file}: streams.{name!r}", name, one) for name, one in streams.items()}
+    if both := document.get("streams", {}).keys() & document.get("tables", {}).keys():
+        raise InvalidArgument(f"{file}: {', '.join(sorted(both))}: a stream and a table; keep one section")
+    return {
+        name: _parsed(f"{file}: {section}.{name!r}", name, one, is_a_table=section == "tables")
+        for section, given in document.items()
+        for name, one in given.items()
+    }
 
 
-def _parsed(where: str, name: str, given: object) -> Wanted:
+def _parsed(where: str, name: str, given: object, *, is_a_table: bool) -> Wanted:
     split_stream(name)
     if not isinstance(given, dict):
-        raise InvalidArgument(f"{where} must be a table")
+        raise InvalidArgument(f"{where} must be a section")
     for key, value in given.items():
         if type(value) is not _KINDS.get(key):
             known = ", ".join(f"{each} ({kind.__name__})" for each, kind in _KINDS.items())
@@ -645,6 +656,8 @@ def _parsed(where: str, name: str, given: object) -> Wanted:
                 f"{where}: {key} = {value!r} is not allowed; the keys are {known}"
             )
     settings = {n: setting_text(n, v) for n, v in given.get("settings", {}).items()}
+    if is_a_table:
+        settings |= {TABLE: "true"}
     check_settings(settings)
     return Wanted(**(given | {"settings": settings}))
 
@@ -666,10 +679,16 @@ def _compare(client: Client, stream: str, wanted: Wanted) -> Iterator[Change]:
     if found.description != wanted.description:
         yield Change(stream, "description", found.description, wanted.description)
     effective = client.effective_settings(stream)
-    for name in sorted(found.settings.keys() | wanted.settings.keys()):
+    its = found.settings.keys() - in_force(found.settings)  # derivations are the programs' affair
+    for name in sorted(its | wanted.settings.keys()):
         now, to_be = found.settings.get(name, ""), wanted.settings.get(name, "")
         if now == to_be == effective.get(name, to_be):
             continue
+        if name == TABLE:
+            kind, section = ("table", "tables") if now else ("stream", "streams")
+            raise InvalidArgument(
+                f"{stream} is a {kind}, which can't be altered: describe it as [{section}.\"{stream}\"]"
+            )
         if name in FIXED:
             raise InvalidArgument(f"{stream}: {name} is {now!r} and can't be altered")
         in_effect = effective.get(name, now)

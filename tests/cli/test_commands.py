@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -655,9 +655,13 @@ def test_apply(run: Run, fake: FakeClient, tmp_path: Path) -> None:
         assert json.loads(apply(text, "--dry-run").stdout)["changes"][0]["deletes"]
         assert apply(text, "--allow-delete").exit_code == 0
     assert done() == ["delete_stream"]
+    table = '[tables."nyc/flights"]\nsegments = 2\n'
     for text, said in (
         ("no toml", "can't be read"),
-        ("[stream]", "streams."),
+        ("[stream]", "needs a section [streams."),
+        ("streams = 1", "needs a section [streams."),
+        (table, "describe it as [streams."),
+        (table + '[streams."nyc/flights"]', "a stream and a table"),
         ('[streams."nyc/flights"]\nsegments = "2"', "segments"),
         ('[streams."nyc/flights"]\nsettings = {"retention" = 1}', "no setting retention"),
         ('[streams."flights"]', "flights"),
@@ -667,6 +671,33 @@ def test_apply(run: Run, fake: FakeClient, tmp_path: Path) -> None:
         assert wrong.exit_code == ExitCode.USAGE
         assert said in wrong.stderr
         assert done() == []
+
+
+def test_apply_a_table(
+    run: Run, fake: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its derivations, which programs make, stay."""
+    file = tmp_path / "streams.toml"
+    file.write_text('[tables."bank/accounts"]\nsettings = {"table.history.ms" = 0}\n')
+
+    def missing(_: str) -> NoReturn:
+        raise UnknownStream("none")
+
+    monkeypatch.setattr(fake, "describe", missing)
+    assert run("apply", str(file)).exit_code == 0
+    ((_, made),) = fake.calls
+    settings = {"table": "true", "table.history.ms": "0"}
+    assert made["settings"] == settings
+    there = replace(
+        stream("bank/accounts"),
+        segments=stream().segments[:1],
+        settings=settings | {"derive.size": "1"},
+    )
+    monkeypatch.setattr(fake, "describe", lambda _: there)
+    monkeypatch.setattr(fake, "effective_settings", lambda _: settings)
+    assert "nothing to do" in run("apply", str(file)).stdout
+    file.write_text('[streams."bank/accounts"]\n')
+    assert 'describe it as [tables."bank/accounts"]' in run("apply", str(file)).stderr
 
 
 def test_apply_a_description(

@@ -145,6 +145,9 @@ class _Caches:
             if found is not None:
                 kept_in.add(cache.cache_path)
                 return found
+        _warn_once(
+            "compiling code, for half a minute or longer; only the first time: `anabranch warm` does it ahead of time"
+        )
         return None
 
     def save_overload(self, signature, compiled_function) -> None:
