@@ -27,6 +27,7 @@ from anabranch.errors import (
     CrossScope,
     DeadlineExceeded,
     EventTooLarge,
+    FeatureNotEnabled,
     IllegalState,
     InvalidArgument,
     InvalidToken,
@@ -93,6 +94,7 @@ _UNDONE = ("OPEN", "ABORTED")
 _NOTHING = "nothing was changed"  # a phrase in texts of refusals
 _TOKENS_A_BEAT = 500
 _QUESTIONS_AT_ONCE = 100
+_NAMES_AGAIN_S = 60.0  # the feature level may have been raised
 _MOST_NAMED = 1_000  # streams in a question for a safe time; with more, it is asked for all streams
 
 
@@ -125,7 +127,7 @@ class Session:
         self.highest_timestamp = 0
         self._reported: dict[int, int] = {}  # the highest time that each control partition reported
         self._scopes: dict[str, int] = {}
-        self._names_streams = True  # in questions for safe times
+        self._names_streams_from = 0.0  # in questions for safe times: feature level 4 has that
         self._answered = False
         self._closed = False
 
@@ -570,7 +572,7 @@ class Session:
             served.setdefault(self.find_scope(scope, deadline), (scope, []))[1].append(name)
         questions = {}
         for number, (scope, its) in served.items():
-            named = self._names_streams and len(its) <= _MOST_NAMED
+            named = self.now() >= self._names_streams_from and len(its) <= _MOST_NAMED
             streams = [name for name in its if "/" in name] if named else []
             questions[number] = r.SafeTime(
                 scope, None, tuple(its) if tables else (), tuple(streams)
@@ -587,8 +589,8 @@ class Session:
         """
         try:
             answers = self.ask_at_once(questions, r.SafeTimeReply, deadline)
-        except UnsupportedVersion:  # a controller of an older release, where no stream is ever held
-            self._names_streams = False
+        except (FeatureNotEnabled, UnsupportedVersion):  # here no stream is ever held
+            self._names_streams_from = self.now() + _NAMES_AGAIN_S
             questions = {number: replace(one, streams=()) for number, one in questions.items()}
             answers = self.ask_at_once(questions, r.SafeTimeReply, deadline)
         times = {number: answer.timestamp for number, answer in answers.items()}

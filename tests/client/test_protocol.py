@@ -31,15 +31,18 @@ def in_turn(*answers: Any) -> Any:
     return lambda command: next(left)
 
 
-def test_a_controller_of_an_older_release_is_asked_for_a_safe_time_of_all_streams() -> None:
+@pytest.mark.parametrize("why", ["UnsupportedVersion", "FeatureNotEnabled"])
+def test_below_feature_level_4_a_safe_time_is_of_all_streams(why: str) -> None:
     reply = r.SafeTimeReply("nyc", 9, ())
     session, bus, clock = session_of(
-        in_turn(r.ScopeInfo("nyc", 0), refusal("UnsupportedVersion"), reply, reply)
+        in_turn(r.ScopeInfo("nyc", 0), refusal(why), reply, reply, reply)
     )
     assert session.instant([STREAM], None, clock.now + 10) == 9
     assert session.instant([STREAM], None, clock.now + 10) == 9
+    clock.now += 60.0  # the level may have been raised
+    session.instant([STREAM], None, clock.now + 10)
     streams = [sent.command.streams for sent in bus.sent if isinstance(sent.command, r.SafeTime)]
-    assert streams == [(STREAM,), (), ()]
+    assert streams == [(STREAM,), (), (), (STREAM,)]
 
 
 # -- repeating ------------------------------------------------------------------------------------------
