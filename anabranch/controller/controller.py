@@ -45,7 +45,7 @@ from anabranch.core.decisions.turn import Settings, Turn, close_round, refuse
 from anabranch.core.history_records import Tail
 from anabranch.core.locks import row_turns
 from anabranch.core.locks.recent_writes import RecentWrites
-from anabranch.core.memory import Keepalives, LeaderMemory, is_usable
+from anabranch.core.memory import Keepalives, LeaderMemory, across_of, is_usable
 from anabranch.core.round import Answer, Round
 from anabranch.core.state import State
 from anabranch.core.stream_states import CREATING
@@ -215,6 +215,7 @@ class Controller:
             foreign=background.foreign_records.found,
             lanes=self._lanes.on,
             holds=holds_of(self._state),
+            across=across_of(self._state, on=self.settings.across),
             recent_writes=RecentWrites(self._state.round.hybrid_time),
         )
         background.truncator.logged(  # a former leader may not have applied them

@@ -74,13 +74,12 @@ def history_records(
     for i, step in enumerate(round_.history):
         tail = tails[step.stream]
         before = out.setdefault(step.stream, [])
+        safe = round_.safe if round_.safe < step.timestamp else 0
         if isinstance(step, NewEpoch):
-            before.append(_epoch_record(step, tail, before))
+            record = _epoch_record(step, tail, before)
+            before.append(replace(record, safe=safe) if safe else record)
         else:
-            record = _commit_record(i, step, tail, before, landed)
-            if 0 < round_.safe < step.timestamp:
-                record = record._replace(safe=round_.safe)
-            before.append(record)
+            before.append(_commit_record(i, step, tail, before, landed, safe))
     return out
 
 
@@ -119,6 +118,7 @@ def _commit_record(
     tail: Tail,
     before: Sequence[object],
     landed: Mapping[tuple[int, int], Landed],
+    safe: int,
 ) -> CommitRecord:
     where = []
     for j, part in enumerate(commit.parts):
@@ -139,6 +139,7 @@ def _commit_record(
         vector=positions(tail.vector) if whole else (),
         previous=_previous(before, tail),
         vector_at=earlier,
+        safe=safe,
     )
 
 

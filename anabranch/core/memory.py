@@ -308,9 +308,10 @@ class Across(Part):
     At a coordinator: ``votes`` and ``sent`` by transaction and participant; ``held_ms``: since when there is a vote
     with a timestamp; ``again_ms``: before this time no new votes are asked for; ``exactly``: the commits that name
     all their writers. At a participant: ``touches`` by transaction and scope; ``asked``: questions whose vote has
-    to wait.
+    to wait. ``on``: whether there may be such transactions at all; if not, turns share this without a draft.
     """
 
+    on: bool = False
     votes: DraftMap[tuple[bytes, int], r.Vote] = field(default_factory=DraftMap)
     sent: DraftMap[tuple[bytes, int, str], Sent] = field(default_factory=DraftMap)
     held_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
@@ -318,6 +319,11 @@ class Across(Part):
     exactly: DraftMap[bytes, bool] = field(default_factory=DraftMap)
     touches: DraftMap[tuple[bytes, str], tuple[WaitingTouch, ...]] = field(default_factory=DraftMap)
     asked: DraftMap[bytes, r.AskVote] = field(default_factory=DraftMap)
+
+
+def across_of(state: State, *, on: bool) -> Across:
+    """What a new leader remembers. ``on``: `Settings.across`."""
+    return Across(on=on or bool(state.coordinated or state.promised))
 
 
 class Drafts(NamedTuple):
@@ -398,7 +404,8 @@ class LeaderMemory:
         self.row_turns.follow(drafts.row_turns)
         if drafts.holds.in_use or self.holds.in_use:
             self.holds.follow(drafts.holds)
-        self.across.follow(drafts.across)
+        if self.across.on:
+            self.across.follow(drafts.across)
         self.recent_writes.follow(drafts.recent_writes)
         for txn_id in ended:
             self.keepalives.heard.put(txn_id, None)
@@ -420,7 +427,7 @@ def _drafts_of(parts: LeaderMemory | Drafts) -> Drafts:
         parts.histories.draft(),
         parts.row_turns.draft(),
         parts.holds.draft(),
-        parts.across.draft(),
+        parts.across.draft() if parts.across.on else parts.across,
         parts.recent_writes.draft(),
     )
 

@@ -233,7 +233,7 @@ class SafeTimeOf(NamedTuple):
 
 def safe_time_in(record: HistoryRecord) -> int:
     """The time up to which no stream of the record's control partition got another commit after it."""
-    return (record.safe if isinstance(record, CommitRecord) else 0) or record.timestamp
+    return record.safe or record.timestamp
 
 
 def heads(searches: Mapping[str, HistorySearch], start: str | int) -> dict[str, Found | None]:

@@ -26,7 +26,7 @@ from anabranch.core.decisions.streams import stream_created, stream_refused
 from anabranch.core.decisions.turn import Settings, Turn, close_round
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.locks.recent_writes import RecentWrites
-from anabranch.core.memory import DraftMap, Keepalives, LeaderMemory
+from anabranch.core.memory import DraftMap, Keepalives, LeaderMemory, across_of
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import State
 from anabranch.errors import AnabranchError
@@ -88,7 +88,10 @@ class World(Journals):
         self.index.load()
         recent = RecentWrites(self.state.round.hybrid_time)
         self.memory = LeaderMemory(
-            Keepalives(self.now_ms), holds=holds_of(self.state), recent_writes=recent
+            Keepalives(self.now_ms),
+            holds=holds_of(self.state),
+            across=across_of(self.state, on=self.settings.across),
+            recent_writes=recent,
         )
         term = self.state.term.term + 1 if self.state.term else 1
         self.log_rows([(k.TERM_KEY, r.TermRow(term, "me", self.wall_us // 1000, False))])

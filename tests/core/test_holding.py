@@ -328,9 +328,13 @@ def test_a_record_says_what_is_complete(world: Held) -> None:
     world.shot("S", B)
     (step,) = world.round.commits
     (record,) = history_records(world.round, {(0, 0): Landed(0, 1, 1)}, {B: Tail()})[B]
-    assert isinstance(record, r.CommitRecord)
     assert record.safe == at - 1
     assert step.timestamp > at
+    world.ask("scale", r.Scale(B, 3, (), ()))
+    world.grow()
+    (record,) = history_records(world.round, {}, {B: Tail()})[B]
+    assert isinstance(record, r.EpochRecord)
+    assert record.safe == at - 1
     world.decide("X")
     world.turn()
     assert (world.round.safe, world.names(A)) == (0, "X")

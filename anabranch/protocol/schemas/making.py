@@ -58,6 +58,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         TableRow.unknown TableRow.bounded SeriesInfo.taken_ms
         CoordinatorRow.prepare_timestamp Decide.timestamp PartitionRow.committed PartitionRow.left_out
         PartitionRow.rejected Vote.committed Vote.left_out Vote.timestamp CommitRecord.safe
+        EpochRecord.safe
         """,
     ),
     (

@@ -345,6 +345,7 @@ class EpochRecord:
     sealed: tuple[SegmentEnd, ...]
     vector: tuple[Position, ...]
     previous: int
+    safe: int = 0
 
 @dataclass(frozen=True, slots=True)
 class EpochRow:

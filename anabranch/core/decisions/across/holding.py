@@ -28,8 +28,8 @@ from anabranch.protocol.schemas import records as r
 
 _PLAIN = b"plain/"
 NOT_READY = (
-    "a transaction across control partitions is not decided on a stream that this concerns, or on a table that was "
-    "read; nothing was changed: call again"
+    "another control partition has yet to decide a transaction that writes to a stream of this command, or to a "
+    "table that it read; nothing was changed: call again"
 )
 
 
@@ -212,10 +212,10 @@ def _plain(stream: str) -> bytes:
 
 
 def epoch_time(turn: Turn, stream: str, fresh: int) -> int:
-    """The timestamp of an EPOCH record: ``fresh``, but not later than what is still to be merged (H6)."""
+    """The timestamp of an EPOCH record: ``fresh``, but before all that is still to be merged (H6)."""
     if not turn.holds.in_use:
         return fresh
-    return min([fresh, *[entry.timestamp for entry in turn.holds.on((stream,))]])
+    return min([fresh, *[entry.timestamp - 1 for entry in turn.holds.on((stream,))]])
 
 
 def is_safe(turn: Turn, at: int, streams: Collection[str]) -> bool:
