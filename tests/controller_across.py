@@ -13,6 +13,6 @@ from anabranch.controller import service
 from anabranch.core.decisions.turn import Settings
 
 if __name__ == "__main__":
-    changed: Any = partial(Settings, across=True)
-    service.Settings = changed  # type: ignore[misc]
+    changed: Any = service
+    changed.Settings = partial(Settings, across=True)
     app()

@@ -589,7 +589,7 @@ class Session:
         """A time that is safe at all these control partitions (docs/inside/across.md, T2), and their answers.
 
         The first questions fix the time. Controllers are asked again for that time, not for a later one, so that
-        transactions that are committed without a pause can't delay the answer for ever.
+        transactions that are committed without a pause can't delay the answer without end.
         """
         try:
             answers = self.ask_at_once(questions, r.SafeTimeReply, deadline)

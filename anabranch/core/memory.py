@@ -347,7 +347,7 @@ class Across(Part):
 
 
 def across_of(state: State, *, on: bool) -> Across:
-    """What a new leader remembers. ``on``: `Settings.across`."""
+    """The memory of a new leader. ``on``: `Settings.across`."""
     return Across(on=on or bool(state.coordinated or state.promised))
 
 

@@ -42,6 +42,7 @@ class Pair:
             assert isinstance(self.ask(r.CreateStream(stream, 1, {}), number), r.StreamList)
         txn_id = self.world.txn_id()
         begun = self.ask(r.Begin(txn_id, "nyc", None, 60_000, SECRET))
+        receipt = r.Receipt(txn_id, 1, 1, True, ())
         extents: list[r.Extent] = []
         for number, stream in enumerate(STREAMS):
             touched = self.ask(r.Touch(begun.token, stream), number)

@@ -81,7 +81,7 @@ class Process:
         )
         while not self.stopped.is_set():
             table = RocksTable(self.folder / f"table{self.number}-{self.deaths}")
-            controller = Controller(self.log, table, SystemClock(), settings, f"p{self.deaths}")  # type: ignore[arg-type]
+            controller = Controller(self.log, table, SystemClock(), settings, f"p{self.deaths}")
             with suppress(LogError):
                 controller.lead()
                 while not self.stopped.is_set():

@@ -106,7 +106,7 @@ class Leaders:
     def deliver(self, *, times: int = 1) -> str:
         """Deliver all messages that are under way, once; what was answered."""
         self.collect()
-        said = []
+        said: list[str] = []
         for one in self.all:
             number = one.settings.control_partition
             mine = [sent for sent in self.bag if sent.receiver == number]
@@ -119,7 +119,7 @@ class Leaders:
 
     def settle(self, *, times: int = 1) -> str:
         """Deliver until nothing is under way; what was answered."""
-        said = []
+        said: list[str] = []
         for _ in range(50):
             self.collect()
             if not self.bag:

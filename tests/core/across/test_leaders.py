@@ -145,10 +145,11 @@ def test_a_participant_that_is_away_until_the_deadline_is_named_and_all_stays_op
         leaders.commit(wait_ms=2_000)
         leaders.settle()
         leaders.wait(1_000)
-        found = (
-            leaders[0].ask("list", r.ListOpen(None, leaders[0].id("A"), 1)) and leaders[0].result
-        )
-        assert found.transactions[0].waits.text == "waits 1.0 s for the vote of control partition 1"
+        leaders[0].ask("list", r.ListOpen(None, leaders[0].id("A"), 1))
+        found: r.OpenList = leaders[0].result
+        waits = found.transactions[0].waits
+        assert waits is not None
+        assert waits.text == "waits 1.0 s for the vote of control partition 1"
         assert leaders.wait(1_001) == "[commit A] NotReady"
     assert "the vote of control partition 1 did not come" in leaders[0].message
     settled(leaders)
