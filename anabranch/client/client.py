@@ -936,8 +936,8 @@ class Client:
     def safe_time(self, streams: Sequence[str], *, timeout: float | None = None) -> int:
         """A hybrid time of now: the streams have all commits up to it, and get no more of them.
 
-        The time is at or above that of every commit that was answered before this call. Raises: UnknownScope,
-        NotReady, DeadlineExceeded, NotAuthorized.
+        Every commit that was answered before this call has a time up to it. Raises: UnknownScope, NotReady,
+        DeadlineExceeded, NotAuthorized.
         """
         return self._session.instant(streams, None, self._shared.checked_deadline(timeout))
 

@@ -588,8 +588,8 @@ class Session:
     ) -> tuple[int, Sequence[r.SafeTimeReply]]:
         """A time that is safe at all these control partitions (docs/inside/across.md, T2), and their answers.
 
-        The first questions fix the time. Controllers are asked again for that time, not for a later one, so that
-        transactions that are committed without a pause can't delay the answer without end.
+        The first questions fix the time, and later ones are for the same time. So transactions that are committed
+        without a pause can't delay the answer.
         """
         try:
             answers = self.ask_at_once(questions, r.SafeTimeReply, deadline)

@@ -223,8 +223,8 @@ class SafeTimeOf(NamedTuple):
     """The safe time of some streams: up to it, none of them gets another commit.
 
     ``apart``: whether several control partitions serve the streams; then a record of one of them says nothing about
-    another. ``ask``: asks the controllers for a safe time of now; takes a deadline in monotonic seconds, and raises
-    `RetryError`, UnknownScope and NotAuthorized.
+    another. ``ask``: asks the controllers for a safe time of now; takes a deadline in monotonic seconds. Raises:
+    RetryError, UnknownScope, NotAuthorized.
     """
 
     apart: bool

@@ -217,7 +217,7 @@ def first_inputs(
 
 
 def _half(searches: Mapping[str, HistorySearch], passed: Mapping[str, int]) -> int:
-    """The timestamp of the newest commit that is skipped in one stream, but not in another; 0: no commit is.
+    """The timestamp of the newest commit that is skipped in one stream, but not in another; 0 without one.
 
     Only commits that histories still have are found. ``passed``: stream -> the timestamp up to which it is skipped.
     """

@@ -290,7 +290,7 @@ class Turn:
         """A commit timestamp later than all earlier ones.
 
         With transactions over control partitions, no other control partition gives the same one. (Replicas, and the
-        histories of plain writes, distinguish commits by their timestamps.)
+        histories of plain writes, know commits by their timestamps.)
         """
         own = self.settings.control_partition if self.settings.across else None
         self.hybrid_time = hybrid_time.next_after(self.hybrid_time, self.now_us, own)

@@ -65,7 +65,7 @@ class Histories:
 
     @cached_property
     def apart(self) -> bool:
-        """Whether several control partitions serve the streams; asked once."""
+        """Whether several control partitions serve the streams, as a controller answered once."""
         numbers = client_of(self._connection).control_partitions(self.streams)
         return len(set(numbers.values())) > 1
 
