@@ -29,6 +29,7 @@ SESSION_TIMEOUT_S = 3.0
 # One that fails ends at once. One that compiles its code takes half a minute, and minutes on a busy machine.
 _LEAD_TIMEOUT_S = 300.0
 _TAIL_LINES = 15
+_KERNELS = Path(anabranch.__file__).parent / "batches" / "kernels"
 _SETTINGS = (
     "ANABRANCH_CONFIG",
     "ANABRANCH_KAFKA_FILE",
@@ -191,6 +192,24 @@ class LocalCluster(NamedTuple):
 def check_local() -> None:
     """Raise `NotInstalled` without the extra `local`."""
     need("rocksdict", "mode", "numba", "jgo", extra="local")
+
+
+@contextmanager
+def compiling(log: Path) -> Iterator[None]:
+    """Compile a part of a controller's code in a process of its own, unless code is kept there already.
+
+    A controller begins with the other part, and then finds this one: on two cores the first start takes half as
+    long. If the process fails, the controller compiles both parts.
+    """
+    if any(_KERNELS.glob("__pycache__/scan.*.nbi")):
+        yield
+        return
+    command = [sys.executable, "-c", "import anabranch.batches.kernels.scan"]
+    process = SupervisedProcess.start(command, log=log, environment=child_environment())
+    try:
+        yield
+    finally:
+        process.close()
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def dev(
     """
     from tempfile import TemporaryDirectory
 
-    from anabranch.cli.cluster import SESSION_TIMEOUT_S, check_local, local_cluster
+    from anabranch.cli.cluster import SESSION_TIMEOUT_S, check_local, compiling, local_cluster
 
     check_local()
     from anabranch.infra.errors import BrokerDied
@@ -94,6 +94,7 @@ def dev(
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="anabranch-dev-")))
         folder = folder.absolute()
         stack.enter_context(hold(folder))
+        stack.enter_context(compiling(folder / "compile.log"))  # while the broker is fetched and starts
         options.prepare()
         print_note(
             "starting a broker and controllers; the first time they compile code for half a minute or longer"

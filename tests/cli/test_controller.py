@@ -111,8 +111,10 @@ def test_without_a_broker_nothing_starts(run: Run, started: list[ControllerOptio
 def test_dev_starts_a_killed_controller_again_and_ends_with_one_that_failed(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    started, slept = [Mock(**{"poll.return_value": code}) for code in (-9, 143, 1)], Mock()
-    monkeypatch.setattr(SupervisedProcess, "start", Mock(side_effect=started))
+    started, slept = [Mock(**{"poll.return_value": code}) for code in (None, -9, 143, 1)], Mock()
+    start = Mock(side_effect=started)
+    monkeypatch.setattr(SupervisedProcess, "start", start)
+    monkeypatch.setattr(cluster, "_KERNELS", tmp_path)  # which has no compiled code
     monkeypatch.setattr(broker, "EmbeddedBroker", MagicMock())
     monkeypatch.setattr(infra, "prepare", lambda _: False)
     monkeypatch.setattr(cluster, "await_leader", Mock())
@@ -122,6 +124,8 @@ def test_dev_starts_a_killed_controller_again_and_ends_with_one_that_failed(
     assert done.output.count("controller-1 was killed; it is started again in 6 s") == 2
     assert "ChildFailed: controller-1 ended with exit code 1 " in done.output
     assert [call.args for call in slept.mock_calls].count((6.0,)) == 2
+    assert start.call_args_list[0].args[0][-1] == "import anabranch.batches.kernels.scan"
+    started[0].close.assert_called_once()
 
 
 def test_a_controller_that_crashed_was_not_killed() -> None:
