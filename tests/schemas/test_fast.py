@@ -182,7 +182,9 @@ def fastavro_says(data: bytes) -> Any:
 
 
 def fast_says(data: bytes) -> Any:
-    """The fast way's result: a record, or None where it declines."""
+    """The fast way's result: a record, or None where it declines, or is not asked (a higher level)."""
+    if data[0] != 1:
+        return None
     try:
         return fast.READERS[codec.TYPES[data[1]]](data)
     except fast.DECLINED:
