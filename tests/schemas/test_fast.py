@@ -182,9 +182,7 @@ def fastavro_says(data: bytes) -> Any:
 
 
 def fast_says(data: bytes) -> Any:
-    """The fast way's result: a record, or None where it declines, or is not asked (a higher level)."""
-    if data[0] != 1:
-        return None
+    """The fast way's result: a record, or None where it declines."""
     try:
         return fast.READERS[codec.TYPES[data[1]]](data)
     except fast.DECLINED:
@@ -238,7 +236,8 @@ def test_of_mutated_bytes_nothing_is_accepted_that_fastavro_refuses(
 ) -> None:
     whole = codec._encode(record)
     other = whole[:2] + mutated(whole[2:], data, most=4)
-    found = fast_says(other)
+    # `decode` asks the fast way for level 1 alone; a `CommitRecord` of level 4 has a field that it does not know.
+    found = None if other[0] == codec.LEVEL else fast_says(other)
     assert found is None or found == fastavro_says(other)
 
 
