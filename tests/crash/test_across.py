@@ -27,6 +27,7 @@ from tests.conftest import Broker
 from tests.core.labels import SECRET
 from tests.crash.oracle import check_stream, read_stream
 from tests.crash.raw import Pen, Raw, make_txn_id
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.unsecured, pytest.mark.timeout(120)]
 
@@ -158,7 +159,7 @@ def test_controllers_that_die_between_messages_change_no_outcome(pair: Pair) -> 
         outcome = pair.transaction(values[-1])
         assert (outcome.state, outcome.committed) == ("COMMITTED", 2), kind
         deaths[number] += kind is not None
-        assert [process.deaths for process in pair.processes] == deaths, kind
+        wait_until(lambda: [process.deaths for process in pair.processes] == deaths)  # noqa: B023
     logs = [read_stream(pair.log, stream) for stream in pair.streams]
     for one in logs:
         check_stream(one)

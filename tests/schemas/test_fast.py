@@ -236,7 +236,8 @@ def test_of_mutated_bytes_nothing_is_accepted_that_fastavro_refuses(
 ) -> None:
     whole = codec._encode(record)
     other = whole[:2] + mutated(whole[2:], data, most=4)
-    found = fast_says(other)
+    # `decode` asks the fast way for level 1 alone; a `CommitRecord` of level 4 has a field that it does not know.
+    found = None if other[0] == codec.LEVEL else fast_says(other)
     assert found is None or found == fastavro_says(other)
 
 
