@@ -181,6 +181,8 @@ class State:
         self.committing: dict[bytes, bool] = {}
         self.prepared = Ordered[bytes]()  # PREPARED transactions
         self.coordinated: dict[bytes, bool] = {}  # open transactions with participants elsewhere
+        # … those of them that were asked for votes, or end: only these have messages to send.
+        self.asking: dict[bytes, bool] = {}
         self.promised: dict[bytes, bool] = {}  # open transactions of which this is a participant
         # Key -> the error of its folded row; a later row of the key removes the error.
         self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}
@@ -212,7 +214,7 @@ class State:
             self._retired, self.quarantined,
             self.lanes, self.lane_positions, self.grants, self.rights, self.audits, self.audit_due, self.processors,
             self.tasks, self.tables, self.locks, self.bases, self.rejected, self.open, self.open_of, self.open_in,
-            self.committing, self.prepared, self.coordinated, self.promised,
+            self.committing, self.prepared, self.coordinated, self.asking, self.promised,
         ):  # fmt: skip
             view.clear()
         for key, value in k.rows_of_views(self._table.scan):
@@ -391,6 +393,7 @@ class State:
                 self.committing.pop(txn_id, None)
                 self.prepared.put(txn_id, there=False)
                 self.coordinated.pop(txn_id, None)
+                self.asking.pop(txn_id, None)
                 self.promised.pop(txn_id, None)
                 self.locks.end(txn_id)
                 self.open_of[gone.row.owner].put(txn_id, there=False)
@@ -409,6 +412,7 @@ class State:
             return  # finished: its rows are kept, but there is no view of them
         if entry is Entry.TXN:
             self._note_commit(txn_id, txn)
+            self._note_asking(txn_id, txn)
             self.locks.follow(txn_id, txn.row)
         elif entry is Entry.PARTICIPANT:
             self._pin(txn, identifier.decode(), row)
@@ -435,9 +439,11 @@ class State:
             self.locks.name(txn_id, {} if row is None else row.tables)
         elif entry is Entry.VOTES:
             txn.votes = row
+            self._note_asking(txn_id, txn)
         elif entry is Entry.PARTITION:
             _put(txn.partitions, k.partition_of(identifier), row)
             _put(self.coordinated, txn_id, bool(txn.partitions) or None)
+            self._note_asking(txn_id, txn)
         elif entry is Entry.COORDINATOR:
             txn.promised = row
             _put(self.promised, txn_id, row and True)
@@ -446,6 +452,10 @@ class State:
         prepared = txn.row.state == "PREPARED"
         self.prepared.put(txn_id, prepared)
         _put(self.committing, txn_id, (txn.pending and not prepared) or None)
+
+    def _note_asking(self, txn_id: bytes, txn: OpenTxn) -> None:
+        asks = txn.partitions and (txn.votes is not None or txn.row.state != "OPEN")
+        _put(self.asking, txn_id, bool(asks) or None)
 
     def _pin(self, txn: OpenTxn, stream: str, row: r.ParticipantRow | None) -> None:
         pins = self.pins.setdefault(stream, Counter())

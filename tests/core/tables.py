@@ -78,6 +78,7 @@ def views_of(state: State) -> dict[str, Any]:
         "grants": {lane: dict(granted) for lane, granted in state.grants.items() if granted},
         "committing": set(state.committing),
         "coordinated": set(state.coordinated),
+        "asking": set(state.asking),
         "promised": set(state.promised),
     }
 

@@ -249,7 +249,7 @@ def decide(turn: Turn, txn_id: bytes) -> int:
 
 def advance(turn: Turn) -> None:
     """Take back what was promised for commits that ended, end what is over everywhere, and send what is due."""
-    for txn_id in sorted(turn.state.coordinated):
+    for txn_id in sorted(turn.state.asking):
         txn, since = turn.open(txn_id), turn.work
         if txn.row.state == "OPEN" and txn.pending is None and has_asked(txn):
             turn.across.exactly.put(txn_id, None)

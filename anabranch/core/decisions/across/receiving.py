@@ -86,7 +86,7 @@ def _decide(turn: Turn, message: Message, seen: int) -> str:
 
 def advance(turn: Turn) -> None:
     """Take all steps that are due, at both sides. Call it after the merges of the round."""
-    if turn.state.coordinated:
+    if turn.state.asking:
         coordinating.advance(turn)
     participating.advance(turn)
 
