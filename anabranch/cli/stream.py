@@ -603,8 +603,8 @@ def apply(
 ) -> None:
     """Make streams and tables match a file: create, alter, scale and delete them.
 
-    Streams and tables that the file does not name stay; settings and descriptions that it does not name are removed.
-    If events would be deleted, nothing is changed without --allow-delete.
+    Streams and tables that the file does not name stay; settings and descriptions that it does not name are
+    removed. If events would be deleted, nothing is changed without --allow-delete.
     """
     wanted = parse(file)
     with options.client() as client:
