@@ -94,7 +94,9 @@ def dev(
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="anabranch-dev-")))
         folder = folder.absolute()
         stack.enter_context(hold(folder))
-        stack.enter_context(compiling(folder / "compile.log"))  # while the broker is fetched and starts
+        stack.enter_context(
+            compiling(folder / "compile.log")
+        )  # while the broker is fetched and starts
         options.prepare()
         print_note(
             "starting a broker and controllers; the first time they compile code for half a minute or longer"

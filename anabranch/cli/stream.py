@@ -583,7 +583,9 @@ class Change(NamedTuple):
 
 def apply(
     options: OperatorOptions,
-    file: Annotated[Path, argument("FILE", "A TOML file with a section for each stream and table.")],
+    file: Annotated[
+        Path, argument("FILE", "A TOML file with a section for each stream and table.")
+    ],
     dry_run: Annotated[bool, option("--dry-run", "Only show the differences.")] = False,
     allow_delete: Annotated[
         bool,
@@ -595,8 +597,8 @@ def apply(
 ) -> None:
     """Make streams and tables match a file: create, alter, scale and delete them.
 
-    Streams and tables that the file does not name stay; settings and descriptions that it does not name are removed. If events
-    would be deleted, nothing is changed without --allow-delete.
+    Streams and tables that the file does not name stay; settings and descriptions that it does not name are removed.
+    If events would be deleted, nothing is changed without --allow-delete.
     """
     wanted = parse(file)
     with options.client() as client:
@@ -631,7 +633,9 @@ def parse(file: Path) -> dict[str, Wanted]:
             "table, and no other sections"
         )
     if both := document.get("streams", {}).keys() & document.get("tables", {}).keys():
-        raise InvalidArgument(f"{file}: {', '.join(sorted(both))}: a stream and a table; keep one section")
+        raise InvalidArgument(
+            f"{file}: {', '.join(sorted(both))}: a stream and a table; keep one section"
+        )
     return {
         name: _parsed(f"{file}: {section}.{name!r}", name, one, is_a_table=section == "tables")
         for section, given in document.items()
@@ -681,7 +685,7 @@ def _compare(client: Client, stream: str, wanted: Wanted) -> Iterator[Change]:
         if name == TABLE:
             kind, section = ("table", "tables") if now else ("stream", "streams")
             raise InvalidArgument(
-                f"{stream} is a {kind}, which can't be altered: describe it as [{section}.\"{stream}\"]"
+                f'{stream} is a {kind}, which can\'t be altered: describe it as [{section}."{stream}"]'
             )
         if name in FIXED:
             raise InvalidArgument(f"{stream}: {name} is {now!r} and can't be altered")

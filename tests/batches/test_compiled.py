@@ -71,7 +71,9 @@ def test_compiled_code_is_kept_in_the_named_folder_and_found_there(
     assert len(files(asked)) == 1
     assert file.read_bytes() == b"torn", "the first that can be written is written to"
     said = [record.getMessage()[:15] for record in caplog.records]
-    assert said == ["compiling code,", "compiled code i"], "each is said once; the second: it can't be read"
+    assert said == ["compiling code,", "compiled code i"], (
+        "each is said once; the second: it can't be read"
+    )
 
 
 def test_a_folder_that_others_may_write_is_not_used(
