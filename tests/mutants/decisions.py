@@ -20,7 +20,6 @@ from anabranch.core.decisions import (
     decide,
     merge,
     one_shot,
-    scopes,
     times,
     transactions,
 )
@@ -282,7 +281,9 @@ def any_level_is_set() -> Planted:
 
 def used_too_early() -> Planted:
     """New scopes get control partitions that were added and are not ready yet."""
-    return patch.object(Turn, "control_partitions", property(lambda turn: turn.settings.control_partitions))
+    return patch.object(
+        Turn, "control_partitions", property(lambda turn: turn.settings.control_partitions)
+    )
 
 
 @wrapping(commit, "_decide")
