@@ -146,7 +146,7 @@ class _Caches:
                 kept_in.add(cache.cache_path)
                 return found
         _warn_once(
-            "compiling code, for half a minute or longer; only the first time (`anabranch warm` does it before)"
+            "compiling code, once, for half a minute or longer; `anabranch warm` does it ahead of time"
         )
         return None
 
