@@ -66,6 +66,7 @@ from anabranch.presentation.rows import (
     events_of,
     events_text,
     segment_name,
+    segment_text,
     stream_row,
     time_text,
     topic_id_of,
@@ -100,6 +101,9 @@ def create(
             "Use an existing topic with records, which readers will get.",
         ),
     ] = False,
+    exclusive: Annotated[
+        bool, option("--exclusive", "One transaction at a time writes a segment; can't be changed.")
+    ] = False,
     near: Near = None,
     description: Description = "",
     if_not_exists: IfNotExists = False,
@@ -118,6 +122,7 @@ def create(
             adopt=adopt,
             near=near,
             description=description,
+            exclusive=exclusive,
             exist_ok=if_not_exists,
         )
         found = client.describe(stream)
@@ -241,6 +246,7 @@ def describe(
         f"bytes of open transactions: {found.uncommitted_bytes:,}",
         f"journal records rejected: {_numbers(found.rejected) or 'none'}",
         f"foreign records in the stream: {f'{found.foreign:,}' if found.foreign else 'none'}",
+        *map(segment_text, found.locked_segments),
         *(f"deletion is prevented by {text_of(blocker)}" for blocker in found.blockers),
         *losses,
         settings_of(found, effective),
@@ -597,8 +603,8 @@ def apply(
 ) -> None:
     """Make streams and tables match a file: create, alter, scale and delete them.
 
-    Streams and tables that the file does not name stay; settings and descriptions that it does not name are removed.
-    If events would be deleted, nothing is changed without --allow-delete.
+    Streams and tables that the file does not name stay; settings and descriptions that it does not name are
+    removed. If events would be deleted, nothing is changed without --allow-delete.
     """
     wanted = parse(file)
     with options.client() as client:
