@@ -293,6 +293,11 @@ class SegmentAsk(NamedTuple):
     by: bytes = b""
     let_plain: bool = False
 
+    @property
+    def waits(self) -> bool:
+        """Whether it has waited in an earlier turn."""
+        return bool(self.by) or self.let_plain
+
 
 @dataclass(slots=True)
 class SegmentAsks(Part):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anabranch.core.locks import segment_locks
-from anabranch.core.locks.wait_die import Fate, Spans, meet, meets
+from anabranch.core.locks.wait_die import Fate, Held, Spans, meet, meets
 from anabranch.protocol import limits
 from anabranch.protocol.ids import control_partition_of, make_txn_id
 from anabranch.protocol.partitioner import SPACE
@@ -56,7 +56,7 @@ class Desk(World):
                 found.append(f"{who} {','.join(map(str, result.locked))}")
             elif isinstance(result, r.Refusal):
                 found.append(f"{who} {result.code}".replace("TransactionAborted", "dies"))
-        silent = [f"{who} waits" for who in waiting if not any(f[0] == who for f in found)]
+        silent = [f"{who} waits" for who in waiting if not any(f.split()[0] == who for f in found)]
         return ", ".join([*silent, *found])
 
     def end(self, label: str, *, commit: bool = True) -> str:
@@ -143,6 +143,29 @@ def test_a_wait_has_an_end_and_a_place_outlasts_it(desk: Desk) -> None:
     desk.lock("A", wait_ms=0)
     desk.wait(limits.ASK_KEPT_MS)
     assert desk.memory.segment_asks.by_stream.is_empty, "its client asks no more"
+
+
+def test_two_writers_of_a_transaction_that_wait_are_both_answered(desk: Desk) -> None:
+    desk.lock("C")
+    for who in ("first", "second"):
+        touch = r.Touch(desk.token("B"), X, desk.writer(who), (), (LOW,), 5_000)
+        desk.turn((who, touch))
+    assert desk.lock("A") == "A waits"
+    assert desk.end("C") == "first 0, second 0"
+    assert desk.end("B") == "A 0"
+
+
+def test_a_full_queue_keeps_places_and_refuses_nobody_for_whom_others_wait(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SEGMENT_ASKS", limits.Limit(4, "touches", "…"))
+    desk.lock("E")
+    assert [desk.lock("D"), desk.lock("C", wait_ms=1)] == ["D waits", "C waits"]
+    assert desk.lock("B") == "B Locked", "half of the places are the lane's"
+    assert desk.lock("E", X, HIGH) == "E 0,1", "the others wait for it"
+    desk.wait(10)
+    assert desk.told() == "C Locked"
+    assert desk.lock("C") == "C waits", "it has its place"
 
 
 def test_an_open_transaction_is_aborted_after_the_hold_limit() -> None:
@@ -256,6 +279,25 @@ def test_below_level_4_no_stream_is_exclusive() -> None:
     world = World()
     world.find_scope()
     assert world.create(X, exclusive="true") == "FeatureNotEnabled"
+
+
+def test_the_keys_that_are_locked_are_found_as_by_looking_at_each() -> None:
+    rng, held, all_spans = random.Random(1), Held(), dict[bytes, Spans]()
+    for _ in range(500):
+        txn_id, low = bytes([rng.randrange(6)]), rng.randrange(30)
+        span = (low, low + rng.randrange(1, 5))
+        found = {one: s for one, its in all_spans.items() if (s := _met(its, span))}
+        assert {one: tuple(sorted(its)) for one, its in held.of((span,)).items()} == found
+        if not found:
+            held.lock(txn_id, (span,))
+            all_spans[txn_id] = tuple(sorted((*all_spans.get(txn_id, ()), span)))
+        elif rng.random() < 0.2:
+            held.free(txn_id)
+            all_spans.pop(txn_id, None)
+
+
+def _met(its: Spans, span: tuple[int, int]) -> Spans:
+    return tuple(one for one in its if meets((one,), (span,)))
 
 
 # -- random schedules -------------------------------------------------------------------------------------

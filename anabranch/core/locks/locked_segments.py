@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from anabranch.core import work
 from anabranch.core.authorize import sees
@@ -27,21 +28,11 @@ def locked_of(state: State, txn_id: bytes, stream: str) -> tuple[int, ...]:
     return () if row is None else row.locked
 
 
-def _spans(state: State, stream: str, epoch: int, numbers: Iterable[int]) -> Spans:
-    wanted = set(numbers)
-    layout = state.layout(stream, epoch)
-    return tuple([(s.low, s.high) for s in layout if segment_number(s.segment_id) in wanted])
-
-
-def holders_of(turn: Turn, stream: str) -> dict[bytes, Spans]:
-    """The keys that each transaction has locked of a stream."""
-    state = turn.state
-    rows = state.locked.get(stream, {})
-    turn.charge(work.of_items(sum([len(row.locked) for row in rows.values()])))
-    return {
-        txn_id: _spans(state, stream, row.reference_epoch, row.locked)
-        for txn_id, row in rows.items()
-    }
+def holders_of(turn: Turn, stream: str, spans: Spans) -> dict[bytes, Spans]:
+    """The transactions that have locked keys of these spans, and which keys."""
+    turn.charge(work.of_items(len(spans)))
+    held = turn.state.held.get(stream)
+    return {} if held is None else held.of(spans)
 
 
 def check_free(turn: Turn, placed: Placed, *, locks: bool) -> None:
@@ -52,7 +43,7 @@ def check_free(turn: Turn, placed: Placed, *, locks: bool) -> None:
     for stream in sorted(placed.keys() & turn.state.exclusive.keys()):
         segments = [segment for segment, _ in placed[stream]]
         spans = tuple([(s.low, s.high) for s in segments])
-        others = [*holders_of(turn, stream).items()]
+        others = [*holders_of(turn, stream, spans).items()]
         if locks:
             others += [(ask.txn_id, ask.spans) for ask in _open_asks(turn, stream)]
         for txn_id, its in others:
@@ -91,12 +82,10 @@ def segments_text(stream: str, segments: Sequence[int]) -> str:
 
 def locked_in(turn: Turn, stream: str) -> tuple[r.LockedSegment, ...]:
     """The locked segments of a stream, some of them if there are many."""
-    found = [
-        each
-        for txn_id in sorted(turn.state.locked.get(stream, {}))
-        for each in _listed(turn, stream, txn_id)
-    ]
-    return tuple(found[:_LISTED])
+    holders = sorted(turn.state.locked.get(stream, {}))
+    turn.charge(work.of_items(len(holders)))
+    found = (each for txn_id in holders for each in _listed(turn, stream, txn_id))
+    return tuple(islice(found, _LISTED))
 
 
 def locked_by(turn: Turn, txn_id: bytes) -> tuple[r.LockedSegment, ...]:
@@ -119,7 +108,7 @@ def _listed(turn: Turn, stream: str, txn_id: bytes) -> Iterator[r.LockedSegment]
     left_ms = max(0, hold_ms(state.streams[stream].settings) - held_ms) if may_end else -1
     for number in row.locked[:_LISTED]:
         turn.charge(work.LOOK * (1 + len(asks)))
-        spans = _spans(state, stream, row.reference_epoch, (number,))
+        spans = state.spans(stream, row.reference_epoch, (number,))
         waiting = [_seen(turn, one) for one, its in asks if one != txn_id and meets(spans, its)]
         yield r.LockedSegment(
             stream, number, txn_id, txn.row.owner, held_ms, left_ms, tuple(waiting[:_LISTED])
@@ -134,8 +123,8 @@ def asked_by(turn: Turn, txn_id: bytes) -> tuple[r.LockedSegment, ...]:
     for stream in sorted(turn.state.open[txn_id].participants):
         for ask in _open_asks(turn, stream):
             if ask.txn_id == txn_id:
-                for other, its in holders_of(turn, stream).items():
-                    if other != txn_id and meets(ask.spans, its):
+                for other in holders_of(turn, stream, ask.spans):
+                    if other != txn_id:
                         found += [
                             each for each in _listed(turn, stream, other) if txn_id in each.waiting
                         ]
