@@ -301,9 +301,13 @@ class SegmentAsk(NamedTuple):
 
 @dataclass(slots=True)
 class SegmentAsks(Part):
-    """Touches that wait for segments of exclusive streams, by stream, in the order in which they came."""
+    """Touches that wait for segments of exclusive streams, by stream, in the order in which they came.
+
+    ``plain_since``: by stream, since when plain writes have waited for locked segments, Unix milliseconds.
+    """
 
     by_stream: DraftMap[str, tuple[SegmentAsk, ...]] = field(default_factory=DraftMap)
+    plain_since: DraftMap[str, int] = field(default_factory=DraftMap)
 
 
 @dataclass(slots=True)

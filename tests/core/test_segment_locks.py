@@ -203,6 +203,26 @@ def test_single_commands_are_refused_and_plain_writes_wait(desk: Desk) -> None:
     assert (desk.plain(), desk.told()) == ("nyc/x 0[0-1)", "B 0")
 
 
+def test_plain_writes_go_first_after_the_hold_limit() -> None:
+    desk = Desk(exclusive_hold_ms="2000")
+    desk.start("A")
+    desk.lock("A", X, LOW)
+    desk.write_plainly(X)
+    holder, others = "A", [f"Z{number}" for number in range(20)]
+    for number, label in enumerate(others):  # some segment is always locked
+        desk.wait(500)
+        desk.start(label)
+        if desk.lock(label, X, (HIGH, LOW)[number % 2]) == f"{label} dies":
+            break
+        desk.end(holder)
+        holder = label
+    assert number == 4
+    assert "met plain writes of nyc/x, which have waited for 2," in desk.row(label).reason
+    desk.end(holder)
+    desk.turn()
+    assert desk.plain() == "nyc/x 0[0-1)"
+
+
 def test_a_prepared_one_keeps_what_it_locked(desk: Desk) -> None:
     shot = r.PrepareEvents(
         desk.id("P"), "nyc", None, (event(X, b"key-0"),), bytes(32), r.Prepare(b"", b"1")

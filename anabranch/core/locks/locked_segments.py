@@ -51,6 +51,19 @@ def check_free(turn: Turn, placed: Placed, *, locks: bool) -> None:
                 numbers = [segment_number(s.segment_id) for s in segments]
                 text = met_text(turn, stream, numbers, txn_id)
                 raise Locked(f"the command {text}; nothing was changed: call again")
+        if locks and (met := plain_first(turn, stream, turn.wall_ms)):
+            raise Locked(f"the command {met}; nothing was changed: call again")
+
+
+def plain_first(turn: Turn, stream: str, made_ms: int) -> str:
+    """A text if plain writes go before a transaction of this age: they have waited for longer than the hold limit."""
+    since_ms = turn.segment_asks.plain_since.get(stream, None)
+    if since_ms is None or made_ms < since_ms:
+        return ""
+    waited_ms = turn.wall_ms - since_ms
+    if waited_ms <= hold_ms(turn.state.streams[stream].settings):
+        return ""
+    return f"met plain writes of {stream}, which have waited for {waited_ms:,} ms"
 
 
 def participant(turn: Turn, stream: str, epoch: int, segments: Iterable[int]) -> r.ParticipantRow:

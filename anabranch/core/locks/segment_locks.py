@@ -16,15 +16,21 @@ from anabranch.core import work
 from anabranch.core.decisions.across.participating import touch
 from anabranch.core.decisions.transactions import abort_txn, touched
 from anabranch.core.decisions.turn import Turn, refuse
-from anabranch.core.locks.locked_segments import holders_of, locked_of, met_text, segments_text
-from anabranch.core.locks.wait_die import Fate, Met, Spans, meet, meets
+from anabranch.core.locks.locked_segments import (
+    holders_of,
+    locked_of,
+    met_text,
+    plain_first,
+    segments_text,
+)
+from anabranch.core.locks.wait_die import Fate, Spans, meet, meets
 from anabranch.core.memory import SegmentAsk, SegmentAsks
 from anabranch.core.round import ReplyTo
 from anabranch.core.stream_settings import hold_ms
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import AnabranchError, InvalidArgument, Locked, TransactionAborted
 from anabranch.protocol import limits
-from anabranch.protocol.ids import control_partition_of, segment_number
+from anabranch.protocol.ids import control_partition_of, made_ms_of, segment_number
 from anabranch.protocol.partitioner import SPACE
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import id_named
@@ -101,6 +107,7 @@ def advance(turn: Turn) -> None:
 
     Call it after plain writes and merges: plain writes come first when a segment becomes free.
     """
+    _note_plain(turn)
     if turn.segment_asks.by_stream.is_empty:
         return
     ended = -1
@@ -117,6 +124,16 @@ def advance(turn: Turn) -> None:
             if after != asks:
                 _put(turn, stream, after)
             turn.owe(asks[0].lane, since)
+
+
+def _note_plain(turn: Turn) -> None:
+    """Note since when plain writes have waited for locked segments."""
+    known, locked = turn.segment_asks.plain_since, turn.state.locked
+    if not locked and known.is_empty:
+        return
+    waiting = {stream for stream, _ in turn.index.plain_waiting(turn.state) if stream in locked}
+    for stream in sorted(waiting ^ known.as_dict().keys()):
+        known.put(stream, turn.wall_ms if stream in waiting else None)
 
 
 @dataclass(slots=True)
@@ -152,7 +169,11 @@ def _judge(turn: Turn, line: _Line, ask: SegmentAsk) -> None:
         turn.charge(work.of_items(len(ahead)))
         met = meet(ask.txn_id, ask.spans, holders_of(turn, stream, ask.spans), ahead)
         if met.fate is Fate.DIE:
-            _die(turn, line, ask, met)
+            text = met_text(turn, stream, ask.segments, met.by)
+            _die(turn, ask, f"{text}, and is older")
+            return
+        if text := plain_first(turn, stream, made_ms_of(ask.txn_id)):
+            _die(turn, ask, text)
             return
         if met.fate is Fate.LOCK:
             if ask.let_plain or not _plain_waits(turn, stream):
@@ -176,14 +197,11 @@ def _judge(turn: Turn, line: _Line, ask: SegmentAsk) -> None:
     line.waiting[ask.txn_id] = (*line.waiting.get(ask.txn_id, ()), *ask.spans)
 
 
-def _die(turn: Turn, line: _Line, ask: SegmentAsk, met: Met) -> None:
-    text = met_text(turn, line.stream, ask.segments, met.by)
+def _die(turn: Turn, ask: SegmentAsk, text: str) -> None:
     # A transaction of another control partition is aborted there: its client gets the error, and ends it.
     if control_partition_of(ask.txn_id) == turn.settings.control_partition:
-        abort_txn(turn, ask.txn_id, f"wait-die: it {text}, and is older")
-    error = (
-        f"the transaction is aborted (wait-die: it {text}, and is older): begin again after a pause"
-    )
+        abort_txn(turn, ask.txn_id, f"wait-die: it {text}")
+    error = f"the transaction is aborted (wait-die: it {text}): begin again after a pause"
     turn.reply(ask.to, refuse(TransactionAborted(error)))
 
 
