@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.core.locks import segment_locks
+from anabranch.core.locks import locked_segments, segment_locks
 from anabranch.core.locks.wait_die import Fate, Held, Spans, meet, meets
 from anabranch.protocol import limits
 from anabranch.protocol.ids import control_partition_of, make_txn_id
@@ -266,6 +266,22 @@ def test_what_is_held_and_who_waits_is_listed(desk: Desk) -> None:
     (info,) = desk.result.transactions
     assert [each.txn_id for each in info.asks] == [desk.id("C")]
     assert not info.locked_segments
+
+
+def test_lists_of_many_that_wait_are_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locked_segments, "_LISTED", 2)
+    for label in "EDCB":
+        desk.lock(label, X, LOW)
+    desk.ask("x", r.DescribeStreams(None, X), lane="admin")
+    (held,) = desk.result.streams[0].locked_segments
+    assert held.waiting == (desk.id("D"), desk.id("C"))
+    desk.ask("open", r.ListOpen(None, desk.id("B"), 10))
+    (info,) = desk.result.transactions
+    assert [each.waiting for each in info.asks] == [(desk.id("B"),)], "also the last of them"
+    desk.ask("open", r.ListOpen(None, None, 10))
+    found = {each.outcome.txn_id: each for each in desk.result.transactions}
+    assert [each.segment for each in found[desk.id("B")].asks] == [0]
+    assert [each.waiting for each in found[desk.id("E")].locked_segments] == [()]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from anabranch.protocol.schemas import records as r
 
 LEVEL = 4  # the feature level of exclusive streams
 _LISTED = 100  # segments of an answer, and waiting transactions of each
+_FEW = 10  # segments of each transaction in a list of several
 _NAMED = 3  # segments, in a message
 
 
@@ -95,53 +96,75 @@ def segments_text(stream: str, segments: Sequence[int]) -> str:
 
 def locked_in(turn: Turn, stream: str) -> tuple[r.LockedSegment, ...]:
     """The locked segments of a stream, some of them if there are many."""
-    holders = sorted(turn.state.locked.get(stream, {}))
-    turn.charge(work.of_items(len(holders)))
-    found = (each for txn_id in holders for each in _listed(turn, stream, txn_id))
+    rows, asks = turn.state.locked.get(stream, {}), _open_asks(turn, stream)
+    turn.charge(work.of_items(len(rows)))
+    found = (
+        each
+        for txn_id in sorted(rows)
+        for each in _listed(turn, stream, txn_id, rows[txn_id].locked, asks)
+    )
     return tuple(islice(found, _LISTED))
 
 
-def locked_by(turn: Turn, txn_id: bytes) -> tuple[r.LockedSegment, ...]:
-    """The segments that a transaction has locked, some of them if there are many."""
+def locked_by(turn: Turn, txn_id: bytes, *, full: bool) -> tuple[r.LockedSegment, ...]:
+    """The segments that a transaction has locked, some of them if there are many; who waits, if it is ``full``."""
     if not turn.state.locked:
         return ()
-    streams = sorted(turn.state.open[txn_id].participants)
-    return tuple([each for s in streams for each in _listed(turn, s, txn_id)][:_LISTED])
+    found = (
+        each
+        for stream in sorted(turn.state.open[txn_id].participants)
+        for each in _listed(
+            turn,
+            stream,
+            txn_id,
+            locked_of(turn.state, txn_id, stream),
+            _open_asks(turn, stream) if full else (),
+        )
+    )
+    return tuple(islice(found, _LISTED if full else _FEW))
 
 
-def _listed(turn: Turn, stream: str, txn_id: bytes) -> Iterator[r.LockedSegment]:
+def _listed(
+    turn: Turn, stream: str, txn_id: bytes, numbers: Sequence[int], asks: Sequence[SegmentAsk]
+) -> Iterator[r.LockedSegment]:
+    """Segments that a transaction has locked, and which of these touches wait for them."""
     state = turn.state
-    row = state.locked.get(stream, {}).get(txn_id)
-    if row is None:
+    if not numbers:
         return
-    asks = [(ask.txn_id, ask.spans) for ask in _open_asks(turn, stream)]
-    txn = state.open[txn_id]
+    row, txn = state.locked[stream][txn_id], state.open[txn_id]
     held_ms = max(0, turn.wall_ms - row.locked_ms)
     may_end = txn.row.state == "OPEN" and txn.pending is None
     left_ms = max(0, hold_ms(state.streams[stream].settings) - held_ms) if may_end else -1
-    for number in row.locked[:_LISTED]:
-        turn.charge(work.LOOK * (1 + len(asks)))
+    for number in numbers:
+        turn.charge(work.LOOK + work.of_items(len(asks)))
         spans = state.spans(stream, row.reference_epoch, (number,))
-        waiting = [_seen(turn, one) for one, its in asks if one != txn_id and meets(spans, its)]
-        yield r.LockedSegment(
-            stream, number, txn_id, txn.row.owner, held_ms, left_ms, tuple(waiting[:_LISTED])
-        )
+        waiting = [ask.txn_id for ask in asks if ask.txn_id != txn_id and meets(spans, ask.spans)]
+        seen = tuple([_seen(turn, one) for one in waiting[:_LISTED]])
+        yield r.LockedSegment(stream, number, txn_id, txn.row.owner, held_ms, left_ms, seen)
 
 
-def asked_by(turn: Turn, txn_id: bytes) -> tuple[r.LockedSegment, ...]:
-    """The locked segments for which a transaction waits."""
+def asked_by(turn: Turn, txn_id: bytes, *, full: bool) -> tuple[r.LockedSegment, ...]:
+    """The locked segments for which a transaction waits, some of them if there are many."""
     if turn.segment_asks.by_stream.is_empty:
         return ()
-    found = []
-    for stream in sorted(turn.state.open[txn_id].participants):
-        for ask in _open_asks(turn, stream):
-            if ask.txn_id == txn_id:
-                for other in holders_of(turn, stream, ask.spans):
-                    if other != txn_id:
-                        found += [
-                            each for each in _listed(turn, stream, other) if txn_id in each.waiting
-                        ]
-    return tuple(found[:_LISTED])
+    found = (
+        each
+        for stream in sorted(turn.state.open[txn_id].participants)
+        for ask in _open_asks(turn, stream)
+        if ask.txn_id == txn_id
+        for other, its in holders_of(turn, stream, ask.spans).items()
+        if other != txn_id
+        for each in _listed(turn, stream, other, _numbers(turn, stream, other, its), (ask,))
+    )
+    return tuple(islice(found, _LISTED if full else _FEW))
+
+
+def _numbers(turn: Turn, stream: str, txn_id: bytes, spans: Spans) -> list[int]:
+    """The numbers of the segments that a transaction has locked and that have these keys."""
+    row, wanted = turn.state.locked[stream][txn_id], set(spans)
+    turn.charge(work.of_items(len(row.locked)))
+    its = turn.state.spans(stream, row.reference_epoch, row.locked)
+    return [number for number, span in zip(row.locked, its, strict=True) if span in wanted]
 
 
 def _open_asks(turn: Turn, stream: str) -> list[SegmentAsk]:
