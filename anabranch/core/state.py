@@ -212,8 +212,8 @@ class State:
         for view in (
             self.scopes, self.scope_owners, self.streams, self.changing, self.stream_names, self.names,
             self.histories_ms, self.derivations, self.layouts, self.exclusive, self.locked, self.epochs,
-            self.held, self._ranges, self.places, self.pins, self.plain, self.plain_refused, self.low_water, self.forgotten,
-            self._retired, self.quarantined,
+            self.held, self._ranges, self.places, self.pins, self.plain, self.plain_refused, self.low_water,
+            self.forgotten, self._retired, self.quarantined,
             self.lanes, self.lane_positions, self.grants, self.rights, self.audits, self.audit_due, self.processors,
             self.tasks, self.tables, self.locks, self.bases, self.rejected, self.open, self.open_of, self.open_in,
             self.committing, self.prepared, self.coordinated, self.promised,

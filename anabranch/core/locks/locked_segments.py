@@ -57,7 +57,7 @@ def check_free(turn: Turn, placed: Placed, *, locks: bool) -> None:
 
 
 def plain_first(turn: Turn, stream: str, made_ms: int) -> str:
-    """A text if plain writes go before a transaction of this age: they have waited for longer than the hold limit."""
+    """A text if plain writes have waited for longer than the hold limit, and since before this time; or empty."""
     since_ms = turn.segment_asks.plain_since.get(stream, None)
     if since_ms is None or made_ms < since_ms:
         return ""
