@@ -314,8 +314,9 @@ class OpenTransaction:
     - ``waits``: why its decided commit waits, with ``why``, ``stream``, ``text`` and ``age_ms`` (-1: not known).
     - ``ends``: the command by which an operator ends it.
     - ``locked_segments``: the segments of exclusive streams that it has locked; ``asks``: those that it waits for;
-      at most 100 each. They have ``stream``, ``segment``, ``txn_id`` (who has it), ``owner``, ``held_ms``,
-      ``left_ms`` (until the hold limit; -1: it is committing, or prepared) and ``waiting`` (ids).
+      at most 100 each, 10 in lists. They have ``stream``, ``segment``, ``txn_id`` (who has it), ``owner``,
+      ``held_ms``, ``left_ms`` (until the hold limit; -1: it is committing, or prepared) and ``waiting`` (ids; empty
+      in lists, and in ``asks`` this transaction alone).
     """
 
     info: TransactionInfo

@@ -293,12 +293,21 @@ class SegmentAsk(NamedTuple):
     by: bytes = b""
     let_plain: bool = False
 
+    @property
+    def waits(self) -> bool:
+        """Whether it has waited in an earlier turn."""
+        return bool(self.by) or self.let_plain
+
 
 @dataclass(slots=True)
 class SegmentAsks(Part):
-    """Touches that wait for segments of exclusive streams, by stream, in the order in which they came."""
+    """Touches that wait for segments of exclusive streams, by stream, in the order in which they came.
+
+    ``plain_since``: by stream, since when plain writes have waited for locked segments, Unix milliseconds.
+    """
 
     by_stream: DraftMap[str, tuple[SegmentAsk, ...]] = field(default_factory=DraftMap)
+    plain_since: DraftMap[str, int] = field(default_factory=DraftMap)
 
 
 @dataclass(slots=True)

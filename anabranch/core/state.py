@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import merge
@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 from anabranch.core import rows as k
 from anabranch.core.journal_runs import extents_of
 from anabranch.core.locks.lock_table import LockTable
+from anabranch.core.locks.wait_die import Held, Span, Spans
 from anabranch.core.rows import Entry, Rows
 from anabranch.core.stream_settings import EXCLUSIVE, derivations_at
 from anabranch.core.stream_states import changes_topics
@@ -30,7 +31,7 @@ from anabranch.errors import (
     UnsupportedVersion,
     check,
 )
-from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE, segment_number
 from anabranch.protocol.legal_names import OPEN_LANE, as_kafka_compares
 from anabranch.protocol.messages import size_of
 from anabranch.protocol.partitioner import Layout
@@ -148,6 +149,9 @@ class State:
         self.locked: dict[
             str, dict[bytes, r.ParticipantRow]
         ] = {}  # their locked segments, by transaction
+        self.held: dict[str, Held] = {}  # … and by their keys
+        # (stream, reference epoch) -> number of a segment -> its keys; cached until the epoch changes.
+        self._ranges: dict[tuple[str, int], dict[int, Span]] = {}
         self.epochs: dict[str, dict[int, tuple[r.SegmentRange, ...]]] = {}  # reference epochs only
         # (stream, reference epoch) -> partition -> segment.
         self.places: dict[tuple[str, int], dict[int, r.SegmentRange]] = {}
@@ -210,8 +214,8 @@ class State:
         for view in (
             self.scopes, self.scope_owners, self.streams, self.changing, self.stream_names, self.names,
             self.histories_ms, self.derivations, self.layouts, self.exclusive, self.locked, self.epochs,
-            self.places, self.pins, self.plain, self.plain_refused, self.low_water, self.forgotten,
-            self._retired, self.quarantined,
+            self.held, self._ranges, self.places, self.pins, self.plain, self.plain_refused, self.low_water,
+            self.forgotten, self._retired, self.quarantined,
             self.lanes, self.lane_positions, self.grants, self.rights, self.audits, self.audit_due, self.processors,
             self.tasks, self.tables, self.locks, self.bases, self.rejected, self.open, self.open_of, self.open_in,
             self.committing, self.prepared, self.coordinated, self.asking, self.promised,
@@ -357,8 +361,10 @@ class State:
             _put(self.exclusive, stream, row and (EXCLUSIVE in row.settings or None))
             if row is None:  # a prepared transaction may outlive a stream that was lost
                 self.locked.pop(stream, None)
+                self.held.pop(stream, None)
         elif entry is Entry.EPOCH:
             stream, epoch = k.numbered(identifier)
+            self._ranges.pop((stream, epoch), None)
             _put(self.epochs.setdefault(stream, {}), epoch, row and row.segments)
             _put(self.places, (stream, epoch), row and {s.partition: s for s in row.segments})
         elif entry is Entry.PLAIN:
@@ -468,12 +474,14 @@ class State:
 
     def _lock(self, txn_id: bytes, stream: str, row: r.ParticipantRow | None) -> None:
         """Note the segments of an exclusive stream that a transaction has locked."""
+        if stream in self.locked and self.locked[stream].pop(txn_id, None) is not None:
+            self.held[stream].free(txn_id)
         if row is not None and row.locked and stream in self.exclusive:
             self.locked.setdefault(stream, {})[txn_id] = row
-        elif stream in self.locked:
-            self.locked[stream].pop(txn_id, None)
-            if not self.locked[stream]:
-                del self.locked[stream]
+            spans = self.spans(stream, row.reference_epoch, row.locked)
+            self.held.setdefault(stream, Held()).lock(txn_id, spans)
+        elif stream in self.locked and not self.locked[stream]:
+            del self.locked[stream], self.held[stream]
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -519,6 +527,15 @@ class State:
     def layout(self, stream: str, epoch: int) -> tuple[r.SegmentRange, ...]:
         """The segments of a reference epoch; empty if its row is deleted."""
         return self.epochs.get(stream, {}).get(epoch, ())
+
+    def spans(self, stream: str, epoch: int, numbers: Iterable[int]) -> Spans:
+        """The keys of segments of a reference epoch, by their numbers."""
+        ranges = self._ranges.get((stream, epoch))
+        if ranges is None:
+            layout = self.layout(stream, epoch)
+            ranges = {segment_number(each.segment_id): (each.low, each.high) for each in layout}
+            self._ranges[stream, epoch] = ranges
+        return tuple([ranges[number] for number in numbers if number in ranges])
 
     def reserved(self, stream: str) -> set[int]:
         """Partitions of a stream that are reserved by staged merges."""

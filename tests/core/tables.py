@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from anabranch.core.state import State
+from anabranch.protocol.partitioner import SPACE
 from anabranch.protocol.schemas.records import TxnRow
 
 Row = tuple[bytes, bytes | None]
@@ -60,6 +61,7 @@ def views_of(state: State) -> dict[str, Any]:
         "streams": dict(state.streams),
         "exclusive": dict(state.exclusive),
         "locked": {stream: dict(rows) for stream, rows in state.locked.items()},
+        "held": {stream: held.of(((0, SPACE),)) for stream, held in state.held.items()},
         "changing": dict(state.changing),
         "open": {
             txn_id: (

@@ -411,7 +411,6 @@ def ask_exclusive(world: World) -> r.Touch:
 
 
 TOUCH: dict[str, Row] = {
-    "too many touches wait": (Lowered("SEGMENT_ASKS", 0, ask_exclusive), "Locked", "ask again"),
     "too many keys": (Lowered("LOCKED_POSITIONS", 0, ask_exclusive), INVALID, "0 are allowed"),
     "another scope's": (touch("sfo/a"), "touched sfo/a epoch 0 on 0,1", ""),
     "another control partition": (touch("ber/a"), "CrossScope", "control partition 0"),

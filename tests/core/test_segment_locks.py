@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from anabranch.core.locks import segment_locks
-from anabranch.core.locks.wait_die import Fate, Spans, meet, meets
+from anabranch.core.locks import locked_segments, segment_locks
+from anabranch.core.locks.wait_die import Fate, Held, Spans, meet, meets
 from anabranch.protocol import limits
 from anabranch.protocol.ids import control_partition_of, make_txn_id
 from anabranch.protocol.partitioner import SPACE
@@ -56,7 +56,7 @@ class Desk(World):
                 found.append(f"{who} {','.join(map(str, result.locked))}")
             elif isinstance(result, r.Refusal):
                 found.append(f"{who} {result.code}".replace("TransactionAborted", "dies"))
-        silent = [f"{who} waits" for who in waiting if not any(f[0] == who for f in found)]
+        silent = [f"{who} waits" for who in waiting if not any(f.split()[0] == who for f in found)]
         return ", ".join([*silent, *found])
 
     def end(self, label: str, *, commit: bool = True) -> str:
@@ -145,6 +145,29 @@ def test_a_wait_has_an_end_and_a_place_outlasts_it(desk: Desk) -> None:
     assert desk.memory.segment_asks.by_stream.is_empty, "its client asks no more"
 
 
+def test_two_writers_of_a_transaction_that_wait_are_both_answered(desk: Desk) -> None:
+    desk.lock("C")
+    for who in ("first", "second"):
+        touch = r.Touch(desk.token("B"), X, desk.writer(who), (), (LOW,), 5_000)
+        desk.turn((who, touch))
+    assert desk.lock("A") == "A waits"
+    assert desk.end("C") == "first 0, second 0"
+    assert desk.end("B") == "A 0"
+
+
+def test_a_full_queue_keeps_places_and_refuses_nobody_for_whom_others_wait(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SEGMENT_ASKS", limits.Limit(4, "touches", "…"))
+    desk.lock("E")
+    assert [desk.lock("D"), desk.lock("C", wait_ms=1)] == ["D waits", "C waits"]
+    assert desk.lock("B") == "B Locked", "half of the places are the lane's"
+    assert desk.lock("E", X, HIGH) == "E 0,1", "the others wait for it"
+    desk.wait(10)
+    assert desk.told() == "C Locked"
+    assert desk.lock("C") == "C waits", "it has its place"
+
+
 def test_an_open_transaction_is_aborted_after_the_hold_limit() -> None:
     desk = Desk(exclusive_hold_ms="2000")
     desk.start(*"ABC")
@@ -178,6 +201,26 @@ def test_single_commands_are_refused_and_plain_writes_wait(desk: Desk) -> None:
     assert segment_locks.next_due_ms(desk.memory.segment_asks, desk.now_ms) == 0
     desk.turn()
     assert (desk.plain(), desk.told()) == ("nyc/x 0[0-1)", "B 0")
+
+
+def test_plain_writes_go_first_after_the_hold_limit() -> None:
+    desk = Desk(exclusive_hold_ms="2000")
+    desk.start("A")
+    desk.lock("A", X, LOW)
+    desk.write_plainly(X)
+    holder, others = "A", [f"Z{number}" for number in range(20)]
+    for number, label in enumerate(others):  # some segment is always locked
+        desk.wait(500)
+        desk.start(label)
+        if desk.lock(label, X, (HIGH, LOW)[number % 2]) == f"{label} dies":
+            break
+        desk.end(holder)
+        holder = label
+    assert number == 4
+    assert "met plain writes of nyc/x, which have waited for 2," in desk.row(label).reason
+    desk.end(holder)
+    desk.turn()
+    assert desk.plain() == "nyc/x 0[0-1)"
 
 
 def test_a_prepared_one_keeps_what_it_locked(desk: Desk) -> None:
@@ -225,6 +268,22 @@ def test_what_is_held_and_who_waits_is_listed(desk: Desk) -> None:
     assert not info.locked_segments
 
 
+def test_lists_of_many_that_wait_are_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locked_segments, "_LISTED", 2)
+    for label in "EDCB":
+        desk.lock(label, X, LOW)
+    desk.ask("x", r.DescribeStreams(None, X), lane="admin")
+    (held,) = desk.result.streams[0].locked_segments
+    assert held.waiting == (desk.id("D"), desk.id("C"))
+    desk.ask("open", r.ListOpen(None, desk.id("B"), 10))
+    (info,) = desk.result.transactions
+    assert [each.waiting for each in info.asks] == [(desk.id("B"),)], "also the last of them"
+    desk.ask("open", r.ListOpen(None, None, 10))
+    found = {each.outcome.txn_id: each for each in desk.result.transactions}
+    assert [each.segment for each in found[desk.id("B")].asks] == [0]
+    assert [each.waiting for each in found[desk.id("E")].locked_segments] == [()]
+
+
 @pytest.mark.parametrize(
     ("settings", "code"),
     [
@@ -256,6 +315,25 @@ def test_below_level_4_no_stream_is_exclusive() -> None:
     world = World()
     world.find_scope()
     assert world.create(X, exclusive="true") == "FeatureNotEnabled"
+
+
+def test_the_keys_that_are_locked_are_found_as_by_looking_at_each() -> None:
+    rng, held, all_spans = random.Random(1), Held(), dict[bytes, Spans]()
+    for _ in range(500):
+        txn_id, low = bytes([rng.randrange(6)]), rng.randrange(30)
+        span = (low, low + rng.randrange(1, 5))
+        found = {one: s for one, its in all_spans.items() if (s := _met(its, span))}
+        assert {one: tuple(sorted(its)) for one, its in held.of((span,)).items()} == found
+        if not found:
+            held.lock(txn_id, (span,))
+            all_spans[txn_id] = tuple(sorted((*all_spans.get(txn_id, ()), span)))
+        elif rng.random() < 0.2:
+            held.free(txn_id)
+            all_spans.pop(txn_id, None)
+
+
+def _met(its: Spans, span: tuple[int, int]) -> Spans:
+    return tuple(one for one in its if meets((one,), (span,)))
 
 
 # -- random schedules -------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ def locks_lost(real: Any, state: State) -> None:
     """A new leader does not know which segments are locked."""
     real(state)
     state.locked.clear()
+    state.held.clear()
 
 
 @wrapping(State, "_lock")

@@ -166,8 +166,8 @@ def open_info(turn: Turn, row: r.TxnRow, *, full: bool, after: bytes | None = No
         journals=_kept_for(turn, row.txn_id) if full else {},
         waits=_waits_for(turn, row.txn_id),
         ends=way_to_end(turn.state, row.txn_id),
-        locked_segments=locked_segments.locked_by(turn, row.txn_id),
-        asks=locked_segments.asked_by(turn, row.txn_id),
+        locked_segments=locked_segments.locked_by(turn, row.txn_id, full=full),
+        asks=locked_segments.asked_by(turn, row.txn_id, full=full),
     )
 
 

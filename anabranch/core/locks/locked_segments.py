@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from anabranch.core import work
 from anabranch.core.authorize import sees
@@ -18,6 +19,7 @@ from anabranch.protocol.schemas import records as r
 
 LEVEL = 4  # the feature level of exclusive streams
 _LISTED = 100  # segments of an answer, and waiting transactions of each
+_FEW = 10  # segments of each transaction in a list of several
 _NAMED = 3  # segments, in a message
 
 
@@ -27,21 +29,11 @@ def locked_of(state: State, txn_id: bytes, stream: str) -> tuple[int, ...]:
     return () if row is None else row.locked
 
 
-def _spans(state: State, stream: str, epoch: int, numbers: Iterable[int]) -> Spans:
-    wanted = set(numbers)
-    layout = state.layout(stream, epoch)
-    return tuple([(s.low, s.high) for s in layout if segment_number(s.segment_id) in wanted])
-
-
-def holders_of(turn: Turn, stream: str) -> dict[bytes, Spans]:
-    """The keys that each transaction has locked of a stream."""
-    state = turn.state
-    rows = state.locked.get(stream, {})
-    turn.charge(work.of_items(sum([len(row.locked) for row in rows.values()])))
-    return {
-        txn_id: _spans(state, stream, row.reference_epoch, row.locked)
-        for txn_id, row in rows.items()
-    }
+def holders_of(turn: Turn, stream: str, spans: Spans) -> dict[bytes, Spans]:
+    """The transactions that have locked keys of these spans, and which keys."""
+    turn.charge(work.of_items(len(spans)))
+    held = turn.state.held.get(stream)
+    return {} if held is None else held.of(spans)
 
 
 def check_free(turn: Turn, placed: Placed, *, locks: bool) -> None:
@@ -52,7 +44,7 @@ def check_free(turn: Turn, placed: Placed, *, locks: bool) -> None:
     for stream in sorted(placed.keys() & turn.state.exclusive.keys()):
         segments = [segment for segment, _ in placed[stream]]
         spans = tuple([(s.low, s.high) for s in segments])
-        others = [*holders_of(turn, stream).items()]
+        others = [*holders_of(turn, stream, spans).items()]
         if locks:
             others += [(ask.txn_id, ask.spans) for ask in _open_asks(turn, stream)]
         for txn_id, its in others:
@@ -60,6 +52,19 @@ def check_free(turn: Turn, placed: Placed, *, locks: bool) -> None:
                 numbers = [segment_number(s.segment_id) for s in segments]
                 text = met_text(turn, stream, numbers, txn_id)
                 raise Locked(f"the command {text}; nothing was changed: call again")
+        if locks and (met := plain_first(turn, stream, turn.wall_ms)):
+            raise Locked(f"the command {met}; nothing was changed: call again")
+
+
+def plain_first(turn: Turn, stream: str, made_ms: int) -> str:
+    """A text if plain writes have waited for longer than the hold limit, and since before this time; or empty."""
+    since_ms = turn.segment_asks.plain_since.get(stream, None)
+    if since_ms is None or made_ms < since_ms:
+        return ""
+    waited_ms = turn.wall_ms - since_ms
+    if waited_ms <= hold_ms(turn.state.streams[stream].settings):
+        return ""
+    return f"met plain writes of {stream}, which have waited for {waited_ms:,} ms"
 
 
 def participant(turn: Turn, stream: str, epoch: int, segments: Iterable[int]) -> r.ParticipantRow:
@@ -91,55 +96,75 @@ def segments_text(stream: str, segments: Sequence[int]) -> str:
 
 def locked_in(turn: Turn, stream: str) -> tuple[r.LockedSegment, ...]:
     """The locked segments of a stream, some of them if there are many."""
-    found = [
+    rows, asks = turn.state.locked.get(stream, {}), _open_asks(turn, stream)
+    turn.charge(work.of_items(len(rows)))
+    found = (
         each
-        for txn_id in sorted(turn.state.locked.get(stream, {}))
-        for each in _listed(turn, stream, txn_id)
-    ]
-    return tuple(found[:_LISTED])
+        for txn_id in sorted(rows)
+        for each in _listed(turn, stream, txn_id, rows[txn_id].locked, asks)
+    )
+    return tuple(islice(found, _LISTED))
 
 
-def locked_by(turn: Turn, txn_id: bytes) -> tuple[r.LockedSegment, ...]:
-    """The segments that a transaction has locked, some of them if there are many."""
+def locked_by(turn: Turn, txn_id: bytes, *, full: bool) -> tuple[r.LockedSegment, ...]:
+    """The segments that a transaction has locked, some of them if there are many; who waits, if it is ``full``."""
     if not turn.state.locked:
         return ()
-    streams = sorted(turn.state.open[txn_id].participants)
-    return tuple([each for s in streams for each in _listed(turn, s, txn_id)][:_LISTED])
+    found = (
+        each
+        for stream in sorted(turn.state.open[txn_id].participants)
+        for each in _listed(
+            turn,
+            stream,
+            txn_id,
+            locked_of(turn.state, txn_id, stream),
+            _open_asks(turn, stream) if full else (),
+        )
+    )
+    return tuple(islice(found, _LISTED if full else _FEW))
 
 
-def _listed(turn: Turn, stream: str, txn_id: bytes) -> Iterator[r.LockedSegment]:
+def _listed(
+    turn: Turn, stream: str, txn_id: bytes, numbers: Sequence[int], asks: Sequence[SegmentAsk]
+) -> Iterator[r.LockedSegment]:
+    """Segments that a transaction has locked, and which of these touches wait for them."""
     state = turn.state
-    row = state.locked.get(stream, {}).get(txn_id)
-    if row is None:
+    if not numbers:
         return
-    asks = [(ask.txn_id, ask.spans) for ask in _open_asks(turn, stream)]
-    txn = state.open[txn_id]
+    row, txn = state.locked[stream][txn_id], state.open[txn_id]
     held_ms = max(0, turn.wall_ms - row.locked_ms)
     may_end = txn.row.state == "OPEN" and txn.pending is None
     left_ms = max(0, hold_ms(state.streams[stream].settings) - held_ms) if may_end else -1
-    for number in row.locked[:_LISTED]:
-        turn.charge(work.LOOK * (1 + len(asks)))
-        spans = _spans(state, stream, row.reference_epoch, (number,))
-        waiting = [_seen(turn, one) for one, its in asks if one != txn_id and meets(spans, its)]
-        yield r.LockedSegment(
-            stream, number, txn_id, txn.row.owner, held_ms, left_ms, tuple(waiting[:_LISTED])
-        )
+    for number in numbers:
+        turn.charge(work.LOOK + work.of_items(len(asks)))
+        spans = state.spans(stream, row.reference_epoch, (number,))
+        waiting = [ask.txn_id for ask in asks if ask.txn_id != txn_id and meets(spans, ask.spans)]
+        seen = tuple([_seen(turn, one) for one in waiting[:_LISTED]])
+        yield r.LockedSegment(stream, number, txn_id, txn.row.owner, held_ms, left_ms, seen)
 
 
-def asked_by(turn: Turn, txn_id: bytes) -> tuple[r.LockedSegment, ...]:
-    """The locked segments for which a transaction waits."""
+def asked_by(turn: Turn, txn_id: bytes, *, full: bool) -> tuple[r.LockedSegment, ...]:
+    """The locked segments for which a transaction waits, some of them if there are many."""
     if turn.segment_asks.by_stream.is_empty:
         return ()
-    found = []
-    for stream in sorted(turn.state.open[txn_id].participants):
-        for ask in _open_asks(turn, stream):
-            if ask.txn_id == txn_id:
-                for other, its in holders_of(turn, stream).items():
-                    if other != txn_id and meets(ask.spans, its):
-                        found += [
-                            each for each in _listed(turn, stream, other) if txn_id in each.waiting
-                        ]
-    return tuple(found[:_LISTED])
+    found = (
+        each
+        for stream in sorted(turn.state.open[txn_id].participants)
+        for ask in _open_asks(turn, stream)
+        if ask.txn_id == txn_id
+        for other, its in holders_of(turn, stream, ask.spans).items()
+        if other != txn_id
+        for each in _listed(turn, stream, other, _numbers(turn, stream, other, its), (ask,))
+    )
+    return tuple(islice(found, _LISTED if full else _FEW))
+
+
+def _numbers(turn: Turn, stream: str, txn_id: bytes, spans: Spans) -> list[int]:
+    """The numbers of the segments that a transaction has locked and that have these keys."""
+    row, wanted = turn.state.locked[stream][txn_id], set(spans)
+    turn.charge(work.of_items(len(row.locked)))
+    its = turn.state.spans(stream, row.reference_epoch, row.locked)
+    return [number for number, span in zip(row.locked, its, strict=True) if span in wanted]
 
 
 def _open_asks(turn: Turn, stream: str) -> list[SegmentAsk]:

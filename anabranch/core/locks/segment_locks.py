@@ -8,6 +8,7 @@ A lock is judged by the keys of its segments. So it holds through scalings, for 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from anabranch.core import rows as k
@@ -15,15 +16,21 @@ from anabranch.core import work
 from anabranch.core.decisions.across.participating import touch
 from anabranch.core.decisions.transactions import abort_txn, touched
 from anabranch.core.decisions.turn import Turn, refuse
-from anabranch.core.locks.locked_segments import holders_of, locked_of, met_text, segments_text
-from anabranch.core.locks.wait_die import Fate, Met, Spans, meet, meets
+from anabranch.core.locks.locked_segments import (
+    holders_of,
+    locked_of,
+    met_text,
+    plain_first,
+    segments_text,
+)
+from anabranch.core.locks.wait_die import Fate, Spans, meet, meets
 from anabranch.core.memory import SegmentAsk, SegmentAsks
 from anabranch.core.round import ReplyTo
 from anabranch.core.stream_settings import hold_ms
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import AnabranchError, InvalidArgument, Locked, TransactionAborted
 from anabranch.protocol import limits
-from anabranch.protocol.ids import control_partition_of, segment_number
+from anabranch.protocol.ids import control_partition_of, made_ms_of, segment_number
 from anabranch.protocol.partitioner import SPACE
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import id_named
@@ -41,14 +48,16 @@ def touch_locked(turn: Turn, command: r.Touch, to: ReplyTo | None) -> None:
     if not 0 <= command.wait_ms <= limits.TURN_WAIT_MS:
         raise InvalidArgument(f"wait_ms {command.wait_ms}: 0 to {limits.TURN_WAIT_MS:,}")
     asks = turn.segment_asks.by_stream.get(stream, ())
-    _check_room(turn, txn_id)
     touch(turn, command, None)
     epoch = turn.open(txn_id).participants[stream]
     known = set(locked_of(turn.state, txn_id, stream))
+    positions = sorted(command.positions)
+    layout = turn.state.layout(stream, epoch)
+    turn.charge(work.of_items(len(layout)))
     wanted = [
         each
-        for each in turn.state.layout(stream, epoch)
-        if any(each.low <= position < each.high for position in command.positions)
+        for each in layout
+        if bisect_left(positions, each.low) < bisect_left(positions, each.high)
     ]
     missing = [each for each in wanted if segment_number(each.segment_id) not in known]
     if not missing:
@@ -58,25 +67,36 @@ def touch_locked(turn: Turn, command: r.Touch, to: ReplyTo | None) -> None:
     spans = tuple([(each.low, each.high) for each in missing])
     until_ms = turn.now_ms + command.wait_ms
     ask = SegmentAsk(txn_id, turn.lane, numbers, spans, until_ms, to)
-    for number, each in enumerate(asks):
-        if each[:4] == ask[:4]:  # asked again: it keeps its place
-            again = each._replace(until_ms=until_ms, to=to)
+    same = [number for number, each in enumerate(asks) if each[:4] == ask[:4]]
+    turn.charge(work.of_items(len(asks)))
+    for number in same:
+        if asks[number].to in (None, to):  # asked again: it keeps its place
+            again = asks[number]._replace(until_ms=until_ms, to=to)
             _put(turn, stream, (*asks[:number], again, *asks[number + 1 :]))
             return
-    _put(turn, stream, (*asks, ask))
+    # Another writer of the transaction has the place of the first one, and an answer of its own.
+    at = same[-1] + 1 if same else len(asks)
+    _put(turn, stream, (*asks[:at], ask, *asks[at:]))
 
 
-def _check_room(turn: Turn, txn_id: bytes) -> None:
-    """`Locked` if too many touches of the control partition, the lane, or the transaction wait already."""
-    every = [ask for its in turn.segment_asks.by_stream.as_dict().values() for ask in its]
+def _check_room(turn: Turn, line: _Line, ask: SegmentAsk) -> None:
+    """`Locked` if too many touches of the control partition, the lane, or the transaction wait already.
+
+    Only one that has to wait is counted and refused: whoever others wait for can always lock what is free.
+    """
+    streams = turn.segment_asks.by_stream.as_dict().items()
+    every = [each for stream, its in streams if stream != line.stream for each in its if each.waits]
+    every += line.asks
     turn.charge(work.of_items(len(every)))
     for found, most in (
-        (sum([ask.txn_id == txn_id for ask in every]), limits.ASKS_OF_TXN.value),
-        (sum([ask.lane == turn.lane for ask in every]), limits.SEGMENT_ASKS.value // 2),
+        (sum([each.txn_id == ask.txn_id for each in every]), limits.ASKS_OF_TXN.value),
+        (sum([each.lane == ask.lane for each in every]), limits.SEGMENT_ASKS.value // 2),
         (len(every), limits.SEGMENT_ASKS.value),
     ):
         if found >= most:
-            raise Locked(f"{found:,} touches wait for segments already: ask again")
+            raise Locked(
+                f"{found:,} touches wait for segments already; the transaction is still open: call again"
+            )
 
 
 # -- in each turn -----------------------------------------------------------------------------------------
@@ -87,6 +107,7 @@ def advance(turn: Turn) -> None:
 
     Call it after plain writes and merges: plain writes come first when a segment becomes free.
     """
+    _note_plain(turn)
     if turn.segment_asks.by_stream.is_empty:
         return
     ended = -1
@@ -96,7 +117,7 @@ def advance(turn: Turn) -> None:
         ended = len(turn.ended)
         for stream, asks in sorted(turn.segment_asks.by_stream.as_dict().items()):
             since = turn.work
-            line = _Line(stream, holders_of(turn, stream))
+            line = _Line(stream)
             for ask in asks:
                 _judge(turn, line, ask)
             after = tuple(line.asks)
@@ -105,18 +126,31 @@ def advance(turn: Turn) -> None:
             turn.owe(asks[0].lane, since)
 
 
+def _note_plain(turn: Turn) -> None:
+    """Note since when plain writes have waited for locked segments."""
+    known, locked = turn.segment_asks.plain_since, turn.state.locked
+    if not locked and known.is_empty:
+        return
+    waiting = {stream for stream, _ in turn.index.plain_waiting(turn.state) if stream in locked}
+    for stream in sorted(waiting ^ known.as_dict().keys()):
+        known.put(stream, turn.wall_ms if stream in waiting else None)
+
+
 @dataclass(slots=True)
 class _Line:
-    """The transactions that have locked segments of a stream, and the touches that still wait, in their order."""
+    """The touches that still wait for segments of a stream, in their order."""
 
     stream: str
-    holders: dict[bytes, Spans]
     asks: list[SegmentAsk] = field(default_factory=list)
     waiting: dict[bytes, Spans] = field(default_factory=dict)
 
-    def blocks(self, by: bytes, spans: Spans) -> bool:
+    def blocks(self, turn: Turn, by: bytes, spans: Spans) -> bool:
         """Whether a transaction has locked keys of these spans, or waits for them."""
-        return meets(spans, (*self.holders.get(by, ()), *self.waiting.get(by, ())))
+        if meets(spans, self.waiting.get(by, ())):
+            return True
+        return by in turn.state.locked.get(self.stream, ()) and by in holders_of(
+            turn, self.stream, spans
+        )
 
 
 def _judge(turn: Turn, line: _Line, ask: SegmentAsk) -> None:
@@ -130,18 +164,28 @@ def _judge(turn: Turn, line: _Line, ask: SegmentAsk) -> None:
     except AnabranchError as error:
         turn.reply(ask.to, refuse(error))
         return
-    if not line.blocks(ask.by, ask.spans):
+    if not line.blocks(turn, ask.by, ask.spans):
         ahead = [(each.txn_id, each.spans) for each in line.asks]
-        turn.charge(work.of_items(len(ahead) + len(line.holders)))
-        met = meet(ask.txn_id, ask.spans, line.holders, ahead)
+        turn.charge(work.of_items(len(ahead)))
+        met = meet(ask.txn_id, ask.spans, holders_of(turn, stream, ask.spans), ahead)
         if met.fate is Fate.DIE:
-            _die(turn, line, ask, met)
+            text = met_text(turn, stream, ask.segments, met.by)
+            _die(turn, ask, f"{text}, and is older")
+            return
+        if text := plain_first(turn, stream, made_ms_of(ask.txn_id)):
+            _die(turn, ask, text)
             return
         if met.fate is Fate.LOCK:
             if ask.let_plain or not _plain_waits(turn, stream):
                 _lock(turn, line, ask)
                 return
             ask = ask._replace(let_plain=True)
+        elif not ask.waits:
+            try:
+                _check_room(turn, line, ask)
+            except Locked as error:
+                turn.reply(ask.to, refuse(error))
+                return
         ask = ask._replace(by=met.by)
     if turn.now_ms >= ask.until_ms + limits.ASK_KEPT_MS:
         return  # its client does not ask any more
@@ -153,15 +197,11 @@ def _judge(turn: Turn, line: _Line, ask: SegmentAsk) -> None:
     line.waiting[ask.txn_id] = (*line.waiting.get(ask.txn_id, ()), *ask.spans)
 
 
-def _die(turn: Turn, line: _Line, ask: SegmentAsk, met: Met) -> None:
-    text = met_text(turn, line.stream, ask.segments, met.by)
+def _die(turn: Turn, ask: SegmentAsk, text: str) -> None:
     # A transaction of another control partition is aborted there: its client gets the error, and ends it.
     if control_partition_of(ask.txn_id) == turn.settings.control_partition:
-        abort_txn(turn, ask.txn_id, f"wait-die: it {text}, and is older")
-        line.holders.pop(ask.txn_id, None)
-    error = (
-        f"the transaction is aborted (wait-die: it {text}, and is older): begin again after a pause"
-    )
+        abort_txn(turn, ask.txn_id, f"wait-die: it {text}")
+    error = f"the transaction is aborted (wait-die: it {text}): begin again after a pause"
     turn.reply(ask.to, refuse(TransactionAborted(error)))
 
 
@@ -180,7 +220,6 @@ def _lock(turn: Turn, line: _Line, ask: SegmentAsk) -> None:
     turn.put(
         k.participant_key(txn_id, stream), r.ParticipantRow(stream, epoch, numbers, row.locked_ms)
     )
-    line.holders[txn_id] = (*line.holders.get(txn_id, ()), *ask.spans)
     turn.reply(ask.to, touched(turn, txn_id, stream))
 
 

@@ -8,6 +8,7 @@ starves.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
@@ -16,6 +17,40 @@ from anabranch.core.across.messages import age
 
 Span = tuple[int, int]  # positions of keys: from the first, up to the second without it
 Spans = tuple[Span, ...]
+
+
+class Held:
+    """The keys that transactions have locked of a stream, in their order. No two transactions have locked a key."""
+
+    def __init__(self) -> None:
+        self._lows: list[int] = []
+        self._spans: dict[int, tuple[int, bytes]] = {}  # by their lowest position: end, transaction
+        self._lows_of: dict[bytes, list[int]] = {}
+
+    def lock(self, txn_id: bytes, spans: Spans) -> None:
+        """Note that a transaction has locked these spans."""
+        for low, end in spans:
+            if low not in self._spans:
+                insort(self._lows, low)
+            self._spans[low] = end, txn_id
+            self._lows_of.setdefault(txn_id, []).append(low)
+
+    def free(self, txn_id: bytes) -> None:
+        """Note that a transaction has locked nothing any more."""
+        for low in self._lows_of.pop(txn_id, ()):
+            del self._spans[low]
+            del self._lows[bisect_left(self._lows, low)]
+
+    def of(self, spans: Spans) -> dict[bytes, Spans]:
+        """The transactions that have locked keys of these spans, and which of their spans these are."""
+        found: dict[bytes, Spans] = {}
+        for low, end in spans:
+            at = max(0, bisect_right(self._lows, low) - 1)
+            for begin in self._lows[at : bisect_left(self._lows, end)]:
+                until, txn_id = self._spans[begin]
+                if low < until:
+                    found[txn_id] = (*found.get(txn_id, ()), (begin, until))
+        return found
 
 
 class Fate(Enum):
