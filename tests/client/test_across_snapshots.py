@@ -12,6 +12,7 @@ from anabranch.client.replica import Replica
 from anabranch.errors import CrossScope, DeadlineExceeded, NotReady
 from anabranch.protocol import hybrid_time
 from anabranch.protocol.ids import control_partition_of
+from anabranch.reading.history import SafeTimeOf
 from anabranch.reading.snapshot import Mode
 from anabranch.testing import MemoryCluster
 
@@ -158,6 +159,18 @@ def test_a_processor_asks_once_for_many_commits(place: Place) -> None:
         began = place.cluster.clock.monotonic()
         assert len(reader.cut(began + 5, 1 << 20)) == len(place.done)
         assert place.cluster.clock.monotonic() < began + 0.1, "a question takes 0.01 s"
+        ask, asked = reader._safe.ask, list[float]()
+
+        def busy(deadline: float) -> int:
+            asked.append(deadline)
+            assert len(asked) == 1, "a cut does not wait for commits that come meanwhile"
+            found = ask(deadline)
+            place.put(place.writer, TABLES[0], b"k", b"second")
+            return found
+
+        reader._safe = SafeTimeOf(True, busy)
+        place.put(place.writer, TABLES[1], b"k", b"first")
+        assert reader.cut(began + 5, 1 << 20)
 
 
 def test_a_time_to_come_is_waited_for_at_each_control_partition(place: Place) -> None:

@@ -202,7 +202,8 @@ class _Filled:
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_an_input_that_is_filled_while_another_is_checked_counts(order: tuple[int, int]) -> None:
     """Else a newer record of the other would be taken before its own: a cut would tear a transaction of both."""
-    early, late = _Filled(7), _Filled()
+    early: Any = _Filled(7)
+    late: Any = _Filled()
 
     class Reader(TaskReader):
         def __init__(self) -> None:
