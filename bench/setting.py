@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import platform
 import random
@@ -98,7 +99,7 @@ def controller(
         )
     try:
         until = time.monotonic() + 60
-        while not (status.exists() and '"leading": [0' in status.read_text()):
+        while not (status.exists() and 0 in json.loads(status.read_text())["leading"]):
             if process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(f"the controller does not lead: {said.read_text()[-4000:]}")
             time.sleep(0.05)

@@ -926,9 +926,9 @@ class Client:
         return self._streams.topic(stream, self._shared.checked_deadline(timeout)).topic_id
 
     def control_partitions(self, streams: Sequence[str]) -> dict[str, int]:
-        """The number of each stream's control partition. If any is unknown, all get the same number.
+        """The number of each stream's control partition. If this lane may not see one, all get the same number.
 
-        Raises: UnknownScope.
+        Raises: UnknownScope, NotReady, DeadlineExceeded.
         """
         self._shared.check()
         return self._session.control_partitions(streams, self._shared.deadline(None))

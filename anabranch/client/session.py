@@ -448,10 +448,14 @@ class Session:
         return self.are_together(scopes, deadline)
 
     def control_partitions(self, streams: Iterable[str], deadline: float) -> dict[str, int]:
-        """The number of each stream's control partition. If any is unknown, all get the same number."""
+        """The number of each stream's control partition. If this lane may not see one, all get the same number.
+
+        No answer in time is an error: readers that took the streams for those of one control partition would not
+        read their commits in order.
+        """
         scopes = {stream: split_stream(stream)[0] for stream in streams}
         if len(set(scopes.values())) > 1:
-            with suppress(NotReady, DeadlineExceeded, NotAuthorized):
+            with suppress(NotAuthorized):
                 return {s: self.find_scope(scope, deadline) for s, scope in scopes.items()}
         return dict.fromkeys(scopes, DIRECTORY)
 

@@ -183,11 +183,14 @@ def first_inputs(
     start: Start,
     timeout: float,
     deadline: float,
+    *,
+    is_safe: bool = False,
 ) -> tuple[ProcessorInput, ...]:
     """The inputs of a new processor, each with its start; together they have all or nothing of each transaction.
 
-    ``start``: as for `Client.read`, and as `heads` needs it. ``timeout``: seconds of a search. Raises:
-    UnknownStream, NotReady, InvalidArgument (a future time).
+    ``start``: as for `Client.read`, and as `heads` needs it. ``is_safe``: whether it is a safe time, which may be
+    ahead of this machine's clock. ``timeout``: seconds of a search. Raises: UnknownStream, NotReady,
+    InvalidArgument (a future time).
     """
     checked, newest = check_start(start), 0
     ids = ids_of(source, streams, deadline)
@@ -209,7 +212,8 @@ def first_inputs(
         newest = max(newest, timestamp)
         inputs.append(ProcessorInput(stream, ids[stream].history, begin, timestamp))
     # A timestamp in the history is not in the future, whatever this machine's clock shows.
-    if isinstance(checked, int) and checked > max(newest, from_us(int(source.clock.wall() * 1e6))):
+    latest = max(newest, from_us(int(source.clock.wall() * 1e6)))
+    if isinstance(checked, int) and not is_safe and checked > latest:
         raise InvalidArgument(
             f"start {start} is still to come: 'end' begins with what is committed from now on"
         )

@@ -241,6 +241,7 @@ class TaskReader(Iteration[Event]):
         self._touched: set[int] = set()
         self._safe = safe
         self._complete = -1  # the timestamp up to which all commits of all inputs were read
+        self._safe_time = -1  # the last that the controllers answered
         self._lost: list[tuple[int, int]] = []  # timestamps of commits that may be incomplete
         self._all_at = self._clock.monotonic()  # when the positions of all tasks moved last
         self._last: _Given | None = None
@@ -397,11 +398,8 @@ class TaskReader(Iteration[Event]):
             for each in self._inputs:  # a history gives the records of one Kafka batch at a time
                 if not each.feed.records and each.feed.history.is_fetched:
                     self._read_on(each, 0.0)
-            one = min(
-                self._ready(until),
-                key=lambda one: one.feed.first.record.timestamp,
-                default=None,
-            )
+            # What is taken does not wait for another question: commits may come without a pause.
+            one = self._ready(until, asks=not taken)
             if one is None:
                 return taken
             number, record = one.feed.first.offset, one.feed.first.record
@@ -443,18 +441,19 @@ class TaskReader(Iteration[Event]):
             if one.rest is not None:
                 return taken
 
-    def _ready(self, until: float) -> list[Input]:
-        """The inputs whose first records may be taken, because `_is_complete` holds for them.
+    def _ready(self, until: float, *, asks: bool = True) -> Input | None:
+        """The input with the oldest first record, if it may be taken, because `_is_complete` holds for it.
 
-        To find out, it reads on until ``until`` (monotonic seconds), and again if new first records came.
+        To find out, it reads on until ``until`` (monotonic seconds), and again if new first records came. ``asks``:
+        whether it may ask controllers.
         """
         while True:
-            filled = [bool(one.feed.records) for one in self._inputs]
-            ready = [
-                one for one in self._inputs if one.feed.records and self._is_complete(one, until)
-            ]
-            if filled == [bool(one.feed.records) for one in self._inputs]:
-                return ready
+            filled = [one for one in self._inputs if one.feed.records]
+            # If it is not complete, later records are not, so controllers are asked once, and not for each input.
+            oldest = min(filled, key=lambda one: one.feed.first.record.timestamp, default=None)
+            complete = oldest is not None and self._is_complete(oldest, until, asks)
+            if filled == [one for one in self._inputs if one.feed.records]:
+                return oldest if complete else None
 
     def _wait(self, until: float) -> None:
         """Wait for a commit in any input. A small commit's events usually come with the same request."""
@@ -473,7 +472,7 @@ class TaskReader(Iteration[Event]):
             self._source.wait_for(places, until, FETCH_BYTES)
             waited = True
 
-    def _is_complete(self, one: Input, until: float) -> bool:
+    def _is_complete(self, one: Input, until: float, asks: bool) -> bool:
         """Whether all commits up to its first record have been read, in all inputs.
 
         The ends of the histories, asked for after a time was safe, prove it: all that transactions up to this time
@@ -490,9 +489,15 @@ class TaskReader(Iteration[Event]):
         deadline = max(until, self._clock.monotonic() + _ENDS_S)
         if self._safe.apart or first > max(self._safe_in(each) for each in others):
             try:
-                sure = min(sure, self._safe.ask(deadline))
+                if first > self._safe_time:  # not for each commit: what is safe remains so
+                    if not asks:
+                        return False
+                    self._safe_time = self._safe.ask(deadline)
+                sure = min(sure, self._safe_time)
             except RetryError as error:
-                log.info("no controller says which commits are complete: %s", error)
+                log.warning(
+                    "events wait, as no controller says which commits are complete: %s", error
+                )
                 return False
         ends = self._source.end_offsets([each.feed.history.place for each in others], deadline)
         for each in others:

@@ -12,6 +12,7 @@ from anabranch.client.replica import Replica
 from anabranch.errors import CrossScope, DeadlineExceeded, NotReady
 from anabranch.protocol import hybrid_time
 from anabranch.protocol.ids import control_partition_of
+from anabranch.reading.history import SafeTimeOf
 from anabranch.reading.snapshot import Mode
 from anabranch.testing import MemoryCluster
 
@@ -130,11 +131,46 @@ def test_a_processor_reads_the_commits_of_all_its_inputs_in_order(place: Place) 
                 found += [piece.timestamp for piece in pieces for _ in piece.events]
                 assert place.cluster.clock.monotonic() < until, step
         assert found == sorted(at for at, *_ in place.done)
+        assert not reader.cut(place.cluster.clock.monotonic() + 1, 1)
         place.cluster.stop_controller(2)
-        place.put(place.writer, TABLES[0], b"k", b"late")
-        assert not reader.cut(place.cluster.clock.monotonic() + 5, 1), "T2 may have an earlier one"
+        for table in TABLES[:2]:
+            place.put(place.writer, table, b"k", b"late")
+        began = place.cluster.clock.monotonic()
+        assert not reader.cut(began + 5, 1), "T2 may have an earlier one"
+        waited = place.cluster.clock.monotonic() - began
+        assert waited == pytest.approx(5, abs=1), "not for each input: a worker's session is 6 s"
         place.cluster.start_controller(2)
-        assert len(reader.cut(place.cluster.clock.monotonic() + 20, 1)) == 1
+        assert len(reader.cut(place.cluster.clock.monotonic() + 20, 1 << 20)) == 2
+
+
+def test_a_processor_begins_at_the_end_though_a_controllers_clock_is_ahead(place: Place) -> None:
+    place.writer.create_stream("ber/other")
+    place.hasten("ber/other")
+    inputs = place.reader.create_processor("ams/late", TABLES, 1, start="end").inputs
+    assert max(each.timestamp for each in inputs) == place.done[2][0]
+
+
+def test_a_processor_asks_once_for_many_commits(place: Place) -> None:
+    place.reader.create_processor("ams/p", TABLES, 1)
+    for number in range(60):
+        place.put(place.writer, TABLES[number % 3], b"k", b"%d" % number)
+    ownership = place.reader.take_tasks("ams/p")
+    with place.reader.read(TABLES, ownership=ownership) as reader:
+        began = place.cluster.clock.monotonic()
+        assert len(reader.cut(began + 5, 1 << 20)) == len(place.done)
+        assert place.cluster.clock.monotonic() < began + 0.1, "a question takes 0.01 s"
+        ask, asked = reader._safe.ask, list[float]()
+
+        def busy(deadline: float) -> int:
+            asked.append(deadline)
+            assert len(asked) == 1, "a cut does not wait for commits that come meanwhile"
+            found = ask(deadline)
+            place.put(place.writer, TABLES[0], b"k", b"second")
+            return found
+
+        reader._safe = SafeTimeOf(True, busy)
+        place.put(place.writer, TABLES[1], b"k", b"first")
+        assert reader.cut(began + 5, 1 << 20)
 
 
 def test_a_time_to_come_is_waited_for_at_each_control_partition(place: Place) -> None:

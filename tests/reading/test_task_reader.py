@@ -187,25 +187,36 @@ def test_a_limited_number_of_layouts_is_kept() -> None:
     assert len(assignment._ranges) == reader_module._KEPT
 
 
+class _Filled:
+    """An input with records of these timestamps."""
+
+    def __init__(self, *times: int) -> None:
+        self.feed = self
+        self.records = [SimpleNamespace(record=SimpleNamespace(timestamp=time)) for time in times]
+
+    @property
+    def first(self) -> Any:
+        return self.records[0]
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_an_input_that_is_filled_while_another_is_checked_counts(order: tuple[int, int]) -> None:
     """Else a newer record of the other would be taken before its own: a cut would tear a transaction of both."""
-    late: Any = SimpleNamespace(feed=SimpleNamespace(records=[]))
-    early: Any = SimpleNamespace(feed=SimpleNamespace(records=[7]))
+    early: Any = _Filled(7)
+    late: Any = _Filled()
 
     class Reader(TaskReader):
         def __init__(self) -> None:
-            self._inputs = [(late, early)[each] for each in order]
+            self._inputs: Any = [(late, early)[each] for each in order]
 
         def __del__(self) -> None:
             pass
 
-        def _is_complete(self, one: Any, until: float) -> bool:
-            late.feed.records[:] = [3, 7]
+        def _is_complete(self, one: Any, until: float, asks: bool) -> bool:
+            late.feed.records[:] = _Filled(3, 7).feed.records
             return True
 
-    ready = Reader()._ready(0.0)
-    assert min(ready, key=lambda one: one.feed.records[0]) is late
+    assert Reader()._ready(0.0) is late
 
 
 def test_a_small_commit_and_its_events_come_with_one_request(

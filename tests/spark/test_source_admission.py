@@ -7,10 +7,13 @@ import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from anabranch.errors import MalformedRecord
+from anabranch.errors import DeadlineExceeded, MalformedRecord
 from anabranch.protocol.ids import NO_TXN, make_txn_id, segment_id
 from anabranch.protocol.schemas.records import (
     CommitRecord,
@@ -21,9 +24,12 @@ from anabranch.protocol.schemas.records import (
     SegmentEnd,
 )
 from anabranch.reading.history import Found
+from anabranch.spark.columns import EVENT_SCHEMA
+from anabranch.spark.options import Options
 from anabranch.spark.source.admission import Admitted, Limits, NotYet, admit
 from anabranch.spark.source.positions import BEGIN, from_json, is_new, to_json
 from anabranch.spark.source.positions import Position as At
+from anabranch.spark.source.stream_reader import StreamReader
 
 
 @dataclass
@@ -284,3 +290,18 @@ def test_positions_of_a_checkpoint() -> None:
     assert not is_new(to_json(from_json(offset)))
     with pytest.raises(MalformedRecord, match="another query's"):
         from_json({"nyc.flights": {"0": 12}})
+
+
+def test_over_control_partitions_it_waits_for_controllers_and_asks_them_only_for_what_is_new() -> (
+    None
+):
+    options = {"bootstrap": "nowhere:9092", "stream": "s/a,t/b"}
+    reader, at = StreamReader(Options(options), EVENT_SCHEMA), {"s/a": BEGIN, "t/b": BEGIN}
+    ends = {"s/a": (1, 1), "t/b": (0, 0)}
+    heads = Mock(side_effect=[DeadlineExceeded("no leader"), dict.fromkeys(at), dict.fromkeys(at)])
+    reader._found = SimpleNamespace(apart=True, ends=lambda: dict(ends), heads=heads)  # type: ignore[assignment]
+    assert [reader._admitted(at, ReadAllAvailable()) for _ in range(4)] == [at] * 4
+    assert heads.call_count == 2, "it waits, it finds nothing, and asks no more"
+    ends["t/b"] = (2, 2)
+    assert reader._admitted(at, ReadAllAvailable()) == at
+    assert heads.call_count == 3

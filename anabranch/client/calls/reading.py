@@ -200,7 +200,9 @@ class Reading:
         elif safe.apart and start != "begin":
             start = self._session.instant(streams, check_at(start, "start"), deadline)
         with readers.source() as source:
-            return first_inputs(source, streams, start, readers.timeout, deadline)
+            return first_inputs(
+                source, streams, start, readers.timeout, deadline, is_safe=safe.apart
+            )
 
     def plan(
         self, streams: Streams, at: At, since: At, mode: Mode, timeout: float | None

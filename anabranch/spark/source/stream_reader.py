@@ -80,6 +80,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._found: Histories | None = None
         self._target: dict[str, Found | None] | None = None  # of trigger availableNow
         self._latest: tuple[dict[str, tuple[int, int]], dict[str, Any]] | None = None
+        # Ends of the histories, and positions from which there was nothing to read.
+        self._nothing: tuple[dict[str, tuple[int, int]], dict[str, Position]] | None = None
 
     @property
     def _histories(self) -> Histories:
@@ -218,10 +220,33 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- inside ---------------------------------------------------------------------------------------
 
     def _admitted(self, positions: dict[str, Position], limit: ReadLimit) -> dict[str, Position]:
+        """The end of a micro-batch that begins at these positions; over several control partitions, a safe time."""
+        histories, ends = self._histories, None
+        try:
+            target = self._target
+            if target is None and histories.apart:
+                ends = histories.ends()
+                # Spark asks all the time: controllers are asked only if something was committed.
+                if self._nothing == (ends, positions):
+                    return positions
+                target = histories.heads()
+        except RetryError as error:
+            log.warning("events wait, as no controller says which commits are complete: %s", error)
+            return positions
+        found = self._admitted_to(positions, limit, target)
+        if ends is not None:
+            self._nothing = (ends, positions) if found == positions else None
+        return found
+
+    def _admitted_to(
+        self,
+        positions: dict[str, Position],
+        limit: ReadLimit,
+        target: dict[str, Found | None] | None,
+    ) -> dict[str, Position]:
+        """``target``: the histories' last records that it may take; None: all that are there."""
         histories = self._histories
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        # Over several control partitions the ends prove nothing: it goes up to a safe time.
-        target = histories.heads() if self._target is None and histories.apart else self._target
         if target is None:
             ends = histories.ends()
         else:
