@@ -3,6 +3,8 @@
 A leader reads the status log into a `State` (`fold_row`), and then changes it by its own rows (`apply`). Both
 upsert whole rows and never check a transition, because compaction removes rows in between. The decoded views derive
 from the rows alone, so a log gives the same state whether it is compacted or not.
+
+The file is long because each view is derived here, from each kind of row, so that no view can be forgotten.
 """
 
 from __future__ import annotations
@@ -143,13 +145,9 @@ class State:
         # The derivations of which a table is a source or that it is derived by.
         self.derivations: dict[str, tuple[r.Derivation, ...]] = {}
         self.layouts: dict[str, Layout] = {}  # active epochs only
-        self.exclusive: dict[
-            str, bool
-        ] = {}  # streams of which a transaction locks the segments that it writes
-        self.locked: dict[
-            str, dict[bytes, r.ParticipantRow]
-        ] = {}  # their locked segments, by transaction
-        self.held: dict[str, Held] = {}  # … and by their keys
+        self.exclusive: dict[str, bool] = {}  # exclusive streams,
+        self.locked: dict[str, dict[bytes, r.ParticipantRow]] = {}  # … their locks by transaction
+        self.held: dict[str, Held] = {}  # … and by key
         # (stream, reference epoch) -> number of a segment -> its keys; cached until the epoch changes.
         self._ranges: dict[tuple[str, int], dict[int, Span]] = {}
         self.epochs: dict[str, dict[int, tuple[r.SegmentRange, ...]]] = {}  # reference epochs only
@@ -185,8 +183,7 @@ class State:
         self.committing: dict[bytes, bool] = {}
         self.prepared = Ordered[bytes]()  # PREPARED transactions
         self.coordinated: dict[bytes, bool] = {}  # open transactions with participants elsewhere
-        # … those of them that were asked for votes, or end: only these have messages to send.
-        self.asking: dict[bytes, bool] = {}
+        self.asking: dict[bytes, bool] = {}  # … of these, those that may have messages to send
         self.promised: dict[bytes, bool] = {}  # open transactions of which this is a participant
         # Key -> the error of its folded row; a later row of the key removes the error.
         self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}

@@ -398,7 +398,7 @@ class TaskReader(Iteration[Event]):
             for each in self._inputs:  # a history gives the records of one Kafka batch at a time
                 if not each.feed.records and each.feed.history.is_fetched:
                     self._read_on(each, 0.0)
-            # What is taken does not wait for another question: commits may come without a pause.
+            # Events that were taken don't wait for another answer, as commits may come without a pause.
             one = self._ready(until, asks=not taken)
             if one is None:
                 return taken

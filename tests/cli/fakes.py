@@ -193,8 +193,10 @@ class FakeClient:
         near: str | None = None,
         description: str = "",
         exist_ok: bool = False,
+        exclusive: bool = False,
     ) -> StreamDescription:
         adopted = ({"adopt": True} if adopt else {}) | ({"near": near} if near else {})
+        adopted |= {"exclusive": True} if exclusive else {}
         adopted |= {"description": description} if description else {}
         adopted |= {"exist_ok": True} if exist_ok else {}
         self._call("create_stream", name=name, segments=segments, settings=settings, **adopted)

@@ -247,6 +247,7 @@ def test_stream_describe(run: Run, fake: FakeClient) -> None:
         "newest_commit": "2023-11-14T22:13:20.000000Z",
         "effective": {"retention.ms": "60000"},
         "losses": [],
+        "locked_segments": [],
     }
     text = run("stream", "describe", "nyc/flights").stdout
     for part in (

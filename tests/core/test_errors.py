@@ -89,6 +89,7 @@ WITHOUT_ROW = {
     "InvariantViolation": "a defect, which ends the controller's work",
     "MalformedRecord": "rows and bytes that no controller or client wrote: `test_state`, `test_table_locks`",
     "UnsupportedVersion": "rows of a newer controller: `test_state`, `test_features`",
+    "Locked": "segments of exclusive streams: `test_segment_locks`",
     "TopicMisconfigured": "the broker's refusal of new partitions, which the shell reports: `test_copies`",
 }
 

@@ -82,6 +82,9 @@ THINGS: dict[str, Thing] = {
     ),
     "bytes of prepared events": Thing("PREPARED_EVENTS", limits.PREPARED_EVENTS.value, _events),
     "writers": Thing("WRITERS", 60, lambda rows: len(rows[Entry.WRITER])),
+    "participants": Thing(
+        "PARTICIPANTS", limits.PARTICIPANTS.value, lambda rows: len(rows[Entry.PARTITION])
+    ),
     "tables": Thing("TABLES", 20, lambda rows: sum(len(row.tables) for _, row in rows[Entry.READS])),
 }  # fmt: skip
 
@@ -103,7 +106,7 @@ KINDS: dict[Entry, dict[str, int]] = {
     },
     Entry.READS: {"tables": _ROW},
     Entry.VOTES: {},
-    Entry.PARTITION: {},
+    Entry.PARTITION: {"participants": _ROW},
     Entry.COORDINATOR: {},
 }  # fmt: skip
 _ONE = 8_000  # bytes of a row of which there is one, and of what streams and journals bring about

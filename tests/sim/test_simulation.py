@@ -87,7 +87,10 @@ MOST_SEEDS = 60
 OFTEN_S = 0.3
 SHORT_S = 5.0  # of a run that has all kinds of work, but not for long
 # Limits that bound a transaction, but not its rows.
-_OTHERS = {"FOLLOWED", "HELPERS", "NAME", "ROW_CHANGES", "TURN_MS", "UNCOMMITTED", "UNREAD"}
+_OTHERS = {
+    "ASKS_OF_TXN", "FOLLOWED", "HELD_COMMANDS", "HELPERS", "NAME", "ROW_CHANGES", "TURN_MS", "UNCOMMITTED",
+    "UNREAD",
+}  # fmt: skip
 _OF_ONE = re.compile(r"\ban? (open )?transaction\b")
 
 

@@ -82,7 +82,7 @@ def touch_locked(turn: Turn, command: r.Touch, to: ReplyTo | None) -> None:
 def _check_room(turn: Turn, line: _Line, ask: SegmentAsk) -> None:
     """`Locked` if too many touches of the control partition, the lane, or the transaction wait already.
 
-    Only one that has to wait is counted and refused: whoever others wait for can always lock what is free.
+    A touch that finds its segments free is never refused, so a transaction for which others wait can continue.
     """
     streams = turn.segment_asks.by_stream.as_dict().items()
     every = [each for stream, its in streams if stream != line.stream for each in its if each.waits]
