@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -98,7 +99,10 @@ def test_the_reference_has_each_public_name_once(site: Path) -> None:
         for name in re.findall(r' id="(anabranch\.[\w.]+)"', path.read_text())
     )
     for name in anabranch.__all__:
-        assert {f"anabranch.{name}", f"anabranch.types.{name}"} & found.keys(), name
+        if not isinstance(
+            getattr(anabranch, name), ModuleType
+        ):  # a module has a heading of the page
+            assert {f"anabranch.{name}", f"anabranch.types.{name}"} & found.keys(), name
     for name in (
         "Client.begin",
         "Transaction.commit",

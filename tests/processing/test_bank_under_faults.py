@@ -426,11 +426,19 @@ class Faults:
         ]:
             source = self.names.accounts
             with anabranch.connect(self.bootstrap, prefix=self.prefix, timeout=20.0) as client:
-                bank.derive(client, self.names, self.version + 1)
+                self.until(partial(self.is_declared, client), "a declaration")
                 self.until(partial(self.is_rebuilt, client, name), "a build")
             table = derived_table(Derivation(source, name, self.version))
             self.recorder.note("end_derivation", table=table)
         self.version += 1
+
+    def is_declared(self, client: Client) -> bool:
+        try:
+            bank.derive(client, self.names, self.version + 1)
+        except RetryError as error:
+            self.troubles[type(error).__name__] += 1
+            return False
+        return True
 
     def is_rebuilt(self, client: Client, name: str) -> bool:
         try:
