@@ -45,7 +45,7 @@ NUMBERS = {
     "refusals": Number("counter", "Answers that were refusals, by code", ("code",)),
     "messages_ignored": Number(
         "counter",
-        "Messages of other controllers that were not acted on: forged, unknown, misdirected or impossible",
+        "Messages of other controllers that were not acted on: forged, unknown, misdirected, impossible or off",
         ("reason",),
     ),
     "refused_rounds": Number("counter", "Rounds that a broker refused; the rest is written again"),

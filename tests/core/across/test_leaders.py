@@ -240,6 +240,20 @@ def test_messages_that_are_forged_or_impossible_are_counted_and_not_acted_on() -
     assert leaders.states() == ["COMMITTED", "COMMITTED"]
 
 
+def test_where_such_transactions_are_switched_off_a_message_begins_none() -> None:
+    """A program that can write to `control` could make up the secret that a first question brings."""
+    leaders = Leaders()
+    leaders.begin()
+    leaders.commit()
+    leaders.collect()
+    (ask,) = leaders.bag
+    other = Leaders()[1]
+    other.settings = replace(other.settings, across=False)
+    other.receive(ask)
+    assert other.round.ignored == ["off"]
+    assert not other.state.open
+
+
 def test_without_a_streams_journals_read_a_vote_waits_and_comes_by_itself() -> None:
     leaders = Leaders()
     leaders.begin()

@@ -47,6 +47,8 @@ def _ignored(
     is_here = isinstance(message, r.Enlist | r.Vote | r.Done)
     if (coordinator == here) != is_here:
         return "misdirected"
+    if not turn.settings.across and (row is None or isinstance(message, r.Enlist | r.Enlisted)):
+        return "off"  # a transaction that has begun here is brought to its end
     if isinstance(message, r.Enlist | r.Enlisted):
         return ""  # the client's token proves it
     other = message.partition if isinstance(message, r.Vote | r.Done) else here
