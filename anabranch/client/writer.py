@@ -198,7 +198,7 @@ class Writer:
         return lane
 
     def _lock_segments(self, stream: str, positions: Sequence[int]) -> r.Touched:
-        """Lock segments of an exclusive stream: those that have these positions of keys."""
+        """Lock the segments of an exclusive stream that have keys at these positions."""
         deadline, most = self._shared.deadline(None), LOCKED_POSITIONS.value
         for at in range(0, len(positions) - most, most):
             self._touch(stream, deadline, positions[at : at + most])

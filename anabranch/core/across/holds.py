@@ -52,8 +52,8 @@ def entry_of(row: r.TxnRow, its: r.CoordinatorRow | None, votes: r.VotesRow | No
 class WaitingShot(NamedTuple):
     """A one-shot that waits with its timestamp. The leader decides it again when it may go, as if it came then.
 
-    ``lane``, ``seen``, ``size``: as `Turn` has them while the command is decided. ``streams``: those that it
-    writes, and the tables that it locks.
+    ``lane``, ``seen``, ``size``: as `Turn` has them while the command is decided. ``streams``: the streams to which
+    the one-shot writes, and the tables that it locks.
     """
 
     command: r.OneShot

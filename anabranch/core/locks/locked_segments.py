@@ -39,7 +39,7 @@ def holders_of(turn: Turn, stream: str, spans: Spans) -> dict[bytes, Spans]:
 def check_free(turn: Turn, placed: Placed, *, locks: bool) -> None:
     """`Locked` if a transaction has locked a segment to which a single command writes.
 
-    ``locks``: the command would lock its segments, so it gives way to those that wait, too.
+    ``locks``: the command locks the segments to which it writes, so it also gives way to transactions that wait.
     """
     for stream in sorted(placed.keys() & turn.state.exclusive.keys()):
         segments = [segment for segment, _ in placed[stream]]

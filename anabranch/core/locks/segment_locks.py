@@ -103,7 +103,7 @@ def _check_room(turn: Turn, line: _Line, ask: SegmentAsk) -> None:
 
 
 def advance(turn: Turn) -> None:
-    """Lock free segments for those that wait, and abort those that meet an older transaction.
+    """Lock free segments for touches that wait, and abort transactions that meet an older one.
 
     Call it after plain writes and merges: plain writes come first when a segment becomes free.
     """

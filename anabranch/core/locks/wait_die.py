@@ -62,7 +62,7 @@ class Fate(Enum):
 
 
 class Met(NamedTuple):
-    """The answer to a transaction, and the oldest one that it met; no bytes if it met none."""
+    """The answer to a transaction, and the id of the oldest transaction that it met (empty: it met none)."""
 
     fate: Fate
     by: bytes = b""

@@ -128,7 +128,7 @@ def admit(
 ) -> int | None:
     """The timestamp with which a one-shot commits now; None: it waits, and is decided again (`shots_to_decide`).
 
-    ``streams``: those that it writes. Raises: NotReady (too many wait).
+    ``streams``: the streams to which it writes. Raises: NotReady (too many wait).
     """
     locked = conflicts.named(command.locks)
     both = (*streams, *locked)
