@@ -206,10 +206,8 @@ def _prepare(turn: Turn, ask: r.AskVote) -> None:
     gone = [stream for stream in sorted(txn.participants) if is_gone(turn.state, stream)]
     if gone:
         raise errors.StreamLost(f"{gone[0]} is lost: abort the transaction")
-    if ask.events or ask.changes or ask.locks or ask.follows or ask.prepare is not None:
-        raise errors.CrossScope(
-            "one-shots, locks and prepares over several control partitions are not built yet"
-        )
+    if ask.prepare is not None:
+        raise errors.CrossScope("prepares over several control partitions are not built yet")
     check_receipts(turn, txn_id, ask.receipts)
     named = {one.writer for one in ask.receipts}
     unnamed = [] if ask.exactly else [writer for writer in txn.writers if writer not in named]
