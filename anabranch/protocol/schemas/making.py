@@ -36,7 +36,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         DescribeProcessors.after DescribeProcessors.processor DescribeStreams.after FindScope.near GetState.after
         GetState.token
         ListAudit.before ListTransactions.before ListTransactions.secret
-        OneShot.consumed OneShot.secret OneShot.turn_to PrepareEvents.consumed PendingCommitRow.consumed PendingCommitRow.prepare
+        OneShot.consumed OneShot.secret OneShot.turn_to
+        PrepareEvents.consumed PendingCommitRow.consumed PendingCommitRow.prepare
         ProcessorInfo.more ProcessorList.more
         ListOpen.after OpenList.more ListTableLocks.after TableLockList.more
         Resolve.token Force.outcome StreamChange.base StreamInfo.base StreamList.more StreamRow.change

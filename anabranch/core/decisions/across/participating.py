@@ -17,15 +17,17 @@ from anabranch.core import rows as k
 from anabranch.core.across import participant
 from anabranch.core.across.participant import Action
 from anabranch.core.decisions import transactions
-from anabranch.core.decisions.across import holding
+from anabranch.core.decisions.across import holding, parts_of_one_shots
 from anabranch.core.decisions.across.coordinating import ELSEWHERE
 from anabranch.core.decisions.commit import ending_of
+from anabranch.core.decisions.prepared import shot_of
 from anabranch.core.decisions.scopes import active_stream
 from anabranch.core.decisions.transactions import abort_txn, check_open, end_pending, journal_op
 from anabranch.core.decisions.turn import FORGOTTEN, Turn, attempt, refuse
 from anabranch.core.decisions.writers import check_receipts, take_exactly, writers_text
 from anabranch.core.memory import WaitingTouch, is_gone
 from anabranch.core.round import ReplyTo
+from anabranch.core.state import OpenTxn
 from anabranch.core.transaction_states import born
 from anabranch.errors import check
 from anabranch.protocol import limits
@@ -156,8 +158,17 @@ def asked(turn: Turn, ask: r.AskVote, skewed: errors.ClockSkew | None) -> Action
     action = participant.asked(row, its, ask)
     if row is None and turn.is_forgotten(ask.txn_id):
         return Action.PASS  # it was over, as nothing unfinished is purged
-    if action in (Action.VOTE, Action.REOPEN) and row is None:
-        _open(turn, ask.txn_id, ask.head)
+    if row is None and action is Action.REOPEN:
+        return Action.PASS  # nothing was promised
+    if row is None and action is Action.VOTE:
+        try:
+            no = parts_of_one_shots.open_part(turn, ask)
+        except errors.NotReady:
+            turn.across.asked.put(ask.txn_id, ask)
+            return action
+        if no is not None:
+            turn.send(control_partition_of(ask.txn_id), no, ask.head.secret)
+            return action
     if action is not Action.PASS:
         turn.across.asked.put(ask.txn_id, None)
     if action is Action.VOTE:
@@ -183,8 +194,11 @@ def _vote(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None = None) -> None:
         turn.put(k.coordinator_key(txn_id), noted)
     try:
         if refusal is None:
-            _prepare(turn, ask)
-            _promise(turn, ask)
+            again = _prepare(turn, ask)
+            if again is None:
+                _promise(turn, ask)
+            else:
+                _answer(turn, txn_id, "NO", revalidate=again)
             return
     except (errors.ReceiptsNotCovered, errors.NotReady):
         if turn.across.asked.get(txn_id, None) is None:
@@ -199,8 +213,11 @@ def _vote(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None = None) -> None:
     _answer(turn, txn_id, "NO", refusal)
 
 
-def _prepare(turn: Turn, ask: r.AskVote) -> None:
-    """Log PREPARED with exactly these writers, if no check refuses it; else nothing is changed."""
+def _prepare(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
+    """Log PREPARED with exactly these writers, if no check refuses it; else nothing is changed.
+
+    Returns what the client has to validate before, or None.
+    """
     txn_id = ask.txn_id
     txn = turn.open(txn_id)
     gone = [stream for stream in sorted(txn.participants) if is_gone(turn.state, stream)]
@@ -208,21 +225,20 @@ def _prepare(turn: Turn, ask: r.AskVote) -> None:
         raise errors.StreamLost(f"{gone[0]} is lost: abort the transaction")
     if ask.prepare is not None:
         raise errors.CrossScope("prepares over several control partitions are not built yet")
-    check_receipts(turn, txn_id, ask.receipts)
-    named = {one.writer for one in ask.receipts}
-    unnamed = [] if ask.exactly else [writer for writer in txn.writers if writer not in named]
-    if unnamed:
-        raise errors.WritersUnfinished(
-            f"not finished: writer {writers_text(unnamed)}; give the receipts to take, or let it finish"
-        )
-    taken = _that_count(ask.receipts, txn.writers)
+    kept = shot_of(turn.state, txn_id)
+    taken = () if kept is not None else _taken(turn, txn, ask)
     pending = r.PendingCommitRow((), False, taken, None, None, 0, prepare=ELSEWHERE)
-    ending = ending_of(txn, pending)
-    check(parts.check(turn, ending), "a participant has locks or a claim")
+    ending = ending_of(txn, pending, kept)
+    if not parts.check(turn, ending):
+        check(ending.again is not None, "a participant has a claim")
+        return ending.again
     weighed = ending.weighed
-    check(weighed is not None, "a participant votes whose journals were not weighed")
     if weighed is None:
-        return
+        check(kept is not None, "a participant votes whose journals were not weighed")
+        committed = 0 if kept is None else len(kept.events)
+        turn.put(k.txn_key(txn_id), turn.move(txn.row, "prepare", committed=committed))
+        turn.put(k.pending_key(txn_id), pending)
+        return None
     if weighed.size > turn.settings.chunk_bytes:
         raise errors.CrossScope(
             f"{weighed.size:,} bytes at control partition {turn.settings.control_partition}: merges of more than "
@@ -231,6 +247,19 @@ def _prepare(turn: Turn, ask: r.AskVote) -> None:
     row = turn.move(txn.row, "prepare", committed=weighed.committed, left_out=weighed.left_out)
     turn.put(k.txn_key(txn_id), row)
     turn.put(k.pending_key(txn_id), pending)
+    return None
+
+
+def _taken(turn: Turn, txn: OpenTxn, ask: r.AskVote) -> tuple[r.Receipt, ...]:
+    """The receipts that the commit takes here. Raises: as `check_receipts`; WritersUnfinished."""
+    check_receipts(turn, ask.txn_id, ask.receipts)
+    named = {one.writer for one in ask.receipts}
+    unnamed = [] if ask.exactly else [writer for writer in txn.writers if writer not in named]
+    if unnamed:
+        raise errors.WritersUnfinished(
+            f"not finished: writer {writers_text(unnamed)}; give the receipts to take, or let it finish"
+        )
+    return _that_count(ask.receipts, txn.writers)
 
 
 def _that_count(receipts: tuple[r.Receipt, ...], known: Container[int]) -> tuple[r.Receipt, ...]:
@@ -272,16 +301,27 @@ def _reopen(turn: Turn, ask: r.AskVote) -> None:
 
 
 def _answer(
-    turn: Turn, txn_id: bytes, answer: r.VoteAnswer, error: r.Refusal | None = None
+    turn: Turn,
+    txn_id: bytes,
+    answer: r.VoteAnswer,
+    error: r.Refusal | None = None,
+    revalidate: r.Revalidate | None = None,
 ) -> None:
     """Send the vote that the rows say."""
     row = turn.row(txn_id)
-    if error is None and answer == "NO" and row.state == "ABORTED":
+    if error is None and answer == "NO" and revalidate is None and row.state == "ABORTED":
         error = refuse(errors.TransactionAborted(f"the transaction is aborted ({row.reason})"))
     its = turn.state.coordinator_row(txn_id) or r.CoordinatorRow(0)
     here = turn.settings.control_partition
     vote = participant.vote(
-        txn_id, here, its, answer, committed=row.committed, left_out=row.left_out, error=error
+        txn_id,
+        here,
+        its,
+        answer,
+        committed=row.committed,
+        left_out=row.left_out,
+        error=error,
+        revalidate=revalidate,
     )
     turn.send(control_partition_of(txn_id), vote, row.secret)
 
@@ -296,6 +336,7 @@ def decided(turn: Turn, message: r.Decide) -> Action:
     action = participant.decided(row, message, forgotten=turn.is_forgotten(txn_id))
     if action is not Action.PASS:
         turn.across.asked.put(txn_id, None)
+        parts_of_one_shots.forget_part(turn, txn_id)
     if action is Action.ABORT and row is not None:
         abort_txn(turn, txn_id, message.reason)
     elif action is Action.ABORT:
@@ -324,6 +365,8 @@ def _commit(turn: Turn, message: r.Decide) -> None:
     take_exactly(turn, txn, pending.writers)
     turn.put(k.pending_key(txn_id), replace(pending, decided=True))
     holding.put_entry(turn, txn_id)
+    if shot_of(turn.state, txn_id) is not None:
+        return
     for stream, epoch in sorted(txn.participants.items()):
         journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 
@@ -350,10 +393,12 @@ def advance(turn: Turn) -> None:
             row = turn.row(txn_id)
             _done(turn, txn_id, row, row.secret)
     if not turn.across.asked.is_empty:
-        for txn_id, ask in sorted(turn.across.asked.as_dict().items()):
-            since, owner = turn.work, turn.row(txn_id).owner
+        for _, ask in sorted(turn.across.asked.as_dict().items()):
+            since = turn.work
             asked_again(turn, ask)
-            turn.owe(owner, since)
+            turn.owe(ask.head.owner, since)
+    if not turn.across.parts.is_empty:
+        parts_of_one_shots.expire(turn)
     if not turn.across.touches.is_empty:
         for key, waiting in turn.across.touches.as_dict().items():
             late = [one for one in waiting if turn.now_ms >= one.until_ms]
@@ -369,7 +414,12 @@ def advance(turn: Turn) -> None:
 def asked_again(turn: Turn, ask: r.AskVote) -> None:
     """Try a vote again that had to wait, if it is still asked for."""
     row, its = turn.state.txn_row(ask.txn_id), turn.state.coordinator_row(ask.txn_id)
-    if participant.asked(row, its, ask) is Action.VOTE:
+    if row is None and parts_of_one_shots.secret_of(turn, ask.txn_id) is not None:
+        lane = turn.lane
+        asked(turn, ask, None)
+        turn.lane = lane
+        return
+    if row is not None and participant.asked(row, its, ask) is Action.VOTE:
         _vote(turn, ask)
     after = turn.state.txn_row(ask.txn_id)
     if after is None or after.state != "OPEN":

@@ -1,0 +1,209 @@
+"""One-shots over control partitions, by the leaders' real decisions; messages are passed by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.core.decisions.across.parts_of_one_shots import PART_MS
+from anabranch.protocol.schemas import records as r
+from tests.core.across.leaders import Leaders, losing
+from tests.core.across.test_leaders import assert_committed_once, settled
+from tests.core.harness import event
+
+BOTH = ("nyc/a", "ber/a")
+
+
+def test_one_shot_over_two_control_partitions() -> None:
+    leaders = Leaders()
+    assert leaders.shot("A", *BOTH) == ""
+    assert leaders.settle() == "[A@0] A COMMITTED 2"
+    assert leaders.seen == [
+        "0>1 AskVote TIMESTAMP 1", "1>0 Vote YES 1 at p", "0>1 Decide COMMIT", "1>0 Done",
+    ]  # fmt: skip
+    assert_committed_once(leaders, *BOTH)
+    assert leaders.states() == ["COMMITTED", "COMMITTED"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("after", range(5))
+def test_a_successor_goes_on_from_each_step(number: int, after: int) -> None:
+    """What waits in memory is gone; the client sends all commands again, and gets the one outcome."""
+    leaders = Leaders()
+    leaders.shot("A", *BOTH)
+    for _ in range(after):
+        leaders.deliver()
+    leaders.bag = [one for one in leaders.bag if one.sender != number]
+    leaders.lead(number)
+    leaders.wait(0)
+    leaders.shot("A", *BOTH)
+    settled(leaders)
+    assert leaders.states() == ["COMMITTED", "COMMITTED"]
+    assert_committed_once(leaders, *BOTH)
+    assert leaders.shot("A", *BOTH) == "A COMMITTED 2; A COMMITTED 1"
+    assert_committed_once(leaders, *BOTH)
+
+
+@pytest.mark.parametrize("kind", [r.AskVote, r.Vote, r.Decide, r.Done])
+def test_what_is_lost_is_sent_again_and_what_comes_twice_changes_nothing(kind: type) -> None:
+    leaders = Leaders()
+    with losing(leaders, kind):
+        leaders.shot("A", *BOTH)
+        leaders.settle(times=2)
+    leaders.shot("A", *BOTH)
+    leaders.wait(300)
+    said = leaders.settle(times=3)
+    assert leaders.states() == ["COMMITTED", "COMMITTED"], said
+    assert_committed_once(leaders, *BOTH)
+
+
+def test_a_question_that_comes_before_its_command_is_kept_for_a_moment() -> None:
+    leaders = Leaders()
+    leaders.shot("A", *BOTH, to=(0,))
+    leaders.settle()
+    assert leaders[1].round.ignored == ["early"]
+    assert leaders.states() == ["OPEN", "-"]
+    leaders.shot("A", *BOTH, to=(1,))
+    assert leaders.settle() == "[A@0] A COMMITTED 2"
+    assert_committed_once(leaders, *BOTH)
+
+
+def test_without_its_command_a_participant_does_nothing_and_the_id_is_used_up() -> None:
+    leaders = Leaders()
+    leaders.shot("A", *BOTH, to=(0,))
+    assert leaders.wait(5_000) == ""
+    assert leaders.states() == ["OPEN", "-"]
+    assert leaders.wait(5_001) == "[A@0] NotReady"
+    assert leaders.states() == ["ABORTED", "ABORTED"]
+    assert leaders.shot("A", *BOTH, to=(0,)) == "TransactionAborted"
+    leaders.shot("A", *BOTH, to=(1,))
+    settled(leaders)
+    assert leaders.states() == ["ABORTED", "ABORTED"]
+    assert not leaders.merges()
+
+
+def test_a_command_waits_five_seconds_for_its_coordinator() -> None:
+    leaders = Leaders()
+    leaders.shot("A", *BOTH, to=(1,))
+    assert leaders.wait(PART_MS - 100) == ""
+    assert leaders.wait(200) == "[A@1] NotReady"
+    leaders.shot("A", *BOTH)
+    assert leaders.settle() == "[A@0] A COMMITTED 2"
+
+
+def test_a_question_that_the_commands_secret_does_not_explain_begins_nothing() -> None:
+    """Who can write to `control` alone makes up a secret; the command of the client has another one."""
+    leaders = Leaders()
+    leaders.shot("A", *BOTH, to=(0,))
+    leaders.shot("A", *BOTH, to=(1,), secret=b"t" * 32)
+    leaders.settle()
+    assert leaders[1].round.ignored == ["forged"]
+    assert leaders.states() == ["OPEN", "-"]
+
+
+REFUSED = [
+    # what a participant's command has, and what the client is told
+    ({"events": (event("ber/none"),)}, "UnknownStream"),
+    ({"events": (event("ber/a", value=b"v" * 70_000),)}, "EventTooLarge"),
+    ({"events": (event("ber/a", headers={"ab.x": b""}),)}, "InvalidArgument"),
+    ({"events": (event("nyc/a"),)}, "CrossScope"),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), REFUSED)
+def test_a_refusal_of_a_participant_aborts_everywhere(fields: dict[str, object], said: str) -> None:
+    leaders = Leaders()
+    leaders.shot("A", *BOTH, own={1: fields})
+    assert leaders.settle() == f"[A@0] {said}"
+    assert leaders.states() == ["ABORTED", "ABORTED"]
+    assert not leaders.merges()
+    assert leaders.shot("A", *BOTH, to=(0,)) == "TransactionAborted"
+
+
+@pytest.mark.parametrize(("fields", "said"), REFUSED[:3])
+def test_a_refusal_of_the_coordinator_logs_nothing(fields: dict[str, object], said: str) -> None:
+    leaders = Leaders()
+    events = tuple(
+        one._replace(stream=one.stream.replace("ber", "nyc")) for one in fields["events"]
+    )  # type: ignore[attr-defined]
+    assert leaders.shot("A", *BOTH, own={0: {"events": events}}) == said
+    leaders.wait(PART_MS + 1)
+    assert leaders.states() == ["-", "-"]
+
+
+@pytest.mark.parametrize(
+    ("number", "fields"),
+    [
+        (0, {"secret": None}),
+        (1, {"secret": None}),
+        (0, {"places": (1, 1)}),
+        (0, {"places": (0,)}),
+        (0, {"places": (7,)}),
+        (1, {"places": (0,)}),
+        (0, {"consumed": r.Consumed("p", b"f" * 32, ())}),
+        (1, {"turn_to": bytes(16)}),
+    ],
+)
+def test_what_such_a_one_shot_can_t_have(number: int, fields: dict[str, object]) -> None:
+    leaders = Leaders()
+    said = leaders.shot("A", *BOTH, to=(number,), own={number: fields})
+    assert said == "InvalidArgument"
+    leaders.settle()
+    assert leaders.states() == ["-", "-"]
+
+
+def test_three_control_partitions_one_with_nothing_but_the_decision() -> None:
+    leaders = Leaders(3)
+    leaders.shot("A", "ber/a", "tok/a")
+    assert leaders.settle() == "[A@0] A COMMITTED 2"
+    assert_committed_once(leaders, "ber/a", "tok/a")
+
+
+def test_it_is_answered_at_its_decision_if_that_is_asked_for() -> None:
+    leaders = Leaders()
+    leaders[0].at_decision = True
+    leaders.shot("A", *BOTH)
+    leaders.deliver()
+    assert leaders.deliver().startswith("[A@0] A FINALIZE_IN_PROGRESS (but 2 committed at ")
+
+
+def test_a_name_is_claimed_once() -> None:
+    leaders = Leaders()
+    leaders.shot("A", *BOTH, name="daily")
+    leaders.shot("B", *BOTH, name="daily")
+    leaders.settle()
+    assert leaders.wait(300) == "[A@0] A COMMITTED 2; [B@0] A COMMITTED 2"
+    assert (leaders.states("A"), leaders.states("B")) == (["COMMITTED"] * 2, ["ABORTED"] * 2)
+    assert leaders.shot("C", *BOTH, name="daily", to=(0,)) == "A COMMITTED 2"
+
+
+def test_two_that_meet_are_both_committed_in_one_order() -> None:
+    leaders = Leaders()
+    for label in "ABCD":
+        leaders.shot(label, *BOTH)
+    settled(leaders)
+    merges = leaders.merges()
+    assert [label for label, _ in merges["nyc/a"]] == [label for label, _ in merges["ber/a"]]
+    assert merges["nyc/a"] == merges["ber/a"]
+    assert len(merges["nyc/a"]) == 4
+
+
+def test_events_are_placed_in_the_segments_that_are_active_when_they_are_merged() -> None:
+    """Also after a merge that rolls, in one round with it, and in the order of timestamps."""
+    leaders = Leaders()
+    leaders.begin("J")
+    leaders.shot("A", *BOTH)
+    leaders.deliver()
+    vote = leaders.bag.pop()
+    leaders[1].ask("scale", r.Scale("ber/a", 1, (), ()))
+    leaders.commit("J")
+    leaders.settle()
+    assert leaders.states("J") == ["FINALIZE_IN_PROGRESS", "FINALIZE_IN_PROGRESS"]
+    leaders.bag.append(vote)
+    said = leaders.settle()
+    assert "[A@0] A COMMITTED 2" in said
+    assert "[commit J] J COMMITTED 2" in said
+    rounds = [one for one in leaders[1].rounds if one.commits]
+    assert [one.txn_id for one in rounds[-1].commits] == [leaders[0].id("J"), leaders[0].id("A")]
+    assert len(rounds[-1].epochs) == 2  # for J's segments, and back
+    active = leaders[1].state.streams["ber/a"].segments
+    assert [part.segment_id for part in rounds[-1].commits[1].parts] == [active[0].segment_id]
