@@ -28,13 +28,22 @@ class Play:
         self.open: dict[str, list[str]] = {}  # label -> streams that it has touched
         self.wrote: dict[str, set[str]] = {}
         self.told: dict[str, str] = {}
+        self.shots: dict[str, tuple[str, ...]] = {}  # label -> streams of a one-shot
         self.count = 0
 
     def run(self) -> None:
         for _ in range(STEPS):
             self.step()
+        for label, streams in self.shots.items():
+            self.leaders.shot(label, *streams)
+            self.wrote[label] = set(streams)
         for ms in (0, 300, 700, 1500, 3000, 6000):
             self.note(self.leaders.wait(ms))
+        for label, streams in self.shots.items():  # a copy that comes last has the same answer
+            again = self.leaders.shot(label, *streams, to=(0,))
+            committed = "COMMITTED" in again
+            assert committed == ("COMMITTED" in self.told.get(label, again)), (label, again)
+            self.told[label] = again
         for label in self.wrote:  # those that no commit ended
             self.note(self.leaders[0].abort(label))
         self.note(self.leaders.wait(0))
@@ -45,6 +54,8 @@ class Play:
             name, _, text = one.removeprefix("[").partition("] ")
             if text and name.startswith("commit "):
                 self.told[name.split()[1]] = text
+            elif text and name.endswith("@0"):
+                self.told[name.removesuffix("@0")] = text
 
     def step(self) -> None:
         rnd, leaders, luck = self.rnd, self.leaders, self.rnd.random()
@@ -70,15 +81,36 @@ class Play:
             self.count += 1
             stream = f"{SCOPES[number]}/a"
             leaders[number].one_shot(f"S{self.count}@{number}", event(stream), scope=SCOPES[number])
-        elif luck < 0.64:
+        elif luck < 0.66:
+            self.shot()
+        elif luck < 0.70:
             number = rnd.randrange(3)
             leaders.bag = [one for one in leaders.bag if one.sender != number or rnd.random() < 0.5]
             leaders.lead(number)
-        elif luck < 0.72:
+        elif luck < 0.77:
             for one in leaders.all:
                 self.note(one.wait(rnd.choice([10, 120, 300])))
         else:
             self.deliver()
+
+    def shot(self) -> None:
+        """Send the commands of a one-shot, or of a former one again; some are lost."""
+        rnd = self.rnd
+        if self.shots and rnd.random() < 0.4:
+            label = rnd.choice(sorted(self.shots))
+        else:
+            self.count += 1
+            label = f"O{self.count}"
+            scopes = rnd.sample(SCOPES[1:], rnd.choice((1, 1, 2))) + rnd.choice(([], ["nyc"]))
+            self.shots[label] = tuple(f"{scope}/a" for scope in sorted(scopes))
+        streams = self.shots[label]
+        all_ = sorted({0, *(SCOPES.index(stream.partition("/")[0]) for stream in streams)})
+        to = [number for number in all_ if rnd.random() < 0.8] or all_
+        rnd.shuffle(to)
+        for number in to:
+            said = self.leaders.shot(label, *streams, to=(number,))
+            if number == 0:
+                self.note(f"[{label}@0] {said}")
 
     def write(self, label: str) -> None:
         leaders, touched = self.leaders, self.open[label]
