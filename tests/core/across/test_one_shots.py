@@ -101,9 +101,8 @@ def test_a_question_that_the_commands_secret_does_not_explain_begins_nothing() -
 
 
 REFUSED = [
-    # what a participant's command has, and what the client is told
+    # what a participant's command has, and how the client is answered
     ({"events": (event("ber/none"),)}, "UnknownStream"),
-    ({"events": (event("ber/a", value=b"v" * 70_000),)}, "EventTooLarge"),
     ({"events": (event("ber/a", headers={"ab.x": b""}),)}, "InvalidArgument"),
     ({"events": (event("nyc/a"),)}, "CrossScope"),
 ]
@@ -119,7 +118,7 @@ def test_a_refusal_of_a_participant_aborts_everywhere(fields: dict[str, object],
     assert leaders.shot("A", *BOTH, to=(0,)) == "TransactionAborted"
 
 
-@pytest.mark.parametrize(("fields", "said"), REFUSED[:3])
+@pytest.mark.parametrize(("fields", "said"), REFUSED[:2])
 def test_a_refusal_of_the_coordinator_logs_nothing(fields: dict[str, object], said: str) -> None:
     leaders = Leaders()
     events = tuple(

@@ -19,7 +19,6 @@ from anabranch import errors
 from anabranch.core import parts
 from anabranch.core import rows as k
 from anabranch.core.across import participant
-from anabranch.core.command_events import CommandEvents
 from anabranch.core.decisions import one_shot as shots
 from anabranch.core.decisions.across import coordinating
 from anabranch.core.decisions.commit import join_waiting
@@ -276,12 +275,6 @@ def expire(turn: Turn) -> None:
 
 def _checked(turn: Turn, command: r.OneShot) -> parts.Ending:
     """Check the part of a one-shot as a one-shot of its own. See `parts.Ending` for the result."""
-    size = limits.FRAMING * len(command.events) + len(CommandEvents.of(command.events).payload)
-    if size > limits.PREPARED_EVENTS.value:
-        raise errors.EventTooLarge(
-            f"events of {size:,} bytes for one of several control partitions, {limits.PREPARED_EVENTS.value:,} are "
-            "allowed in one command: write them to journals"
-        )
     ending = shots.ending_of_part(command, turn.lane)
     parts.check(turn, ending)
     return ending
