@@ -184,7 +184,7 @@ class Leaders:
         for number in places:
             if not to or number in to:
                 events = [event(s) for s in streams if split_stream(s)[0] == SCOPES[number]]
-                fields = {"places": places[1:]} if number == 0 else {}
+                fields: dict[str, Any] = {"places": places[1:]} if number == 0 else {}
                 fields |= {"secret": SHOT_SECRET} | given | (own or {}).get(number, {})
                 if number:
                     fields.pop("name", None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from anabranch.core.decisions.across.parts_of_one_shots import PART_MS
@@ -85,6 +87,7 @@ def test_a_command_waits_five_seconds_for_its_coordinator() -> None:
     leaders = Leaders()
     leaders.shot("A", *BOTH, to=(1,))
     assert leaders.wait(PART_MS - 100) == ""
+    assert leaders.states() == ["-", "-"]
     assert leaders.wait(200) == "[A@1] NotReady"
     leaders.shot("A", *BOTH)
     assert leaders.settle() == "[A@0] A COMMITTED 2"
@@ -109,7 +112,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "said"), REFUSED)
-def test_a_refusal_of_a_participant_aborts_everywhere(fields: dict[str, object], said: str) -> None:
+def test_a_refusal_of_a_participant_aborts_everywhere(fields: dict[str, Any], said: str) -> None:
     leaders = Leaders()
     leaders.shot("A", *BOTH, own={1: fields})
     assert leaders.settle() == f"[A@0] {said}"
@@ -119,11 +122,11 @@ def test_a_refusal_of_a_participant_aborts_everywhere(fields: dict[str, object],
 
 
 @pytest.mark.parametrize(("fields", "said"), REFUSED[:2])
-def test_a_refusal_of_the_coordinator_logs_nothing(fields: dict[str, object], said: str) -> None:
+def test_a_refusal_of_the_coordinator_logs_nothing(fields: dict[str, Any], said: str) -> None:
     leaders = Leaders()
     events = tuple(
         one._replace(stream=one.stream.replace("ber", "nyc")) for one in fields["events"]
-    )  # type: ignore[attr-defined]
+    )
     assert leaders.shot("A", *BOTH, own={0: {"events": events}}) == said
     leaders.wait(PART_MS + 1)
     assert leaders.states() == ["-", "-"]
