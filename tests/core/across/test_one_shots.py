@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from anabranch.core.decisions.across.parts_of_one_shots import PART_MS
+from anabranch.core.locks.table_writes import fingerprint
 from anabranch.protocol.schemas import records as r
-from tests.core.across.leaders import Leaders, losing
+from tests.core.across.leaders import SCOPES, Leaders, losing
 from tests.core.across.test_leaders import assert_committed_once, settled
 from tests.core.harness import event
 
@@ -209,3 +210,99 @@ def test_events_are_placed_in_the_segments_that_are_active_when_they_are_merged(
     assert len(rounds[-1].epochs) == 2  # for J's segments, and back
     active = leaders[1].state.streams["ber/a"].segments
     assert [part.segment_id for part in rounds[-1].commits[1].parts] == [active[0].segment_id]
+
+
+# -- tables --------------------------------------------------------------------------------------------------
+
+NYC, BER = "nyc/t", "ber/t"
+
+
+def with_tables() -> Leaders:
+    leaders = Leaders()
+    for number, table in enumerate((NYC, BER)):
+        leaders[number].create(table, 1, table="true")
+        leaders[number].created(table, 0)
+        leaders[number].rounds.clear()
+    return leaders
+
+
+def mark(leaders: Leaders, table: str, *keys: bytes) -> r.TableLocks:
+    """A lock on these rows since now."""
+    one = leaders[SCOPES.index(table.partition("/")[0])]
+    one.ask("now", r.SafeTime(table.partition("/")[0], None, (table,)))
+    found: r.SafeTimeReply = one.result
+    last = {at.table: at.last for at in found.tables}[table]
+    points = tuple(sorted(map(fingerprint, keys)))
+    return r.TableLocks(table, found.timestamp, last, points, ())
+
+
+def put(leaders: Leaders, table: str, label: str) -> str:
+    """Write the row k by a one-shot of its own control partition."""
+    scope = table.partition("/")[0]
+    return leaders[SCOPES.index(scope)].one_shot(label, event(table), scope=scope)
+
+
+def rows(leaders: Leaders) -> dict[str, bytes | None]:
+    """The newest row of each table."""
+    found = {}
+    for one in leaders.all:
+        for round_ in one.rounds:
+            for step in round_.commits:
+                for part in step.parts:
+                    found |= {each.stream: each.value for each in part.events}
+    return found
+
+
+# When another commit writes the row that the one-shot has read, and what becomes of the one-shot.
+WHEN = [
+    ("before", NYC, "revalidate"),
+    ("before", BER, "revalidate"),
+    ("under way", NYC, "ABORTED"),
+    ("under way", BER, "revalidate"),
+    ("voted", BER, "COMMITTED"),
+    ("after", NYC, "COMMITTED"),
+]
+
+
+@pytest.mark.parametrize(("when", "table", "said"), WHEN)
+def test_what_it_read_is_so_when_it_commits(when: str, table: str, said: str) -> None:
+    leaders = with_tables()
+    own = {n: {"locks": (mark(leaders, t, b"k"),)} for n, t in enumerate((NYC, BER))}
+    before = put(leaders, table, "X") if when == "before" else ""
+    answers = [leaders.shot("A", *BOTH, own=own)]
+    answers.append(put(leaders, table, "X") if when == "under way" else "")
+    answers.append(leaders.deliver())
+    voted = put(leaders, table, "X") if when == "voted" else ""
+    answers.append(settled(leaders))
+    assert said in "; ".join(answers), answers
+    ended = "COMMITTED" if said == "COMMITTED" else "ABORTED"
+    assert leaders.states()[0] == ended
+    assert leaders.states()[1] in ("-", ended)
+    assert voted in ("", "NotReady")
+    assert before in ("", "X COMMITTED 1")
+    assert put(leaders, table, "Y") == "Y COMMITTED 1", "nothing is left that is locked"
+
+
+def test_numbers_are_added_at_both_control_partitions() -> None:
+    leaders = with_tables()
+
+    def added(number: int) -> dict[int, dict[str, Any]]:
+        return {
+            n: {
+                "locks": (mark(leaders, table),),
+                "changes": (
+                    r.RowChange(table, b"k", "ADD", number * (1 - 2 * n), rows(leaders).get(table)),
+                ),
+                "events": (),
+            }
+            for n, table in enumerate((NYC, BER))
+        }
+
+    leaders.shot("A", *BOTH, own=added(5))
+    assert leaders.settle() == "[A@0] A COMMITTED 2"
+    leaders.shot("B", *BOTH, own=added(2))
+    leaders.shot("C", *BOTH, own=added(1))
+    said = settled(leaders)
+    whole = 5 + 2 * ("B COMMITTED" in said) + ("C COMMITTED" in said)
+    assert whole > 5
+    assert rows(leaders) == {NYC: b"%d" % whole, BER: b"%d" % -whole}
