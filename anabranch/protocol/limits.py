@@ -161,8 +161,8 @@ HELD_BYTES = Limit(64 << 20, "bytes", "… these commands")
 ROW_KEY = Limit(8 << 10, "bytes", "the key of a table's row")
 PREPARED = Limit(10_000, "transactions", "prepared transactions of a control partition")
 PARTICIPANTS = Limit(64, "control partitions", "participants of a transaction")
-TOUCHES = Limit(
-    10_000, "commands", "touches of a control partition that wait for another one; then `NotReady`"
+JOINING = Limit(
+    10_000, "commands", "that wait until another control partition lets them join; then `NotReady`"
 )
 SCOPES = Limit(10_000, "scopes", "a control partition")
 PROCESSORS = Limit(1_000, "processors", "a control partition")

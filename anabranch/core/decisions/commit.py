@@ -20,7 +20,8 @@ from anabranch.core import rows as k
 from anabranch.core.across.coordinator import Step
 from anabranch.core.authorize import check_writes
 from anabranch.core.decisions import claims, one_shot, positions, prepared
-from anabranch.core.decisions.across import coordinating, holding
+from anabranch.core.decisions.across import coordinating, holding, locking
+from anabranch.core.decisions.across.locking import GivesWay
 from anabranch.core.decisions.merge import merge_decided
 from anabranch.core.decisions.transactions import (
     abort_txn,
@@ -159,10 +160,7 @@ def _check_across(turn: Turn, request: _Request) -> None:
     txn, command = request.txn, request.command
     if not txn.partitions:
         return
-    has_locks = turn.state.locks.of(txn.row.txn_id).rows
-    for what, there in (
-        ("a prepare", command.prepare), ("positions", command.consumed), ("locks", has_locks),
-    ):  # fmt: skip
+    for what, there in (("a prepare", command.prepare), ("positions", command.consumed)):
         if there:
             raise errors.CrossScope(
                 f"{what} in a transaction over several control partitions: that is not built yet"
@@ -491,6 +489,7 @@ def _decide_everywhere(
     decided = replace(pending, decided=True, writers=here, prepare=coordinating.ELSEWHERE)
     turn.put(k.pending_key(txn_id), decided)
     holding.put_entry(turn, txn_id)
+    locking.take_back(turn, txn_id)
     for stream, epoch in sorted(txn.participants.items()):
         journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
     answer_decided(turn, row)
@@ -506,6 +505,12 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommi
         # Another worker has the tasks, so the transaction can never commit.
         end_pending(turn, txn_id, lost)
         abort_txn(turn, txn_id, str(lost))
+    except GivesWay as error:
+        if late:
+            end_pending(turn, txn_id, error)
+            turn.hear(txn_id)
+        else:
+            coordinating.carry_out(turn, txn_id, Step.AGAIN)
     except (errors.FixCallError, errors.RetryError, errors.LocksBroken) as error:
         if late or not isinstance(error, errors.ReceiptsNotCovered | errors.NotReady):
             end_pending(turn, txn_id, error)

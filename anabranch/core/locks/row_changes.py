@@ -8,6 +8,7 @@ it; else the client's `base`, with the proof that a lock needs. If neither is ce
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from anabranch.core import work
 from anabranch.core.command_events import CommandEvents, SomeEvents
@@ -48,6 +49,24 @@ def check_changes(command: r.OneShot) -> None:
             raise InvalidArgument(
                 f"{event.stream} {event.key!r:.100} is changed and written by one transaction: do one of both"
             )
+
+
+def locked_with(
+    locks: tuple[r.TableLocks, ...], changes: Sequence[r.RowChange]
+) -> tuple[r.TableLocks, ...]:
+    """The locks of a transaction that is frozen before it is merged: a changed row counts as locked.
+
+    Its number is decided with the vote, so nobody may write the row after that (`docs/inside/across.md`, L5).
+    """
+    points: dict[str, set[int]] = {}
+    for change in changes:
+        points.setdefault(change.table, set()).add(fingerprint(change.key))
+    return tuple(
+        replace(one, points=tuple(sorted({*one.points, *points[one.table]})))
+        if one.table in points
+        else one
+        for one in locks
+    )
 
 
 def events_of(turn: Turn, command: r.OneShot) -> CommandEvents:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from anabranch.core.across.coordinator import HELD_MS
 from anabranch.core.across.messages import ToCoordinator, ToParticipant, ends_of, is_genuine, raised
 from anabranch.core.across.participant import Action
-from anabranch.core.decisions.across import coordinating, participating
+from anabranch.core.decisions.across import coordinating, joining, participating
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import Across
 from anabranch.errors import ClockSkew
@@ -66,7 +66,7 @@ def _decide(turn: Turn, message: Message, seen: int) -> str:
     if isinstance(message, r.Enlist):
         coordinating.enlist(turn, message)
     elif isinstance(message, r.Enlisted):
-        participating.enlisted(turn, message)
+        joining.enlisted(turn, message)
     elif isinstance(message, r.Vote):
         coordinating.voted(turn, message)
     elif isinstance(message, r.Done):
@@ -91,14 +91,16 @@ def advance(turn: Turn) -> None:
     if turn.state.asking:
         coordinating.advance(turn)
     participating.advance(turn)
+    if not turn.across.joining.is_empty:
+        joining.refuse_late(turn)
 
 
 def next_due_ms(across: Across, now_ms: int) -> int | None:
     """Milliseconds until the next message or wait is due; None if none is."""
-    if across.sent.is_empty and across.touches.is_empty and across.again_ms.is_empty:
+    if across.sent.is_empty and across.joining.is_empty and across.again_ms.is_empty:
         return None
     due = [one.next_ms for one in across.sent.as_dict().values()]
     due += [at + HELD_MS for at in across.held_ms.as_dict().values()]
     due += [at for at in across.again_ms.as_dict().values() if at > now_ms]
-    due += [one.until_ms for waiting in across.touches.as_dict().values() for one in waiting]
+    due += [one.until_ms for waiting in across.joining.as_dict().values() for one in waiting]
     return min((max(0, at - now_ms) for at in due), default=None)
