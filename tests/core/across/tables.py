@@ -20,7 +20,6 @@ class Tables(Leaders):
             one.create(f"{SCOPES[number]}/t", table="true")
             one.created(f"{SCOPES[number]}/t", 0, 0)
         self.sets = 0
-        self.due: dict[str, list[tuple[int, r.LockReads]]] = {}
 
     def of(self, stream: str) -> Leader:
         return self[SCOPES.index(stream.partition("/")[0])]
@@ -34,18 +33,30 @@ class Tables(Leaders):
         begin = self[home].beginning(label, scope=SCOPES[home])
         self[home].ask(f"begin {label}", replace(begin, snapshot=now))
 
-    def read(self, label: str, table: str, *keys: bytes, writer: str = "w") -> str:
-        """Register locks, and validate them as a replica that is never behind."""
+    def register(self, label: str, table: str, *keys: bytes, writer: str = "w") -> int | str:
+        """Register locks. Returns the time of the answer, or what was answered instead."""
         self.sets += 1
         one, points = self.of(table), tuple(sorted(map(fingerprint, keys)))
-        number, token = one.writer(writer), one.token(label)
         locks = (r.TableLocks(table, 0, 0, points, ()),)
-        said = one.ask(f"lock {label}", r.LockReads(token, number, self.sets, locks))
-        said = said or self.settle()
-        if not isinstance(one.said[-1][1], r.ReadsLocked):
-            return said
-        valid = r.Validated(number, self.sets, one.said[-1][1].timestamp)
-        one.ask("validate", r.LockReads(token, number, 0, validated=(valid,)))
+        command = r.LockReads(one.token(label), one.writer(writer), self.sets, locks)
+        before = len(one.rounds)
+        said = one.ask(f"lock {label}", command) or self.join()
+        replies = [result for its in one.rounds[before:] for _, result in its.replies]
+        times = [one.timestamp for one in replies if isinstance(one, r.ReadsLocked)]
+        return times[-1] if times else said
+
+    def validate(self, label: str, table: str, through: int, writer: str = "w") -> None:
+        """Report that nobody has written what was registered last, up to a time."""
+        one = self.of(table)
+        valid = r.Validated(one.writer(writer), self.sets, through)
+        one.ask("validate", r.LockReads(one.token(label), valid.writer, 0, validated=(valid,)))
+
+    def read(self, label: str, table: str, *keys: bytes, writer: str = "w") -> str:
+        """Register locks, and validate them."""
+        found = self.register(label, table, *keys, writer=writer)
+        if isinstance(found, str):
+            return found
+        self.validate(label, table, found, writer)
         return "locked"
 
     def put(self, label: str, table: str, key: bytes, writer: str = "w1") -> None:
@@ -55,7 +66,11 @@ class Tables(Leaders):
             one.state.open[one.id(label)].participants
         ):
             assert self.touch(label, table).startswith("touched"), table
-        one.write(label, writer, table, digest=Keys.of([key]).to_bytes())
+        self.add(label, table, key, writer)
+
+    def add(self, label: str, table: str, key: bytes, writer: str = "w1") -> None:
+        """Write a row by the journal of a table that was touched."""
+        self.of(table).write(label, writer, table, digest=Keys.of([key]).to_bytes())
 
     def shot(self, label: str, table: str, key: bytes, **given: Any) -> str:
         """A one-shot that writes a row."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from anabranch.core.decisions.scale import partitions_added
 from anabranch.core.locks.table_writes import fingerprint
 from anabranch.protocol.schemas import records as r
 from tests.core.across.leaders import losing
@@ -220,3 +223,41 @@ def test_l5_a_commit_that_waits_with_a_timestamp_gives_it_back_for_a_lock(tables
     assert tables.shot("D@1", THERE, b"k") == "D@1 COMMITTED 1"
     merges = tables.merges()
     assert merges[THERE][-1][1] > merges[HERE][-1][1]
+
+
+def staged(tables: Tables) -> None:
+    """S, of there alone, has locked k in the table there, and is big."""
+    one = tables[1]
+    one.settings = replace(one.settings, chunk_bytes=250)
+    one.new_id("S", made_ms=tables[0].wall_ms - 500)
+    tables.open("S", 1)
+    assert tables.read("S", THERE, b"k", writer="Sw") == "locked"
+    one.touch("S", "ber/a")
+    one.write("S", "S1", "ber/a", 10, size=1_000)
+    tables.end("S", "S1")
+    one.wait(60)
+    turn = one.new_turn()
+    partitions_added(turn, "ber/a", 4)
+    one.close(turn)
+    one.wait(60)
+
+
+def test_l3_a_vote_gives_way_to_a_staged_merge_whose_locks_it_may_break(tables: Tables) -> None:
+    tables.open("X")
+    tables.put("X", THERE, b"k", writer="X1")
+    staged(tables)
+    assert tables.states("S")[1] == "FINALIZE_IN_PROGRESS"
+    tables.end("X", "X1")
+    tables.deliver_of("X", 1)
+    assert str(tables.bag[-1]) == "1>0 Vote AGAIN 1"
+
+
+def test_l3_a_merge_is_not_staged_while_a_vote_may_break_its_locks(tables: Tables) -> None:
+    tables.open("X")
+    tables.put("X", THERE, b"k", writer="X1")
+    tables.end("X", "X1")
+    tables.deliver_of("X", 1)
+    staged(tables)
+    assert tables.states("S")[1] == "COMMIT_IN_PROGRESS"
+    assert "X COMMITTED" in settled(tables)
+    assert tables.states("S")[1] == "ABORTED"
