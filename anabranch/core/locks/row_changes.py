@@ -8,8 +8,6 @@ it; else the client's `base`, with the proof that a lock needs. If neither is ce
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-
 from anabranch.core import work
 from anabranch.core.command_events import CommandEvents, SomeEvents
 from anabranch.core.decisions.turn import Turn
@@ -62,7 +60,7 @@ def locked_with(
     for change in changes:
         points.setdefault(change.table, set()).add(fingerprint(change.key))
     return tuple(
-        replace(one, points=tuple(sorted({*one.points, *points[one.table]})))
+        one._replace(points=tuple(sorted({*one.points, *points[one.table]})))
         if one.table in points
         else one
         for one in locks

@@ -1,9 +1,10 @@
 """Decisions on turns at rows: if locks broke at a row, transactions take turns there, one after the other.
 
-A turn is a hint, and locks nothing: the locks of its holder are judged like all others, and a commit without a turn
-is never refused. The id may be of any control partition. So turns are in memory only, and a successor begins without
-any. A turn ends with the round that commits its transaction. The same round gives the row to the next transaction,
-which then reads what was committed. A turn lasts `limits.TURN_MS` at most, so that a client that died costs no more.
+A turn is a hint, and locks nothing: the locks of its holder are judged like all others, and a commit without a
+turn is never refused. Its id may be of any control partition. So turns are in memory only, and a successor begins
+without any. A turn ends with the round that commits its transaction. The same round gives the row to the next
+transaction, which then reads what was committed. A turn lasts `limits.TURN_MS` at most, so that a client that died
+costs no more.
 """
 
 from __future__ import annotations
