@@ -7,17 +7,23 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
+from anabranch.core import parts
 from anabranch.core import rows as k
 from anabranch.core.across import coordinator, participant
+from anabranch.core.across.messages import Meeting
 from anabranch.core.across.participant import Action
 from anabranch.core.decisions import merge, transactions
 from anabranch.core.decisions.across import (
     coordinating,
+    holding,
+    locking,
     participating,
     parts_of_one_shots,
     receiving,
 )
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.locks import frozen
+from anabranch.core.locks.lock_table import LockTable
 from anabranch.core.round import ReplyTo
 from anabranch.protocol.schemas import records as r
 
@@ -83,6 +89,50 @@ def nothing_is_forged() -> Planted:
 def sent_once() -> Planted:
     """A message without an answer is not sent again."""
     return patch.object(coordinating, "FIRST_PAUSE_MS", 1 << 40)
+
+
+def locked_tables_hold_nothing() -> Planted:
+    """L1: a commit waits for holds on the tables that it writes alone."""
+    return patch.object(holding, "_locked", lambda *_: ())
+
+
+def all_that_meet_wait() -> Planted:
+    """L2: of two votes that meet, both wait."""
+    return patch.object(locking, "meet", lambda *_, decided: Meeting.WAIT)
+
+
+def all_that_meet_give_way() -> Planted:
+    """L2: of two votes that meet, both give way."""
+    return patch.object(locking, "meet", lambda *_, decided: Meeting.AGAIN)
+
+
+def own_locks_are_not_frozen() -> Planted:
+    """L4: the coordinator does not compare its own locks with those that it meets."""
+    return patch.object(parts, "_freezes", lambda _, ending: ending.prepare is not None)
+
+
+def waiting_commits_keep_their_times() -> Planted:
+    """L5: a commit that waits with a timestamp keeps it, although a vote has locked what it writes."""
+    return patch.object(locking, "take_back", lambda *_: None)
+
+
+def reopened_locks_stay_frozen() -> Planted:
+    """C5: locks stay frozen when a vote is taken back."""
+    real = LockTable.follow
+
+    def follow(self: LockTable, txn_id: bytes, row: r.TxnRow, *, merged: bool) -> None:
+        was = txn_id in self.frozen
+        real(self, txn_id, row, merged=merged)
+        if was:
+            self.frozen[txn_id] = True
+            self._note_holding(txn_id)
+
+    return patch.object(LockTable, "follow", follow)
+
+
+def staged_merges_are_not_met() -> Planted:
+    """L3: a vote looks at no locks of staged merges, as a prepare of a program does."""
+    return patch.object(frozen, "is_across", lambda *_: False)
 
 
 # -- one-shots -------------------------------------------------------------------------------------------

@@ -103,6 +103,7 @@ IN_MEMORY = "tests/tables/test_transactions.py"
 HOLDING = "tests/core/test_holding.py"
 ACROSS = "tests/core/across/test_leaders.py"
 ONE_SHOTS = "tests/core/across/test_one_shots.py"
+LOCKS = "tests/core/across/test_locks.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
 COUNTED = TABLED | {"tables": 0, "counters": 3}
 CHAINED = TABLED | {"tables": 0, "chains": 3}
@@ -348,6 +349,13 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("one-shots begin again", across.repeated_commands_begin_again, simulated=False, suite=ONE_SHOTS),
     Mutant("refused one-shots stay open", across.refused_one_shots_stay_open, simulated=False, suite=ONE_SHOTS),
     Mutant("one-shots join what rolls", across.one_shots_join_what_rolls, simulated=False, suite=ONE_SHOTS),
+    Mutant("locked tables hold nothing", across.locked_tables_hold_nothing, simulated=False, suite=LOCKS),
+    Mutant("all that meet wait", across.all_that_meet_wait, simulated=False, suite=LOCKS),
+    Mutant("all that meet give way", across.all_that_meet_give_way, simulated=False, suite=LOCKS),
+    Mutant("votes meet no staged merge", across.staged_merges_are_not_met, simulated=False, suite=LOCKS),
+    Mutant("a coordinator's locks are not frozen", across.own_locks_are_not_frozen, simulated=False, suite=LOCKS),
+    Mutant("waiting commits keep times", across.waiting_commits_keep_their_times, simulated=False, suite=LOCKS),
+    Mutant("reopened locks stay frozen", across.reopened_locks_stay_frozen, simulated=False, suite=LOCKS),
     # -- journals
     Mutant("a zombie writes its journal index", journals.zombie_index, weather=BLIND,
            play=plays.a_zombie_reads_on),

@@ -20,7 +20,8 @@ from anabranch.core import rows as k
 from anabranch.core.across.coordinator import Step
 from anabranch.core.authorize import check_writes
 from anabranch.core.decisions import claims, one_shot, positions, prepared
-from anabranch.core.decisions.across import coordinating, holding
+from anabranch.core.decisions.across import coordinating, holding, locking
+from anabranch.core.decisions.across.locking import GivesWay
 from anabranch.core.decisions.merge import merge_decided
 from anabranch.core.decisions.transactions import (
     abort_txn,
@@ -161,10 +162,7 @@ def _check_across(turn: Turn, request: _Request) -> None:
         return
     if prepared.shot_of(turn.state, txn.row.txn_id) is not None:
         raise errors.InvalidArgument("this transaction is a one-shot, whose commit is under way")
-    has_locks = turn.state.locks.of(txn.row.txn_id).rows
-    for what, there in (
-        ("a prepare", command.prepare), ("positions", command.consumed), ("locks", has_locks),
-    ):  # fmt: skip
+    for what, there in (("a prepare", command.prepare), ("positions", command.consumed)):
         if there:
             raise errors.CrossScope(
                 f"{what} in a transaction over several control partitions: that is not built yet"
@@ -515,6 +513,7 @@ def _decide_everywhere(
     decided = replace(pending, decided=True, writers=here, prepare=coordinating.ELSEWHERE)
     turn.put(k.pending_key(txn_id), decided)
     holding.put_entry(turn, txn_id)
+    locking.take_back(turn, txn_id)
     if kept is None:
         for stream, epoch in sorted(txn.participants.items()):
             journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
@@ -532,6 +531,12 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommi
         # Another worker has the tasks, so the transaction can never commit.
         end_pending(turn, txn_id, lost)
         abort_txn(turn, txn_id, str(lost))
+    except GivesWay as error:
+        if late:
+            end_pending(turn, txn_id, error)
+            turn.hear(txn_id)
+        else:
+            coordinating.carry_out(turn, txn_id, Step.AGAIN)
     except (errors.FixCallError, errors.RetryError, errors.LocksBroken) as error:
         if late or not isinstance(error, errors.ReceiptsNotCovered | errors.NotReady):
             end_pending(turn, txn_id, error)

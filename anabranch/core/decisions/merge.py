@@ -31,6 +31,7 @@ from anabranch.core.decisions.transactions import (
     abort_txn,
     answer_decided,
     answer_pending,
+    drop_locks,
     end_pending,
     finish,
     journal_op,
@@ -409,6 +410,7 @@ def _own_merged(turn: Turn, txn: OpenTxn, row: r.TxnRow, votes: r.VotesRow) -> N
     """Log that the coordinator's own part is merged. COMMITTED is logged when all participants are done (O2)."""
     turn.put(k.txn_key(row.txn_id), row)
     turn.put(k.votes_key(row.txn_id), replace(votes, own_merged=True))
+    drop_locks(turn, row.txn_id)
     positions.merged(turn, txn, row)
     turn.merging.waits.put(row.txn_id, None)
     holding.put_entry(turn, row.txn_id)

@@ -18,7 +18,7 @@ BOTH = ("nyc/a", "ber/a")
 
 def test_one_shot_over_two_control_partitions() -> None:
     leaders = Leaders()
-    assert leaders.shot("A", *BOTH) == ""
+    assert leaders.one_shot("A", *BOTH) == ""
     assert leaders.settle() == "[A@0] A COMMITTED 2"
     assert leaders.seen == [
         "0>1 AskVote TIMESTAMP 1", "1>0 Vote YES 1 at p", "0>1 Decide COMMIT", "1>0 Done",
@@ -32,17 +32,17 @@ def test_one_shot_over_two_control_partitions() -> None:
 def test_a_successor_goes_on_from_each_step(number: int, after: int) -> None:
     """What waits in memory is gone; the client sends all commands again, and gets the one outcome."""
     leaders = Leaders()
-    leaders.shot("A", *BOTH)
+    leaders.one_shot("A", *BOTH)
     for _ in range(after):
         leaders.deliver()
     leaders.bag = [one for one in leaders.bag if one.sender != number]
     leaders.lead(number)
     leaders.wait(0)
-    leaders.shot("A", *BOTH)
+    leaders.one_shot("A", *BOTH)
     settled(leaders)
     assert leaders.states() == ["COMMITTED", "COMMITTED"]
     assert_committed_once(leaders, *BOTH)
-    assert leaders.shot("A", *BOTH) == "A COMMITTED 2; A COMMITTED 1"
+    assert leaders.one_shot("A", *BOTH) == "A COMMITTED 2; A COMMITTED 1"
     assert_committed_once(leaders, *BOTH)
 
 
@@ -50,9 +50,9 @@ def test_a_successor_goes_on_from_each_step(number: int, after: int) -> None:
 def test_what_is_lost_is_sent_again_and_what_comes_twice_changes_nothing(kind: type) -> None:
     leaders = Leaders()
     with losing(leaders, kind):
-        leaders.shot("A", *BOTH)
+        leaders.one_shot("A", *BOTH)
         leaders.settle(times=2)
-    leaders.shot("A", *BOTH)
+    leaders.one_shot("A", *BOTH)
     leaders.wait(300)
     said = leaders.settle(times=3)
     assert leaders.states() == ["COMMITTED", "COMMITTED"], said
@@ -61,24 +61,24 @@ def test_what_is_lost_is_sent_again_and_what_comes_twice_changes_nothing(kind: t
 
 def test_a_question_that_comes_before_its_command_is_kept_for_a_moment() -> None:
     leaders = Leaders()
-    leaders.shot("A", *BOTH, to=(0,))
+    leaders.one_shot("A", *BOTH, to=(0,))
     leaders.settle()
     assert leaders[1].round.ignored == ["early"]
     assert leaders.states() == ["OPEN", "-"]
-    leaders.shot("A", *BOTH, to=(1,))
+    leaders.one_shot("A", *BOTH, to=(1,))
     assert leaders.settle() == "[A@0] A COMMITTED 2"
     assert_committed_once(leaders, *BOTH)
 
 
 def test_without_its_command_a_participant_does_nothing_and_the_id_is_used_up() -> None:
     leaders = Leaders()
-    leaders.shot("A", *BOTH, to=(0,))
+    leaders.one_shot("A", *BOTH, to=(0,))
     assert leaders.wait(5_000) == ""
     assert leaders.states() == ["OPEN", "-"]
     assert leaders.wait(5_001) == "[A@0] NotReady"
     assert leaders.states() == ["ABORTED", "ABORTED"]
-    assert leaders.shot("A", *BOTH, to=(0,)) == "TransactionAborted"
-    leaders.shot("A", *BOTH, to=(1,))
+    assert leaders.one_shot("A", *BOTH, to=(0,)) == "TransactionAborted"
+    leaders.one_shot("A", *BOTH, to=(1,))
     settled(leaders)
     assert leaders.states() == ["ABORTED", "ABORTED"]
     assert not leaders.merges()
@@ -86,19 +86,19 @@ def test_without_its_command_a_participant_does_nothing_and_the_id_is_used_up() 
 
 def test_a_command_waits_five_seconds_for_its_coordinator() -> None:
     leaders = Leaders()
-    leaders.shot("A", *BOTH, to=(1,))
+    leaders.one_shot("A", *BOTH, to=(1,))
     assert leaders.wait(PART_MS - 100) == ""
     assert leaders.states() == ["-", "-"]
     assert leaders.wait(200) == "[A@1] NotReady"
-    leaders.shot("A", *BOTH)
+    leaders.one_shot("A", *BOTH)
     assert leaders.settle() == "[A@0] A COMMITTED 2"
 
 
 def test_a_question_that_the_commands_secret_does_not_explain_begins_nothing() -> None:
     """Who can write to `control` alone makes up a secret; the command of the client has another one."""
     leaders = Leaders()
-    leaders.shot("A", *BOTH, to=(0,))
-    leaders.shot("A", *BOTH, to=(1,), secret=b"t" * 32)
+    leaders.one_shot("A", *BOTH, to=(0,))
+    leaders.one_shot("A", *BOTH, to=(1,), secret=b"t" * 32)
     leaders.settle()
     assert leaders[1].round.ignored == ["forged"]
     assert leaders.states() == ["OPEN", "-"]
@@ -115,11 +115,11 @@ REFUSED = [
 @pytest.mark.parametrize(("fields", "said"), REFUSED)
 def test_a_refusal_of_a_participant_aborts_everywhere(fields: dict[str, Any], said: str) -> None:
     leaders = Leaders()
-    leaders.shot("A", *BOTH, own={1: fields})
+    leaders.one_shot("A", *BOTH, own={1: fields})
     assert leaders.settle() == f"[A@0] {said}"
     assert leaders.states() == ["ABORTED", "ABORTED"]
     assert not leaders.merges()
-    assert leaders.shot("A", *BOTH, to=(0,)) == "TransactionAborted"
+    assert leaders.one_shot("A", *BOTH, to=(0,)) == "TransactionAborted"
 
 
 @pytest.mark.parametrize(("fields", "said"), REFUSED[:2])
@@ -128,7 +128,7 @@ def test_a_refusal_of_the_coordinator_logs_nothing(fields: dict[str, Any], said:
     events = tuple(
         one._replace(stream=one.stream.replace("ber", "nyc")) for one in fields["events"]
     )
-    assert leaders.shot("A", *BOTH, own={0: {"events": events}}) == said
+    assert leaders.one_shot("A", *BOTH, own={0: {"events": events}}) == said
     leaders.wait(PART_MS + 1)
     assert leaders.states() == ["-", "-"]
 
@@ -148,7 +148,7 @@ def test_a_refusal_of_the_coordinator_logs_nothing(fields: dict[str, Any], said:
 )
 def test_what_such_a_one_shot_can_t_have(number: int, fields: dict[str, object]) -> None:
     leaders = Leaders()
-    said = leaders.shot("A", *BOTH, to=(number,), own={number: fields})
+    said = leaders.one_shot("A", *BOTH, to=(number,), own={number: fields})
     assert said == "InvalidArgument"
     leaders.settle()
     assert leaders.states() == ["-", "-"]
@@ -156,7 +156,7 @@ def test_what_such_a_one_shot_can_t_have(number: int, fields: dict[str, object])
 
 def test_three_control_partitions_one_with_nothing_but_the_decision() -> None:
     leaders = Leaders(3)
-    leaders.shot("A", "ber/a", "tok/a")
+    leaders.one_shot("A", "ber/a", "tok/a")
     assert leaders.settle() == "[A@0] A COMMITTED 2"
     assert_committed_once(leaders, "ber/a", "tok/a")
 
@@ -164,25 +164,25 @@ def test_three_control_partitions_one_with_nothing_but_the_decision() -> None:
 def test_it_is_answered_at_its_decision_if_that_is_asked_for() -> None:
     leaders = Leaders()
     leaders[0].at_decision = True
-    leaders.shot("A", *BOTH)
+    leaders.one_shot("A", *BOTH)
     leaders.deliver()
     assert leaders.deliver().startswith("[A@0] A FINALIZE_IN_PROGRESS (but 2 committed at ")
 
 
 def test_a_name_is_claimed_once() -> None:
     leaders = Leaders()
-    leaders.shot("A", *BOTH, name="daily")
-    leaders.shot("B", *BOTH, name="daily")
+    leaders.one_shot("A", *BOTH, name="daily")
+    leaders.one_shot("B", *BOTH, name="daily")
     leaders.settle()
     assert leaders.wait(300) == "[A@0] A COMMITTED 2; [B@0] A COMMITTED 2"
     assert (leaders.states("A"), leaders.states("B")) == (["COMMITTED"] * 2, ["ABORTED"] * 2)
-    assert leaders.shot("C", *BOTH, name="daily", to=(0,)) == "A COMMITTED 2"
+    assert leaders.one_shot("C", *BOTH, name="daily", to=(0,)) == "A COMMITTED 2"
 
 
 def test_two_that_meet_are_both_committed_in_one_order() -> None:
     leaders = Leaders()
     for label in "ABCD":
-        leaders.shot(label, *BOTH)
+        leaders.one_shot(label, *BOTH)
     settled(leaders)
     merges = leaders.merges()
     assert [label for label, _ in merges["nyc/a"]] == [label for label, _ in merges["ber/a"]]
@@ -194,7 +194,7 @@ def test_events_are_placed_in_the_segments_that_are_active_when_they_are_merged(
     """Also after a merge that rolls, in one round with it, and in the order of timestamps."""
     leaders = Leaders()
     leaders.begin("J")
-    leaders.shot("A", *BOTH)
+    leaders.one_shot("A", *BOTH)
     leaders.deliver()
     vote = leaders.bag.pop()
     leaders[1].ask("scale", r.Scale("ber/a", 1, (), ()))
@@ -269,7 +269,7 @@ def test_what_it_read_is_so_when_it_commits(when: str, table: str, said: str) ->
     leaders = with_tables()
     own = {n: {"locks": (mark(leaders, t, b"k"),)} for n, t in enumerate((NYC, BER))}
     before = put(leaders, table, "X") if when == "before" else ""
-    answers = [leaders.shot("A", *BOTH, own=own)]
+    answers = [leaders.one_shot("A", *BOTH, own=own)]
     answers.append(put(leaders, table, "X") if when == "under way" else "")
     answers.append(leaders.deliver())
     voted = put(leaders, table, "X") if when == "voted" else ""
@@ -298,10 +298,10 @@ def test_numbers_are_added_at_both_control_partitions() -> None:
             for n, table in enumerate((NYC, BER))
         }
 
-    leaders.shot("A", *BOTH, own=added(5))
+    leaders.one_shot("A", *BOTH, own=added(5))
     assert leaders.settle() == "[A@0] A COMMITTED 2"
-    leaders.shot("B", *BOTH, own=added(2))
-    leaders.shot("C", *BOTH, own=added(1))
+    leaders.one_shot("B", *BOTH, own=added(2))
+    leaders.one_shot("C", *BOTH, own=added(1))
     said = settled(leaders)
     whole = 5 + 2 * ("B COMMITTED" in said) + ("C COMMITTED" in said)
     assert whole > 5

@@ -9,127 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import replace
-from functools import partial
 
 from anabranch import errors
 from anabranch.core import parts
 from anabranch.core import rows as k
 from anabranch.core.across import participant
 from anabranch.core.across.participant import Action
-from anabranch.core.decisions import transactions
-from anabranch.core.decisions.across import holding, parts_of_one_shots
+from anabranch.core.decisions.across import holding, locking, parts_of_one_shots
 from anabranch.core.decisions.across.coordinating import ELSEWHERE
+from anabranch.core.decisions.across.locking import GivesWay
 from anabranch.core.decisions.commit import ending_of
 from anabranch.core.decisions.prepared import shot_of
-from anabranch.core.decisions.scopes import active_stream
-from anabranch.core.decisions.transactions import abort_txn, check_open, end_pending, journal_op
-from anabranch.core.decisions.turn import FORGOTTEN, Turn, attempt, refuse
+from anabranch.core.decisions.transactions import abort_txn, end_pending, journal_op
+from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.decisions.writers import check_receipts, take_exactly, writers_text
-from anabranch.core.memory import WaitingTouch, is_gone
-from anabranch.core.round import ReplyTo
+from anabranch.core.memory import is_gone
 from anabranch.core.state import OpenTxn
 from anabranch.core.transaction_states import born
 from anabranch.errors import check
 from anabranch.protocol import limits
-from anabranch.protocol.ids import TXN_ID_SIZE, control_partition_of
-from anabranch.protocol.legal_names import split_stream
+from anabranch.protocol.ids import control_partition_of
 from anabranch.protocol.schemas import records as r
-from anabranch.protocol.tokens import is_genuine, peek
 
-LEVEL = 4  # the feature level of the messages and rows
-TOUCH_MS = 5_000  # how long a touch waits for the coordinator
+# -- opening ------------------------------------------------------------------------------------------------
 
 
-# -- opening -------------------------------------------------------------------------------------------------
-
-
-def touch(turn: Turn, command: r.Touch, to: ReplyTo | None) -> None:
-    """Touch a stream here. If the transaction is another control partition's, its coordinator is asked first."""
-    data = command.token
-    txn_id = data if len(data) == TXN_ID_SIZE else peek(data).txn_id
-    is_own = control_partition_of(txn_id) == turn.settings.control_partition
-    if is_own or not turn.settings.across or txn_id in turn.state.promised:
-        transactions.touch(turn, command, to)
-        return
-    turn.state.check_enabled(LEVEL, "a transaction over several control partitions")
-    if turn.state.txn_row(txn_id) is not None:
-        transactions.touch(turn, command, to)  # it has ended: this is refused
-        return
-    _check_touch(turn, command, txn_id)
-    if to is not None:
-        _wait(turn, command, txn_id, to)
-
-
-def _check_touch(turn: Turn, command: r.Touch, txn_id: bytes) -> None:
-    """Check what needs no word of the coordinator."""
-    if len(command.token) == TXN_ID_SIZE or control_partition_of(txn_id) >= turn.control_partitions:
-        raise errors.InvalidToken(
-            "a stream of another control partition is touched with a token of the transaction"
-        )
-    if turn.is_forgotten(txn_id):
-        raise errors.Expired(FORGOTTEN)
-    _check_served(turn, command.stream)
-    active_stream(turn, command.stream)
-
-
-def _check_served(turn: Turn, stream: str) -> None:
-    """`CrossScope` if another control partition serves the stream."""
-    scope, here = split_stream(stream)[0], turn.settings.control_partition
-    served = turn.state.scopes.get(scope)
-    if (served is None and here != 0) or served not in (None, here):
-        raise errors.CrossScope(
-            f"{stream} is not led by control partition {here}: touch it where its scope is served"
-        )
-
-
-def _wait(turn: Turn, command: r.Touch, txn_id: bytes, to: ReplyTo) -> None:
-    key = txn_id, split_stream(command.stream)[0]
-    waiting = turn.across.touches.get(key, ())
-    if sum(map(len, turn.across.touches.as_dict().values())) >= limits.TOUCHES.value:
-        raise errors.NotReady(f"{limits.TOUCHES.value:,} touches wait already: ask again")
-    waits = WaitingTouch(command, turn.lane, to, turn.now_ms + TOUCH_MS)
-    same = [one for one in waiting if one.to == to]
-    turn.across.touches.put(key, (*[one for one in waiting if one not in same], waits))
-    home = control_partition_of(txn_id)
-    here = turn.settings.control_partition
-    turn.send(home, r.Enlist(txn_id, here, key[1], command.token, turn.lane), None)
-
-
-def enlisted(turn: Turn, message: r.Enlisted) -> None:
-    """Carry out the touches that waited for this answer, or refuse them with the coordinator's refusal.
-
-    Only the touches' tokens prove the answer: the secret in it has to explain them. So without a touch that waits,
-    nothing is done.
-    """
-    key = message.txn_id, message.scope
-    waiting = turn.across.touches.get(key, ())
-    if not waiting:
-        return
-    if message.refusal is not None or message.head is None:
-        turn.across.touches.put(key, None)
-        for one in waiting:
-            turn.reply(one.to, message.refusal)
-        return
-    head = message.head
-    proven = [one for one in waiting if is_genuine(peek(one.command.token), head.secret)]
-    if not proven:
-        turn.round.ignored.append("forged")
-        return
-    turn.across.touches.put(key, tuple(one for one in waiting if one not in proven) or None)
-    for one in proven:
-        if turn.state.txn_row(message.txn_id) is None:
-            turn.lane = head.owner
-            try:
-                check_open(turn)
-            except errors.AnabranchError as error:
-                turn.reply(one.to, refuse(error))
-                continue
-            _open(turn, message.txn_id, head)
-        turn.lane = one.lane
-        attempt(turn, one.to, partial(transactions.touch, turn, one.command, one.to))
-
-
-def _open(turn: Turn, txn_id: bytes, head: r.TxnHead) -> None:
+def open_part(turn: Turn, txn_id: bytes, head: r.TxnHead) -> None:
     """Put the rows of a transaction whose coordinator is elsewhere."""
     turn.put(k.txn_key(txn_id), _row_of(turn, txn_id, head))
     turn.put(k.coordinator_key(txn_id), r.CoordinatorRow(0))
@@ -200,6 +105,9 @@ def _vote(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None = None) -> None:
             else:
                 _answer(turn, txn_id, "NO", revalidate=again)
             return
+    except GivesWay:
+        _answer(turn, txn_id, "AGAIN")
+        return
     except (errors.ReceiptsNotCovered, errors.NotReady):
         if turn.across.asked.get(txn_id, None) is None:
             turn.across.asked.put(txn_id, ask)
@@ -238,6 +146,7 @@ def _prepare(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
         committed = 0 if kept is None else len(kept.events)
         turn.put(k.txn_key(txn_id), turn.move(txn.row, "prepare", committed=committed))
         turn.put(k.pending_key(txn_id), pending)
+        locking.take_back(turn, txn_id)
         return None
     if weighed.size > turn.settings.chunk_bytes:
         raise errors.CrossScope(
@@ -247,6 +156,7 @@ def _prepare(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
     row = turn.move(txn.row, "prepare", committed=weighed.committed, left_out=weighed.left_out)
     turn.put(k.txn_key(txn_id), row)
     turn.put(k.pending_key(txn_id), pending)
+    locking.take_back(turn, txn_id)
     return None
 
 
@@ -295,6 +205,7 @@ def _reopen(turn: Turn, ask: r.AskVote) -> None:
     row, its = turn.row(ask.txn_id), turn.state.coordinator_row(ask.txn_id)
     end_pending(turn, ask.txn_id, None)
     turn.put(k.txn_key(ask.txn_id), turn.move(row, "reopen", committed=0, left_out=0))
+    turn.memory.written.pop(ask.txn_id, None)  # it may write more
     turn.put(k.coordinator_key(ask.txn_id), participant.reopened(its, ask))
     holding.put_entry(turn, ask.txn_id)
     _answer(turn, ask.txn_id, "NO")
@@ -384,7 +295,7 @@ def _done(turn: Turn, txn_id: bytes, row: r.TxnRow | None, secret: bytes | None)
 
 
 def advance(turn: Turn) -> None:
-    """Say what ended in this round, try votes again that wait, and refuse touches that waited for too long."""
+    """Say what ended in this round, and try votes again that wait."""
     here = turn.settings.control_partition
     # If such transactions are switched off, coordinators are answered when they repeat their decisions.
     for txn_id in turn.ended if turn.settings.across else ():
@@ -399,16 +310,6 @@ def advance(turn: Turn) -> None:
             turn.owe(ask.head.owner, since)
     if not turn.across.parts.is_empty:
         parts_of_one_shots.expire(turn)
-    if not turn.across.touches.is_empty:
-        for key, waiting in turn.across.touches.as_dict().items():
-            late = [one for one in waiting if turn.now_ms >= one.until_ms]
-            for one in late:
-                home = control_partition_of(key[0])
-                text = f"control partition {home}, which coordinates the transaction, did not answer: ask again"
-                turn.reply(one.to, refuse(errors.NotReady(text)))
-            if late:
-                rest = tuple(one for one in waiting if one not in late)
-                turn.across.touches.put(key, rest or None)
 
 
 def asked_again(turn: Turn, ask: r.AskVote) -> None:

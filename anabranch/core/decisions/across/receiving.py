@@ -10,7 +10,7 @@ from __future__ import annotations
 from anabranch.core.across.coordinator import HELD_MS
 from anabranch.core.across.messages import ToCoordinator, ToParticipant, ends_of, is_genuine, raised
 from anabranch.core.across.participant import Action
-from anabranch.core.decisions.across import coordinating, participating, parts_of_one_shots
+from anabranch.core.decisions.across import coordinating, joining, participating, parts_of_one_shots
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import Across
 from anabranch.errors import ClockSkew
@@ -72,7 +72,7 @@ def _decide(turn: Turn, message: Message, seen: int) -> str:
     if isinstance(message, r.Enlist):
         coordinating.enlist(turn, message)
     elif isinstance(message, r.Enlisted):
-        participating.enlisted(turn, message)
+        joining.enlisted(turn, message)
     elif isinstance(message, r.Vote):
         coordinating.voted(turn, message)
     elif isinstance(message, r.Done):
@@ -100,13 +100,15 @@ def advance(turn: Turn) -> None:
     if turn.state.asking:
         coordinating.advance(turn)
     participating.advance(turn)
+    if not turn.across.joining.is_empty:
+        joining.refuse_late(turn)
 
 
 def next_due_ms(across: Across, now_ms: int) -> int | None:
     """Milliseconds until the next message or wait is due; None if none is."""
     if (
         across.sent.is_empty
-        and across.touches.is_empty
+        and across.joining.is_empty
         and across.again_ms.is_empty
         and across.parts.is_empty
     ):
@@ -115,5 +117,5 @@ def next_due_ms(across: Across, now_ms: int) -> int | None:
     due += [at + HELD_MS for at in across.held_ms.as_dict().values()]
     due += [at for at in across.again_ms.as_dict().values() if at > now_ms]
     due += [one.until_ms for one in across.parts.as_dict().values()]
-    due += [one.until_ms for waiting in across.touches.as_dict().values() for one in waiting]
+    due += [one.until_ms for waiting in across.joining.as_dict().values() for one in waiting]
     return min((max(0, at - now_ms) for at in due), default=None)
