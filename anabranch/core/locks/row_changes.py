@@ -8,6 +8,7 @@ it; else the client's `base`, with the proof that a lock needs. If neither is ce
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+
 from anabranch.core import work
 from anabranch.core.command_events import CommandEvents, SomeEvents
 from anabranch.core.decisions.turn import Turn
