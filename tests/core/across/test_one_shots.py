@@ -244,7 +244,7 @@ def put(leaders: Leaders, table: str, label: str) -> str:
 
 def rows(leaders: Leaders) -> dict[str, bytes | None]:
     """The newest row of each table."""
-    found = {}
+    found: dict[str, bytes | None] = {}
     for one in leaders.all:
         for round_ in one.rounds:
             for step in round_.commits:

@@ -134,7 +134,7 @@ class Play:
     def send(self, label: str, **to: tuple[int, ...]) -> str:
         """Send a one-shot's commands; what was answered at once."""
         streams, ((_, key), *_) = self.shots[label], sorted(self.rows[label])
-        return self.leaders.one_shot(label, *streams, key=key, **to)  # type: ignore[arg-type]
+        return self.leaders.one_shot(label, *streams, key=key, **to)
 
     def write(self, label: str) -> None:
         leaders, touched = self.leaders, self.open[label]

@@ -204,6 +204,12 @@ def secret_of(turn: Turn, txn_id: bytes) -> bytes | None:
     return None if waiting is None else waiting.command.secret
 
 
+def lane_of(turn: Turn, txn_id: bytes) -> str | None:
+    """The lane whose command waits here under an id: it is charged for a message about it."""
+    waiting = turn.across.parts.get(txn_id, None)
+    return None if waiting is None else waiting.lane
+
+
 def keep_early(turn: Turn, ask: r.AskVote, payload: bytes, mac: bytes | None, seen: int) -> None:
     """Keep a question that came before its command for a moment. It proves nothing yet, so few are kept."""
     early = turn.across.early

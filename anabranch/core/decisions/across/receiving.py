@@ -30,6 +30,7 @@ def receive(
     """
     row = turn.state.txn_row(message.txn_id)
     since, lane = turn.work, turn.lane
+    owner = parts_of_one_shots.lane_of(turn, message.txn_id) if row is None else row.owner
     why = _ignored(turn, message, payload, mac, row)
     if why == "early" and isinstance(message, r.AskVote):
         parts_of_one_shots.keep_early(turn, message, payload, mac, seen or 0)
@@ -37,8 +38,8 @@ def receive(
     if why:
         turn.round.ignored.append(why)
     turn.lane = lane
-    if row is not None:
-        turn.owe(row.owner, since)
+    if owner is not None:
+        turn.owe(owner, since)
 
 
 def _ignored(
