@@ -14,6 +14,7 @@ import numpy as np
 
 from anabranch.batches.framing import kernels
 from anabranch.core.command_events import COLUMNS, RUN_COLUMNS, CommandEvents, EventRun, SomeEvents
+from anabranch.protocol.ids import TXN_ID_SIZE
 from anabranch.protocol.schemas import fast
 from anabranch.protocol.schemas.codec import decode
 
@@ -83,10 +84,10 @@ class EventCopies:
         payload = events.of.payload
         # The parts of one commit are made one after the other. Two commits may have the same bytes, as rows with
         # equal events are decoded once.
-        if self._last != txn or self._payloads[-1] is not payload:
+        if self._last != txn[:TXN_ID_SIZE] or self._payloads[-1] is not payload:
             self._payloads.append(payload)
             self._size += len(payload)
-            self._last = txn
+            self._last = txn[:TXN_ID_SIZE]
         self._events += len(events)
         txn = kernels().events.TXN_START + txn
         return EventPart(events, timestamp_ms, txn, self._size - len(payload))
