@@ -335,6 +335,26 @@ class WaitingCommand(NamedTuple):
     until_ms: int
 
 
+class WaitingPart(NamedTuple):
+    """A part of a one-shot that waits for its coordinator's question. ``size``: of its command, bytes."""
+
+    command: r.OneShot
+    lane: str
+    to: ReplyTo | None
+    until_ms: int
+    size: int
+
+
+class EarlyAsk(NamedTuple):
+    """A question for a vote that came before the part of the one-shot. Nothing proves it yet."""
+
+    ask: r.AskVote
+    payload: bytes
+    mac: bytes | None
+    seen: int
+    until_ms: int
+
+
 @dataclass(slots=True)
 class Across(Part):
     """Memory of transactions over several control partitions (`core.decisions.across`).
@@ -342,8 +362,8 @@ class Across(Part):
     At a coordinator: ``votes`` and ``sent`` by transaction and participant; ``held_ms``: since when there is a vote
     with a timestamp; ``again_ms``: before this time no new votes are asked for; ``exactly``: the commits that name
     all their writers. At a participant: ``joining``: commands that wait, by transaction and scope; ``asked``:
-    questions whose vote has to wait. ``on``: whether there may be such transactions at all; if not, turns share
-    this without a draft.
+    questions whose vote has to wait; ``parts`` of one-shots, and ``early`` questions, which wait for each other.
+    ``on``: whether there may be such transactions at all; if not, turns share this without a draft.
     """
 
     on: bool = False
@@ -356,6 +376,8 @@ class Across(Part):
         default_factory=DraftMap
     )
     asked: DraftMap[bytes, r.AskVote] = field(default_factory=DraftMap)
+    parts: DraftMap[bytes, WaitingPart] = field(default_factory=DraftMap)
+    early: DraftMap[bytes, EarlyAsk] = field(default_factory=DraftMap)
 
 
 def across_of(state: State, *, on: bool) -> Across:

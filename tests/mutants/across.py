@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 from unittest.mock import patch
 
 from anabranch.core import parts
+from anabranch.core import rows as k
 from anabranch.core.across import coordinator, participant
 from anabranch.core.across.messages import Meeting
 from anabranch.core.across.participant import Action
-from anabranch.core.decisions import transactions
-from anabranch.core.decisions.across import coordinating, holding, locking, participating, receiving
+from anabranch.core.decisions import merge, transactions
+from anabranch.core.decisions.across import (
+    coordinating,
+    holding,
+    locking,
+    participating,
+    parts_of_one_shots,
+    receiving,
+)
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.locks import frozen
 from anabranch.core.locks.lock_table import LockTable
+from anabranch.core.round import ReplyTo
 from anabranch.protocol.schemas import records as r
 
 Planted = contextlib.AbstractContextManager[object]
@@ -123,3 +133,59 @@ def reopened_locks_stay_frozen() -> Planted:
 def staged_merges_are_not_met() -> Planted:
     """L3: a vote looks at no locks of staged merges, as a prepare of a program does."""
     return patch.object(frozen, "is_across", lambda *_: False)
+
+
+# -- one-shots -------------------------------------------------------------------------------------------
+
+
+def questions_prove_themselves() -> Planted:
+    """M3: a first question is proven by the secret that it brings, without the client's command."""
+    real = receiving._ignored
+
+    def ignored(turn: Turn, message: receiving.Message, *rest: Any) -> str:
+        why = real(turn, message, *rest)
+        return "" if why == "forged" and isinstance(message, r.AskVote) else why
+
+    return patch.object(receiving, "_ignored", ignored)
+
+
+def parts_are_logged_at_once() -> Planted:
+    """A participant logs its part when the command comes, before it is asked for its vote."""
+    real = parts_of_one_shots._wait
+
+    def wait(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
+        real(turn, command, to)
+        row = parts_of_one_shots._row_of(turn, command, command.scope, turn.lane)
+        turn.put(k.txn_key(command.txn_id), row)
+
+    return patch.object(parts_of_one_shots, "_wait", wait)
+
+
+def early_questions_are_dropped() -> Planted:
+    """A question that comes before its command waits for the coordinator to repeat it."""
+    return patch.object(parts_of_one_shots, "keep_early", lambda *_: None)
+
+
+def repeated_commands_begin_again() -> Planted:
+    """A copy of a command at the coordinator is taken for a new one."""
+    return patch.object(
+        parts_of_one_shots,
+        "_begin_again",
+        lambda turn, row, command, to: parts_of_one_shots._begin(turn, command, to),
+    )
+
+
+def refused_one_shots_stay_open() -> Planted:
+    """A one-shot is reopened when its commit is refused, and nobody ends it."""
+    return patch.object(coordinating, "shot_of", lambda *_: None)
+
+
+def one_shots_join_what_rolls() -> Planted:
+    """Events of a one-shot are merged while the layout of a rolling commit is current."""
+    real = merge._Layouts.close
+
+    def close(self: merge._Layouts, streams: Any = None) -> None:
+        if streams is None:
+            real(self)
+
+    return patch.object(merge._Layouts, "close", close)

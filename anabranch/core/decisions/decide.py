@@ -22,7 +22,7 @@ from anabranch.core.decisions import (
     transactions,
     writers,
 )
-from anabranch.core.decisions.across import holding, joining, receiving
+from anabranch.core.decisions.across import holding, joining, parts_of_one_shots, receiving
 from anabranch.core.decisions.times import check_waits, observed
 from anabranch.core.decisions.turn import Turn, attempt
 from anabranch.core.locks import registering, row_turns, segment_locks
@@ -60,7 +60,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.ListTableLocks: questions.list_table_locks,
     r.ListCommands: lanes.list_commands,
     r.Commit: commit.commit,
-    r.OneShot: one_shot.one_shot,
+    r.OneShot: parts_of_one_shots.one_shot,
     r.TakeTurn: row_turns.take,
     r.PrepareEvents: one_shot.prepare_events,
     r.SafeTime: questions.safe_time,

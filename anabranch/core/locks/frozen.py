@@ -199,6 +199,12 @@ def _written_by(turn: Turn, txn_id: bytes, tables: Iterable[str]) -> Writes | No
     return found | fresh
 
 
+def writes_kept(turn: Turn, kept: r.PreparedRow) -> Writes:
+    """The writes of events that a row keeps, by table."""
+    events = CommandEvents.of(kept.events)
+    return writes_of(events, turn.state.tables, events.by_stream())
+
+
 def writes_of(
     events: CommandEvents, tables: Collection[str], by_stream: Mapping[str, Sequence[int]]
 ) -> dict[str, Write]:

@@ -117,10 +117,15 @@ def _changed(change: r.RowChange, known: int | None) -> int:
         raise type(error)(f"{change.table} {change.key!r:.100}: {error}") from error
 
 
+def with_values(command: r.OneShot, values: Iterable[int], placed: Placed) -> CommandEvents:
+    """The events of `events_of`, with these values in the changed rows."""
+    of = next(some.of for by_segment in placed.values() for _, some in by_segment)
+    return of.with_last(_events(command, values))
+
+
 def filled(command: r.OneShot, values: Iterable[int], placed: Placed) -> Placed:
     """The events of `events_of` after they were placed, with these values in the changed rows."""
-    of = next(some.of for by_segment in placed.values() for _, some in by_segment)
-    events = of.with_last(_events(command, values))
+    events = with_values(command, values, placed)
     return {
         stream: [(segment, SomeEvents(events, some.numbers)) for segment, some in by_segment]
         for stream, by_segment in placed.items()

@@ -19,9 +19,10 @@ from anabranch.core.round import Message
 from anabranch.protocol.legal_names import split_stream
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import LEVEL, decode, encode
-from tests.core.harness import World
+from tests.core.harness import World, event
 
 SCOPES = ("nyc", "ber", "tok")
+SHOT_SECRET = b"s" * 32
 
 
 class Sent:
@@ -176,6 +177,35 @@ class Leaders:
         receipt = self.receipt(label)
         own, others = ((), (receipt,)) if exactly else ((receipt,), None)
         return self[0].commit(label, own=own, receipts=others, **given)
+
+    # -- a one-shot --------------------------------------------------------------------------------------
+
+    def one_shot(
+        self,
+        label: str,
+        *streams: str,
+        own: Any = None,
+        to: tuple[int, ...] = (),
+        key: bytes = b"k",
+        **given: Any,
+    ) -> str:
+        """Send a one-shot with an event for each stream to all control partitions, the coordinator 0 first.
+
+        ``own``: fields of each control partition's command, by its number. ``to``: send it to these alone.
+        Returns what was answered at once.
+        """
+        said = []
+        places = tuple(sorted({0, *(SCOPES.index(split_stream(s)[0]) for s in streams)}))
+        for number in places:
+            if not to or number in to:
+                events = [event(s, key) for s in streams if split_stream(s)[0] == SCOPES[number]]
+                fields: dict[str, Any] = {"places": places[1:]} if number == 0 else {}
+                fields |= {"secret": SHOT_SECRET} | given | (own or {}).get(number, {})
+                if number:
+                    fields.pop("name", None)
+                command = r.OneShot(self[0].id(label), SCOPES[number], None, tuple(events))
+                said.append(self[number].ask(f"{label}@{number}", command._replace(**fields)))
+        return "; ".join(filter(None, said))
 
     def merges(self) -> dict[str, list[tuple[str, int]]]:
         """Stream -> the transactions merged into it, with their timestamps, in order."""

@@ -34,15 +34,24 @@ class Play:
         self.open: dict[str, list[str]] = {}  # label -> streams that it has touched
         self.wrote: dict[str, set[str]] = {}
         self.told: dict[str, str] = {}
+        self.shots: dict[str, tuple[str, ...]] = {}  # label -> streams of a one-shot
         self.rows: dict[str, set[Row]] = {}  # that a transaction writes
-        self.read: dict[str, list[tuple[Row, int]]] = {}  # … has locked, since when
+        self.locked: dict[str, list[tuple[Row, int]]] = {}  # … has locked, since when
         self.count = 0
 
     def run(self) -> None:
         for _ in range(STEPS):
             self.step()
+        for label, streams in self.shots.items():
+            self.send(label)
+            self.wrote[label] = set(streams)
         for ms in (0, 300, 700, 1500, 3000, 6000):
             self.note(self.leaders.wait(ms))
+        for label in self.shots:  # a copy that comes last has the same answer
+            again = self.send(label, to=(0,))
+            committed = "COMMITTED" in again
+            assert committed == ("COMMITTED" in self.told.get(label, again)), (label, again)
+            self.told[label] = again
         for label in self.wrote:  # those that no commit ended
             self.note(self.leaders[0].abort(label))
         self.note(self.leaders.wait(0))
@@ -53,6 +62,8 @@ class Play:
             name, _, text = one.removeprefix("[").partition("] ")
             if text and name.startswith("commit "):
                 self.told[name.split()[1]] = text
+            elif text and name.endswith("@0"):
+                self.told[name.removesuffix("@0")] = text
 
     def step(self) -> None:
         rnd, leaders, luck = self.rnd, self.leaders, self.rnd.random()
@@ -62,7 +73,7 @@ class Play:
             leaders[0].new_id(label, made_ms=leaders[0].wall_ms + rnd.choice((-200, 0, 200)))
             leaders.open(label)
             self.open[label], self.wrote[label] = [], set()
-            self.rows[label], self.read[label] = set(), []
+            self.rows[label], self.locked[label] = set(), []
             self.write(label)
             if rnd.random() < 0.6:
                 self.lock(label)
@@ -87,15 +98,43 @@ class Play:
             label = f"S{self.count}@{number}"
             self.rows[label] = {row}
             leaders.shot(label, *row)
-        elif luck < 0.64:
+        elif luck < 0.66:
+            self.shot()
+        elif luck < 0.70:
             number = rnd.randrange(3)
             leaders.bag = [one for one in leaders.bag if one.sender != number or rnd.random() < 0.5]
             leaders.lead(number)
-        elif luck < 0.72:
+        elif luck < 0.77:
             for one in leaders.all:
                 self.note(one.wait(rnd.choice([10, 120, 300])))
         else:
             self.deliver()
+
+    def shot(self) -> None:
+        """Send the commands of a one-shot, or of a former one again; some are lost."""
+        rnd = self.rnd
+        if self.shots and rnd.random() < 0.4:
+            label = rnd.choice(sorted(self.shots))
+        else:
+            self.count += 1
+            label = f"O{self.count}"
+            scopes = rnd.sample(SCOPES[1:], rnd.choice((1, 1, 2))) + rnd.choice(([], ["nyc"]))
+            self.shots[label] = tuple(f"{scope}/t" for scope in sorted(scopes))
+            key = rnd.choice(self.keys)
+            self.rows[label] = {(stream, key) for stream in self.shots[label]}
+        streams = self.shots[label]
+        all_ = sorted({0, *(SCOPES.index(stream.partition("/")[0]) for stream in streams)})
+        to = [number for number in all_ if rnd.random() < 0.8] or all_
+        rnd.shuffle(to)
+        for number in to:
+            said = self.send(label, to=(number,))
+            if number == 0:
+                self.note(f"[{label}@0] {said}")
+
+    def send(self, label: str, **to: tuple[int, ...]) -> str:
+        """Send a one-shot's commands; what was answered at once."""
+        streams, ((_, key), *_) = self.shots[label], sorted(self.rows[label])
+        return self.leaders.one_shot(label, *streams, key=key, **to)
 
     def write(self, label: str) -> None:
         leaders, touched = self.leaders, self.open[label]
@@ -127,7 +166,7 @@ class Play:
             del self.open[label]
             return
         leaders.validate(label, row[0], through, writer)
-        self.read[label].append((row, its.snapshot))
+        self.locked[label].append((row, its.snapshot))
 
     def deliver(self) -> None:
         """A pass of one leader: of what is under way to it, some is lost, doubled, or stays for later."""
@@ -175,7 +214,7 @@ class Play:
             for row in self.rows[label]
             if row[0] == stream
         ]
-        for label, locks in self.read.items():
+        for label, locks in self.locked.items():
             home = self.leaders[0].state.txn_row(self.leaders[0].id(label))
             if home is None or home.state != "COMMITTED":
                 continue

@@ -15,14 +15,16 @@ from anabranch.core import parts
 from anabranch.core import rows as k
 from anabranch.core.across import participant
 from anabranch.core.across.participant import Action
-from anabranch.core.decisions.across import holding, locking
+from anabranch.core.decisions.across import holding, locking, parts_of_one_shots
 from anabranch.core.decisions.across.coordinating import ELSEWHERE
 from anabranch.core.decisions.across.locking import GivesWay
 from anabranch.core.decisions.commit import ending_of
+from anabranch.core.decisions.prepared import shot_of
 from anabranch.core.decisions.transactions import abort_txn, end_pending, journal_op
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.decisions.writers import check_receipts, take_exactly, writers_text
 from anabranch.core.memory import is_gone
+from anabranch.core.state import OpenTxn
 from anabranch.core.transaction_states import born
 from anabranch.errors import check
 from anabranch.protocol import limits
@@ -61,8 +63,17 @@ def asked(turn: Turn, ask: r.AskVote, skewed: errors.ClockSkew | None) -> Action
     action = participant.asked(row, its, ask)
     if row is None and turn.is_forgotten(ask.txn_id):
         return Action.PASS  # it was over, as nothing unfinished is purged
-    if action in (Action.VOTE, Action.REOPEN) and row is None:
-        open_part(turn, ask.txn_id, ask.head)
+    if row is None and action is Action.REOPEN:
+        return Action.PASS  # nothing was promised
+    if row is None and action is Action.VOTE:
+        try:
+            no = parts_of_one_shots.open_part(turn, ask)
+        except errors.NotReady:
+            turn.across.asked.put(ask.txn_id, ask)
+            return action
+        if no is not None:
+            turn.send(control_partition_of(ask.txn_id), no, ask.head.secret)
+            return action
     if action is not Action.PASS:
         turn.across.asked.put(ask.txn_id, None)
     if action is Action.VOTE:
@@ -120,26 +131,23 @@ def _prepare(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
     gone = [stream for stream in sorted(txn.participants) if is_gone(turn.state, stream)]
     if gone:
         raise errors.StreamLost(f"{gone[0]} is lost: abort the transaction")
-    if ask.events or ask.changes or ask.locks or ask.follows or ask.prepare is not None:
-        raise errors.CrossScope(
-            "one-shots and prepares over several control partitions are not built yet"
-        )
-    check_receipts(turn, txn_id, ask.receipts)
-    named = {one.writer for one in ask.receipts}
-    unnamed = [] if ask.exactly else [writer for writer in txn.writers if writer not in named]
-    if unnamed:
-        raise errors.WritersUnfinished(
-            f"not finished: writer {writers_text(unnamed)}; give the receipts to take, or let it finish"
-        )
-    taken = _that_count(ask.receipts, txn.writers)
+    if ask.prepare is not None:
+        raise errors.CrossScope("prepares over several control partitions are not built yet")
+    kept = shot_of(turn.state, txn_id)
+    taken = () if kept is not None else _taken(turn, txn, ask)
     pending = r.PendingCommitRow((), False, taken, None, None, 0, prepare=ELSEWHERE)
-    ending = ending_of(txn, pending)
+    ending = ending_of(txn, pending, kept)
     if not parts.check(turn, ending):
         check(ending.again is not None, "a participant has a claim")
         return ending.again
     weighed = ending.weighed
     if weighed is None:
-        raise errors.InvariantViolation("a participant votes whose journals were not weighed")
+        check(kept is not None, "a participant votes whose journals were not weighed")
+        committed = 0 if kept is None else len(kept.events)
+        turn.put(k.txn_key(txn_id), turn.move(txn.row, "prepare", committed=committed))
+        turn.put(k.pending_key(txn_id), pending)
+        locking.take_back(turn, txn_id)
+        return None
     if weighed.size > turn.settings.chunk_bytes:
         raise errors.CrossScope(
             f"{weighed.size:,} bytes at control partition {turn.settings.control_partition}: merges of more than "
@@ -150,6 +158,18 @@ def _prepare(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
     turn.put(k.pending_key(txn_id), pending)
     locking.take_back(turn, txn_id)
     return None
+
+
+def _taken(turn: Turn, txn: OpenTxn, ask: r.AskVote) -> tuple[r.Receipt, ...]:
+    """The receipts that the commit takes here. Raises: as `check_receipts`; WritersUnfinished."""
+    check_receipts(turn, ask.txn_id, ask.receipts)
+    named = {one.writer for one in ask.receipts}
+    unnamed = [] if ask.exactly else [writer for writer in txn.writers if writer not in named]
+    if unnamed:
+        raise errors.WritersUnfinished(
+            f"not finished: writer {writers_text(unnamed)}; give the receipts to take, or let it finish"
+        )
+    return _that_count(ask.receipts, txn.writers)
 
 
 def _that_count(receipts: tuple[r.Receipt, ...], known: Container[int]) -> tuple[r.Receipt, ...]:
@@ -227,6 +247,7 @@ def decided(turn: Turn, message: r.Decide) -> Action:
     action = participant.decided(row, message, forgotten=turn.is_forgotten(txn_id))
     if action is not Action.PASS:
         turn.across.asked.put(txn_id, None)
+        parts_of_one_shots.forget_part(turn, txn_id)
     if action is Action.ABORT and row is not None:
         abort_txn(turn, txn_id, message.reason)
     elif action is Action.ABORT:
@@ -255,6 +276,8 @@ def _commit(turn: Turn, message: r.Decide) -> None:
     take_exactly(turn, txn, pending.writers)
     turn.put(k.pending_key(txn_id), replace(pending, decided=True))
     holding.put_entry(turn, txn_id)
+    if shot_of(turn.state, txn_id) is not None:
+        return
     for stream, epoch in sorted(txn.participants.items()):
         journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 
@@ -281,16 +304,23 @@ def advance(turn: Turn) -> None:
             row = turn.row(txn_id)
             _done(turn, txn_id, row, row.secret)
     if not turn.across.asked.is_empty:
-        for txn_id, ask in sorted(turn.across.asked.as_dict().items()):
-            since, owner = turn.work, turn.row(txn_id).owner
+        for _, ask in sorted(turn.across.asked.as_dict().items()):
+            since = turn.work
             asked_again(turn, ask)
-            turn.owe(owner, since)
+            turn.owe(ask.head.owner, since)
+    if not turn.across.parts.is_empty:
+        parts_of_one_shots.expire(turn)
 
 
 def asked_again(turn: Turn, ask: r.AskVote) -> None:
     """Try a vote again that had to wait, if it is still asked for."""
     row, its = turn.state.txn_row(ask.txn_id), turn.state.coordinator_row(ask.txn_id)
-    if participant.asked(row, its, ask) is Action.VOTE:
+    if row is None and parts_of_one_shots.secret_of(turn, ask.txn_id) is not None:
+        lane = turn.lane
+        asked(turn, ask, None)
+        turn.lane = lane
+        return
+    if row is not None and participant.asked(row, its, ask) is Action.VOTE:
         _vote(turn, ask)
     after = turn.state.txn_row(ask.txn_id)
     if after is None or after.state != "OPEN":
