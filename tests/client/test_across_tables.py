@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from anabranch.client.client import Client
 from anabranch.client.replica import Replica
-from anabranch.errors import CrossScope, LocksBroken
+from anabranch.errors import LocksBroken
 from anabranch.protocol.ids import control_partition_of
 from anabranch.testing import MemoryCluster
 
