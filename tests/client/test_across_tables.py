@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from anabranch.client.client import Client
@@ -9,6 +12,7 @@ from anabranch.client.replica import Replica
 from anabranch.errors import LocksBroken
 from anabranch.protocol.ids import control_partition_of
 from anabranch.testing import MemoryCluster
+from tests.tables.test_isolation import HERMITAGE, play
 
 HERE, THERE = TABLES = ("ams/t", "ber/t")  # on control partitions 0 and 1
 
@@ -32,6 +36,10 @@ def cluster() -> MemoryCluster:
 @pytest.fixture
 def client(cluster: MemoryCluster) -> Client:
     return cluster.connect()
+
+
+def soak(*given: Any) -> Any:
+    return pytest.param(*given, marks=pytest.mark.soak)
 
 
 def blind(cluster: MemoryCluster, table: str, key: bytes, value: bytes) -> None:
@@ -64,3 +72,32 @@ def test_reads_and_writes_of_both_are_one_transaction(
             assert [its[b"own"] for its in rows(replica).values()] == [b"100", b"100"]
     cluster.advance(10)
     assert client.open_transactions() == []
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[tuple[Client, Replica]]:
+    with cluster_of().connect() as client, client.replica(*TABLES) as replica:
+        yield client, replica
+
+
+@pytest.mark.parametrize(
+    ("isolation", "keepalive"),
+    [
+        ("serializable", None),
+        soak("serializable", 60),
+        soak("snapshot", None),
+        soak("snapshot", 60),
+    ],
+)
+@pytest.mark.parametrize("name", HERMITAGE)
+def test_each_anomaly_of_hermitage_is_prevented_across_two(
+    both: tuple[Client, Replica], name: str, isolation: str, keepalive: float | None
+) -> None:
+    """Rows with even keys are here, the others there."""
+    client, replica = both
+    for table, first in ((HERE, b"2"), (THERE, b"1")):
+        with client.begin(table.partition("/")[0]) as txn:
+            for key in (b"1", b"2", b"3", b"4", b"9", b"k", b"own"):
+                txn.write(table, b"%d0" % int(first) if key == first else None, key=key)
+            txn.commit()
+    play(replica, name, TABLES, isolation=isolation, keepalive=keepalive)
