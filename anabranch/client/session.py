@@ -459,6 +459,31 @@ class Session:
             return True
         return self.are_together(scopes, deadline)
 
+    def places(
+        self, token: bytes, streams: Iterable[str], deadline: float
+    ) -> dict[int | None, tuple[str, ...]]:
+        """Control partition -> those of these streams that it serves. Raises `UnknownScope`.
+
+        None: the transaction's own control partition. It comes first, even if it serves none of them.
+        """
+        self._bus.ready(deadline)
+        is_one, home = self._bus.control_partitions(deadline) == 1, _partition(token)
+        found: dict[int | None, tuple[str, ...]] = {None: ()}
+        for stream in streams:
+            there = home if is_one else self._partition_of(token, stream, deadline)
+            place = None if there == home else there
+            found[place] = (*found.get(place, ()), stream)
+        return found
+
+    def beside(
+        self, streams: Iterable[str], tables: Sequence[str], deadline: float
+    ) -> Sequence[str]:
+        """Those of some tables that control partitions of these streams serve. Raises `UnknownScope`."""
+        if self.serves_all((*tables, *streams), deadline):
+            return tables
+        places = {self.find_scope(split_stream(one)[0], deadline) for one in streams}
+        return [t for t in tables if self.find_scope(split_stream(t)[0], deadline) in places]
+
     def control_partitions(self, streams: Iterable[str], deadline: float) -> dict[str, int]:
         """The number of each stream's control partition. If this lane may not see one, all get the same number.
 
@@ -800,10 +825,24 @@ class Session:
         with _about(token):
             return self._until_known(id_named(token), command, token, deadline, decided=decided)
 
-    def lock_reads(self, command: r.LockReads | r.ListLocks, deadline: float) -> r.ReadsLocked:
-        """Register locks of a transaction, or list some of its registered locks."""
-        with _about(command.token):
-            return self.ask(_partition(command.token), command, r.ReadsLocked, deadline)
+    def lock_reads(
+        self, command: r.LockReads | r.ListLocks, deadline: float, there: int | None = None
+    ) -> r.ReadsLocked:
+        """Register locks of a transaction, or list some of its registered locks.
+
+        ``there``: the control partition of the locked tables; None: that of the transaction.
+        """
+        home = _partition(command.token)
+        there = home if there is None else there
+        try:
+            with _about(command.token):
+                return self.ask(there, command, r.ReadsLocked, deadline)
+        except InvalidToken as error:
+            if there == home or not isinstance(command, r.LockReads) or not command.tables:
+                raise
+            # A controller of an older release knows no transactions of other control partitions.
+            scope, other = peek(command.token).scope, split_stream(command.tables[0])[0]
+            raise _apart(scope, home, other, there) from error
 
     def take_turn(self, command: r.TakeTurn, deadline: float) -> r.Revalidate:
         """Wait for a turn at a row. Raises: NotReady, DeadlineExceeded (not in time), FeatureNotEnabled."""

@@ -6,7 +6,7 @@ commits, the locks are validated again, and the command is sent again with its n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, MutableSequence
+from collections.abc import Collection, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 
 from anabranch.backoff import Backoff
@@ -185,12 +185,18 @@ class TableOneShot:
             parts.name,
             with_trace(held.events, self.trace),
             parts.consumed,
-            held.locks.records(self._replica.tables, marks),
+            held.locks.records(self._named(held, deadline), marks),
             changes,
             held.locks.follows(),
             None if self._member is None else self._member.heir(txn_id, deadline),
             tuple(sorted(held.ran)),
         )
+
+    def _named(self, held: InMemory, deadline: float) -> Sequence[str]:
+        """The tables that the command names: those of the control partitions where it reads or writes."""
+        used = {*held.locks.tables, *[table for table, _ in held.changes]}
+        used |= {event.stream for event in held.events}
+        return self._session.beside(used, self._replica.tables, deadline)
 
     def _time_to_wait_for(
         self, answer: r.Revalidate, txn_id: bytes, locks: Locks, deadline: float

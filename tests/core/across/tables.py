@@ -59,6 +59,12 @@ class Tables(Leaders):
         self.validate(label, table, found, writer)
         return "locked"
 
+    def lock(self, table: str, *keys: bytes) -> r.TableLocks:
+        """Locks for a one-shot, since now."""
+        one, points = self.of(table), tuple(sorted(map(fingerprint, keys)))
+        last = one.state.tables[table].last
+        return r.TableLocks(table, one.state.round.hybrid_time, last, points, ())
+
     def put(self, label: str, table: str, key: bytes, writer: str = "w1") -> None:
         """Write a row by the journal."""
         one = self.of(table)

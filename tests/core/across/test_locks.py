@@ -261,3 +261,67 @@ def test_l3_a_merge_is_not_staged_while_a_vote_may_break_its_locks(tables: Table
     assert tables.states("S")[1] == "COMMIT_IN_PROGRESS"
     assert "X COMMITTED" in settled(tables)
     assert tables.states("S")[1] == "ABORTED"
+
+
+def test_l2_one_shots_meet_like_other_transactions() -> None:
+    """Both have read and write k in the tables of two participants."""
+    tables = Tables(3)
+    others = (1, "ber/t"), (2, "tok/t")
+    for label in "XY":
+        tables[0].new_id(label, made_ms=tables[0].wall_ms - (100 if label == "X" else 0))
+        own = {number: {"locks": (tables.lock(table, b"k"),)} for number, table in others}
+        tables.one_shot(label, *(table for _, table in others), own=own)
+    tables.deliver_of("X", 1)
+    tables.deliver_of("Y", 2)
+    tables.deliver_of("X", 2)
+    tables.deliver_of("Y", 1)
+    votes = [
+        f"{tables[0].label(m.record.txn_id)} {m.record.answer}"
+        for m in tables.bag
+        if isinstance(m.record, r.Vote)
+    ]
+    assert votes == ["X YES", "Y YES", "Y AGAIN"]
+    said = settled(tables)
+    assert "X COMMITTED 2" in said
+    assert "Y COMMITTED" not in said, said
+    assert tables.states("Y") == ["ABORTED"] * 3
+
+
+@pytest.mark.parametrize("broken", ["", HERE, THERE])
+def test_the_locks_of_a_one_shot_are_checked_at_both(tables: Tables, broken: str) -> None:
+    own = {n: {"locks": (tables.lock(table, b"k"),)} for n, table in enumerate((HERE, THERE))}
+    if broken:
+        tables.shot("B@1" if broken == THERE else "B", broken, b"k")
+    said = tables.one_shot("A", "nyc/a", "ber/a", own=own) or settled(tables)
+    if broken:
+        assert said.removeprefix("[A@0] ") == "revalidate"
+        assert tables.states()[0] == "ABORTED"
+    else:
+        assert said == "[A@0] A COMMITTED 2"
+    settled(tables)
+    assert tables.locked() == [0, 0]
+
+
+def test_l5_a_changed_row_is_locked_from_the_vote_on_and_its_number_is_decided(
+    tables: Tables,
+) -> None:
+    change = {
+        n: {"locks": (tables.lock(t),), "changes": (r.RowChange(t, b"n", "ADD", 5, None),)}
+        for n, t in enumerate((HERE, THERE))
+    }
+    tables.one_shot("A", "nyc/a", "ber/a", own=change)
+    tables.deliver()
+    assert tables.states() == ["OPEN", "PREPARED"]
+    other = r.OneShot(tables[1].id("B@1"), "ber", None, (), None, change[1]["locks"])
+    again = tables[1].ask("add", other._replace(changes=change[1]["changes"]))
+    assert again == "NotReady"
+    assert "A COMMITTED 4" in settled(tables)
+    (part,) = [
+        p
+        for its in tables[1].rounds
+        for c in its.commits
+        if c.stream == THERE
+        for p in c.parts
+        if p.events
+    ]
+    assert [(e.key, e.value) for e in part.events] == [(b"n", b"5")]

@@ -21,6 +21,7 @@ from anabranch.core import rows as k
 from anabranch.core.across import participant
 from anabranch.core.decisions import one_shot as shots
 from anabranch.core.decisions.across import coordinating
+from anabranch.core.decisions.across.locking import GivesWay
 from anabranch.core.decisions.commit import join_waiting
 from anabranch.core.decisions.prepared import SHOT
 from anabranch.core.decisions.scopes import check_served
@@ -247,6 +248,8 @@ def open_part(turn: Turn, ask: r.AskVote) -> r.Vote | None:
     try:
         check_open(turn)
         ending = _checked(turn, command)
+    except GivesWay:
+        return participant.vote(txn_id, here, its, "AGAIN")
     except errors.NotReady:
         raise  # the vote waits
     except errors.AnabranchError as refused:
