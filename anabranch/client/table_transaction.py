@@ -31,7 +31,7 @@ from anabranch.client.table_access import (
     TableAccess,
     alone,
 )
-from anabranch.client.table_locks import RegisteredLocks, SentLocks
+from anabranch.client.table_locks import RegisteredLocks, SentLocks, name_tables
 from anabranch.client.table_one_shot import InMemory, TableOneShot
 from anabranch.client.transaction import (
     EVENT_OVERHEAD,
@@ -126,6 +126,7 @@ class TableTransaction(TableAccess):
         # Events that were not passed to the handle of a long one yet.
         self._events: deque[r.Event] = deque()
         self._bytes = 0
+        self._home = ""  # the scope for which it has an id
         self._result: Result | None = None
         self._opened: Transaction | None = None
         self._prepares = False  # the handle in `_opened` prepares by one command
@@ -206,8 +207,9 @@ class TableTransaction(TableAccess):
         """The id, 16 bytes, made now if it has none. This does not begin the transaction. Raises: as `token`."""
         self._check()
         if self._one_shot.txn_id is None:
+            self._home = self._scope()
             self._one_shot.txn_id = self._session.new_txn_id(
-                self._scope(), self._shared.deadline(None)
+                self._home, self._shared.deadline(None)
             )
         return self._one_shot.txn_id
 
@@ -332,10 +334,8 @@ class TableTransaction(TableAccess):
         tries = 0
         while True:
             if self._opened is None:
-                ownership = self._ownership
-                table = self._replica.tables[0]
-                scope = split_stream(table)[0] if ownership is None else ownership.scope
-                self._opened = self._handle(scope)
+                self._home = self._scope()
+                self._opened = self._handle(self._home)
             opened = self._opened
             tries += 1
             try:
@@ -371,9 +371,9 @@ class TableTransaction(TableAccess):
 
     def _name_tables(self, opened: Transaction, timeout: float | None) -> None:
         """Make the controller keep the tables readable at the snapshot; raise `TransactionAborted` if too old."""
-        named = r.LockReads(*opened.identity, 0, tables=self._replica.tables)
+        deadline = self._shared.deadline(timeout)
         try:
-            self._session.lock_reads(named, self._shared.deadline(timeout))
+            name_tables(self._shared, opened.identity, self._replica.tables, deadline)
         except FixCallError as error:
             self._drop(opened, str(error))
             self._opened = None
@@ -531,7 +531,12 @@ class TableTransaction(TableAccess):
         )
 
     def _scope(self) -> str:
-        """The scope of its tasks; without tasks of the first row that it writes, else of the first table."""
+        """The scope of its tasks; without tasks of the first row that it writes, else of the first table.
+
+        Once it has an id, the scope stays the same: the id names the scope's control partition.
+        """
+        if self._home and self._one_shot.txn_id is not None:
+            return self._home
         if self._ownership is not None:
             return self._ownership.scope
         tables = self._replica.tables

@@ -7,6 +7,8 @@ import random
 import pytest
 
 from anabranch.client.client import Client
+from anabranch.client.session import Copy, Session
+from anabranch.client.transaction import Transaction
 from anabranch.errors import (
     CrossScope,
     NotReady,
@@ -195,3 +197,65 @@ def test_money_that_moves_between_control_partitions_is_whole_in_every_snapshot(
             at = txn.commit().commit_timestamp
         look()
         assert former >= (at or 0), (seed, step)
+
+
+@pytest.mark.parametrize("home", BOTH)
+@pytest.mark.parametrize("wait", ["merged", "decided"])
+def test_a_short_transaction_over_both_is_one_command_to_each(
+    client: Client, home: int, wait: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client.begin("ams") as first:  # by this the client learns that it may
+        first.write(THERE, b"0", key=b"k")
+        first.commit()
+    commands, send = [], Session._first_copy
+
+    def noted(session: Session, number: int, command: object, *rest: object) -> Copy:
+        commands.append(type(command).__name__)
+        return send(session, number, command, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Session, "_first_copy", noted)
+
+    def write(txn: Transaction) -> None:
+        for number in range(3):
+            for stream in STREAMS:
+                txn.write(stream, b"%d!" % number, key=b"k%d" % number)
+
+    done = client.transact(write, scope=STREAMS[home].partition("/")[0], wait=wait)  # type: ignore[arg-type]
+    monkeypatch.undo()
+    (whole,) = client.finished([done.txn_id])
+    at = whole.commit_timestamp
+    assert (done.commit_timestamp, whole.counts.committed, commands) == (at, 6, ["OneShot"] * 2)
+    assert control_partition_of(whole.txn_id) == home
+    found = {value: sorted(places) for value, places in events(client).items()}
+    assert found == {b"%d!" % number: [(HERE, at), (THERE, at)] for number in range(3)}
+    assert client.open_transactions() == []
+
+
+def test_short_transactions_are_committed_once_while_controllers_die(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = random.randrange(1 << 32)
+    chance, step = random.Random(seed), cluster.step
+
+    def die_now_and_then() -> None:
+        step()
+        if chance.random() < 0.1:
+            dead = chance.choice(BOTH)
+            cluster.stop_controller(dead)
+            cluster.start_controller(dead)
+
+    client = cluster.connect(timeout=120)
+    monkeypatch.setattr(cluster.clock, "on_sleep", die_now_and_then)
+    for number in range(12):
+
+        def write(txn: Transaction, number: int = number) -> None:
+            for stream in chance.sample(STREAMS, 2):
+                txn.write(stream, b"%d!" % number, key=b"k")
+
+        client.transact(write)
+    monkeypatch.setattr(cluster.clock, "on_sleep", step)
+    found = events(client)
+    assert sorted(found) == sorted(b"%d!" % number for number in range(12)), seed
+    assert {len(places) for places in found.values()} == {2}, seed
+    assert all(len({at for _, at in places}) == 1 for places in found.values()), seed
+    assert client.open_transactions() == []

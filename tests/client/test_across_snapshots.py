@@ -191,12 +191,13 @@ def test_a_control_partition_without_a_controller_is_waited_for(place: Place) ->
     assert place.reader.snapshot(TABLES).timestamp >= place.newest()
 
 
-def test_transactions_do_not_lock_tables_of_two_control_partitions(
+def test_where_that_is_switched_off_transactions_lock_tables_of_one_control_partition(
     place: Place, rows: Replica
 ) -> None:
     with pytest.raises(CrossScope):
-        rows.begin()
+        rows.begin(keepalive=60)
+    rows.transact(lambda txn: txn.put(TABLES[0], b"a", b"1" + (txn.get(TABLES[0], b"a") or b"")))
     with pytest.raises(CrossScope):
-        rows.transact(lambda txn: txn.put(TABLES[0], b"a", b"1"))
+        rows.transact(lambda txn: txn.put(TABLES[0], b"a", txn.get(TABLES[1], b"a") or b""))
     with place.writer.begin("ams") as txn, pytest.raises(CrossScope):
         rows.join(txn.token())

@@ -20,7 +20,8 @@ from anabranch.core import rows as k
 from anabranch.core.across.coordinator import Step
 from anabranch.core.authorize import check_writes
 from anabranch.core.decisions import claims, one_shot, positions, prepared
-from anabranch.core.decisions.across import coordinating, holding
+from anabranch.core.decisions.across import coordinating, holding, locking
+from anabranch.core.decisions.across.locking import GivesWay
 from anabranch.core.decisions.merge import merge_decided
 from anabranch.core.decisions.transactions import (
     abort_txn,
@@ -159,10 +160,9 @@ def _check_across(turn: Turn, request: _Request) -> None:
     txn, command = request.txn, request.command
     if not txn.partitions:
         return
-    has_locks = turn.state.locks.of(txn.row.txn_id).rows
-    for what, there in (
-        ("a prepare", command.prepare), ("positions", command.consumed), ("locks", has_locks),
-    ):  # fmt: skip
+    if prepared.shot_of(turn.state, txn.row.txn_id) is not None:
+        raise errors.InvalidArgument("this transaction is a one-shot, whose commit is under way")
+    for what, there in (("a prepare", command.prepare), ("positions", command.consumed)):
         if there:
             raise errors.CrossScope(
                 f"{what} in a transaction over several control partitions: that is not built yet"
@@ -431,8 +431,22 @@ def next_due_ms(
     return min(due, default=None)
 
 
-def ending_of(txn: OpenTxn, pending: r.PendingCommitRow, *, late: bool = False) -> parts.Ending:
-    """A commit through journals while it is decided. ``late``: whether its deadline has passed."""
+def ending_of(
+    txn: OpenTxn,
+    pending: r.PendingCommitRow,
+    kept: r.PreparedRow | None = None,
+    *,
+    late: bool = False,
+) -> parts.Ending:
+    """A commit while it is decided. ``kept``: the row with the events of a one-shot; None: they are in journals.
+
+    ``late``: whether its deadline has passed.
+    """
+    check_events, writes = (
+        (partial(_check_events, txn, pending, late), partial(_writes_in_journals, pending))
+        if kept is None
+        else (partial(one_shot.check_kept, txn), lambda turn, _: frozen.writes_kept(turn, kept))
+    )
     return parts.Ending(
         txn_id=txn.row.txn_id,
         scope=txn.row.scope,
@@ -442,8 +456,8 @@ def ending_of(txn: OpenTxn, pending: r.PendingCommitRow, *, late: bool = False) 
         number=pending.number,
         consumed=pending.consumed,
         prepare=pending.prepare,
-        check_events=partial(_check_events, txn, pending, late),
-        writes=partial(_writes_in_journals, pending),
+        check_events=check_events,
+        writes=writes,
         pending=pending,
     )
 
@@ -455,7 +469,8 @@ def _coordinate(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommi
     """
     missing = coordinating.missing_text(turn, txn) if turn.wall_ms >= pending.deadline_ms else ""
     if missing:
-        end_pending(turn, txn_id, errors.NotReady(f"{missing}; the transaction is still open"))
+        then = "aborted" if prepared.shot_of(turn.state, txn_id) else "still open"
+        end_pending(turn, txn_id, errors.NotReady(f"{missing}; the transaction is {then}"))
         turn.hear(txn_id)
     elif coordinating.has_asked(txn):
         step = coordinating.next_step(turn, txn_id)
@@ -475,13 +490,20 @@ def _decide_everywhere(
     turn: Turn, txn: OpenTxn, pending: r.PendingCommitRow, ending: parts.Ending
 ) -> None:
     """Log that a transaction commits at all its participants, and merge its part here if that can be done now."""
-    txn_id, weighed = txn.row.txn_id, ending.weighed
-    check(weighed is not None, "a commit is decided whose journals were not weighed")
+    txn_id, weighed, kept = (
+        txn.row.txn_id,
+        ending.weighed,
+        prepared.shot_of(turn.state, txn.row.txn_id),
+    )
     parts.hold(turn, ending)
     at = coordinating.decide(turn, txn_id)
     changes = dict(ending.gains)
     if weighed is not None:
         changes |= {"committed": weighed.committed, "left_out": weighed.left_out}
+    elif kept is not None:
+        changes |= {"committed": len(kept.events)}
+    else:
+        raise errors.InvariantViolation("a commit is decided whose journals were not weighed")
     row = turn.move(txn.row, "begin_commit", **changes)
     row = turn.move(row, "begin_finalize", commit_timestamp=at)
     turn.put(k.txn_key(txn_id), row)
@@ -491,21 +513,30 @@ def _decide_everywhere(
     decided = replace(pending, decided=True, writers=here, prepare=coordinating.ELSEWHERE)
     turn.put(k.pending_key(txn_id), decided)
     holding.put_entry(turn, txn_id)
-    for stream, epoch in sorted(txn.participants.items()):
-        journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
+    locking.take_back(turn, txn_id)
+    if kept is None:
+        for stream, epoch in sorted(txn.participants.items()):
+            journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
     answer_decided(turn, row)
     merge_decided(turn, [txn_id])
 
 
 def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommitRow) -> None:
     late = turn.wall_ms >= pending.deadline_ms
-    ending = ending_of(txn, pending, late=late)
+    kept = prepared.shot_of(turn.state, txn_id) if txn.partitions else None
+    ending = ending_of(txn, pending, kept, late=late)
     try:
         may = parts.check(turn, ending)
     except (errors.OwnershipLost, errors.UnknownProcessor) as lost:
         # Another worker has the tasks, so the transaction can never commit.
         end_pending(turn, txn_id, lost)
         abort_txn(turn, txn_id, str(lost))
+    except GivesWay as error:
+        if late:
+            end_pending(turn, txn_id, error)
+            turn.hear(txn_id)
+        else:
+            coordinating.carry_out(turn, txn_id, Step.AGAIN)
     except (errors.FixCallError, errors.RetryError, errors.LocksBroken) as error:
         if late or not isinstance(error, errors.ReceiptsNotCovered | errors.NotReady):
             end_pending(turn, txn_id, error)

@@ -487,7 +487,10 @@ class Turn:
             writers=writers,
             owner=row.owner,
             prepared_ms=0 if prepared is None else prepared.prepared_ms,
-            prepared_by=b"" if prepared is None else prepared.prepare.by,
+            # In the row with the events of a one-shot there is no time: no program has prepared it.
+            prepared_by=prepared.prepare.by
+            if prepared is not None and prepared.prepared_ms
+            else b"",
             snapshot=row.snapshot,
             broken=shown(self.state, lane or self.lane, row.broken),
             tables=tables,

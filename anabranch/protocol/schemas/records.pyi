@@ -69,11 +69,6 @@ class AskVote:
     exactly: bool
     receipts: tuple[Receipt, ...] = ()
     prepare: Prepare | None = None
-    events: tuple[Event, ...] = ()
-    changes: tuple[RowChange, ...] = ()
-    locks: tuple[TableLocks, ...] = ()
-    follows: tuple[FollowedRows, ...] = ()
-    derivations: tuple[Derivation, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class Asker:
@@ -721,6 +716,8 @@ class OneShot(NamedTuple):
     follows: tuple[FollowedRows, ...] = ()
     turn_to: bytes | None = None
     derivations: tuple[Derivation, ...] = ()
+    places: tuple[int, ...] = ()
+    secret: bytes | None = None
 
 @dataclass(frozen=True, slots=True)
 class OpenInfo:

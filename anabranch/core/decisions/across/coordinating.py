@@ -18,7 +18,8 @@ from anabranch.core import rows as k
 from anabranch.core.across import coordinator
 from anabranch.core.across.coordinator import HELD_MS, Step
 from anabranch.core.across.messages import raised
-from anabranch.core.decisions.transactions import end_pending, finish
+from anabranch.core.decisions.prepared import shot_of
+from anabranch.core.decisions.transactions import abort_txn, end_pending, finish
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.decisions.writers import receipts_of
 from anabranch.core.memory import Across, Sent
@@ -251,7 +252,9 @@ def advance(turn: Turn) -> None:
     """Take back what was promised for commits that ended, end what is over everywhere, and send what is due."""
     for txn_id in sorted(turn.state.asking):
         txn, since = turn.open(txn_id), turn.work
-        if txn.row.state == "OPEN" and txn.pending is None and has_asked(txn):
+        if txn.row.state == "OPEN" and txn.pending is None and shot_of(turn.state, txn_id):
+            abort_txn(turn, txn_id, "its commit was refused, and a one-shot does not stay open")
+        elif txn.row.state == "OPEN" and txn.pending is None and has_asked(txn):
             turn.across.exactly.put(txn_id, None)
             ask(turn, txn_id, "REOPEN")
         over = coordinator.is_over(txn.row, txn.votes or r.VotesRow(0, "REOPEN"), txn.partitions)
