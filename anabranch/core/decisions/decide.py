@@ -22,7 +22,7 @@ from anabranch.core.decisions import (
     transactions,
     writers,
 )
-from anabranch.core.decisions.across import holding, receiving
+from anabranch.core.decisions.across import deciding, holding, receiving
 from anabranch.core.decisions.times import check_waits, observed
 from anabranch.core.decisions.turn import Turn, attempt
 from anabranch.core.locks import registering, row_turns, segment_locks
@@ -137,6 +137,7 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
     # Plain writes go to the active layouts, so they come before rolling commits change a stream's layout.
     merge.commit_plain(turn)
     commit.advance_commits(turn)
+    deciding.advance(turn)
     if turn.holds.in_use:
         _decide_shots(turn)
     if turn.holds.freed:

@@ -27,7 +27,7 @@ from anabranch.core.decisions.writers import check_receipts, take_exactly, write
 from anabranch.core.memory import WaitingTouch, is_gone
 from anabranch.core.round import ReplyTo
 from anabranch.core.transaction_states import born
-from anabranch.errors import check
+from anabranch.errors import InvariantViolation, check
 from anabranch.protocol import limits
 from anabranch.protocol.ids import TXN_ID_SIZE, control_partition_of
 from anabranch.protocol.legal_names import split_stream
@@ -183,7 +183,8 @@ def _vote(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None = None) -> None:
         turn.put(k.coordinator_key(txn_id), noted)
     try:
         if refusal is None:
-            _prepare(turn, ask)
+            staged = _prepare(turn, ask)
+            turn.put(k.coordinator_key(txn_id), replace(noted, staged=staged))
             _promise(turn, ask)
             return
     except (errors.ReceiptsNotCovered, errors.NotReady):
@@ -199,16 +200,19 @@ def _vote(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None = None) -> None:
     _answer(turn, txn_id, "NO", refusal)
 
 
-def _prepare(turn: Turn, ask: r.AskVote) -> None:
-    """Log PREPARED with exactly these writers, if no check refuses it; else nothing is changed."""
+def _prepare(turn: Turn, ask: r.AskVote) -> bool:
+    """Log PREPARED with exactly these writers, if no check refuses it; else nothing is changed.
+
+    Returns whether its merge needs no staging.
+    """
     txn_id = ask.txn_id
     txn = turn.open(txn_id)
     gone = [stream for stream in sorted(txn.participants) if is_gone(turn.state, stream)]
     if gone:
         raise errors.StreamLost(f"{gone[0]} is lost: abort the transaction")
-    if ask.events or ask.changes or ask.locks or ask.follows or ask.prepare is not None:
+    if ask.events or ask.changes or ask.locks or ask.follows:
         raise errors.CrossScope(
-            "one-shots, locks and prepares over several control partitions are not built yet"
+            "one-shots and locks over several control partitions are not built yet"
         )
     check_receipts(turn, txn_id, ask.receipts)
     named = {one.writer for one in ask.receipts}
@@ -222,17 +226,12 @@ def _prepare(turn: Turn, ask: r.AskVote) -> None:
     ending = ending_of(txn, pending)
     check(parts.check(turn, ending), "a participant has locks or a claim")
     weighed = ending.weighed
-    check(weighed is not None, "a participant votes whose journals were not weighed")
     if weighed is None:
-        return
-    if weighed.size > turn.settings.chunk_bytes:
-        raise errors.CrossScope(
-            f"{weighed.size:,} bytes at control partition {turn.settings.control_partition}: merges of more than "
-            f"{turn.settings.chunk_bytes:,} over several control partitions are not built yet"
-        )
+        raise InvariantViolation("a participant votes whose journals were not weighed")
     row = turn.move(txn.row, "prepare", committed=weighed.committed, left_out=weighed.left_out)
     turn.put(k.txn_key(txn_id), row)
     turn.put(k.pending_key(txn_id), pending)
+    return weighed.size <= turn.settings.chunk_bytes
 
 
 def _that_count(receipts: tuple[r.Receipt, ...], known: Container[int]) -> tuple[r.Receipt, ...]:
@@ -253,9 +252,12 @@ def _promise(turn: Turn, ask: r.AskVote) -> None:
         turn.put(k.coordinator_key(txn_id), noted)
         _answer(turn, txn_id, "NO", refuse(errors.StreamLost(f"{gone[0]} is lost: abort it")))
         return
+    check(its is not None, "a prepared participant has no row of its promise")
+    if its is None:
+        return
     before = turn.hybrid_time
-    after = participant.promise(its, ask, staged=True, fresh=turn.next_timestamp())
-    if its is not None and after.prepare_timestamp in (0, its.prepare_timestamp):
+    after = participant.promise(its, ask, staged=its.staged, fresh=turn.next_timestamp())
+    if after.prepare_timestamp in (0, its.prepare_timestamp):
         turn.hybrid_time = before
     if after != its:
         turn.put(k.coordinator_key(txn_id), after)
@@ -306,28 +308,36 @@ def decided(turn: Turn, message: r.Decide) -> Action:
         )
         turn.put(k.txn_key(txn_id), aborted)
         _done(turn, txn_id, aborted, message.head.secret)
-    elif action is Action.MERGE:
+    elif action in (Action.STAGE, Action.MERGE):
         _commit(turn, message)
+    elif action is Action.ANSWER:
+        _answer(turn, txn_id, "YES")
     elif action is Action.DONE:
         _done(turn, txn_id, row, message.head.secret)
     return action
 
 
 def _commit(turn: Turn, message: r.Decide) -> None:
-    """Log that the transaction commits at the coordinator's timestamp. The merge follows, perhaps in this round."""
+    """Log that the transaction commits, and its timestamp if that is known (C3).
+
+    Without a timestamp, only a merge that has to be staged begins. With it the merge follows.
+    """
     txn_id = message.txn_id
     txn, pending = turn.open(txn_id), turn.open(txn_id).pending
     check(pending is not None, "a participant is prepared without the row that names its writers")
     if pending is None:
         return
+    was_prepared = txn.row.state == "PREPARED"
     turn.hybrid_time = max(turn.hybrid_time, message.timestamp)
     row = turn.move(txn.row, "begin_commit", commit_timestamp=message.timestamp)
     turn.put(k.txn_key(txn_id), row)
-    take_exactly(turn, txn, pending.writers)
-    turn.put(k.pending_key(txn_id), replace(pending, decided=True))
+    if was_prepared:
+        take_exactly(turn, txn, pending.writers)
+        turn.put(k.pending_key(txn_id), replace(pending, decided=True))
+        for stream, epoch in sorted(txn.participants.items()):
+            journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
     holding.put_entry(turn, txn_id)
-    for stream, epoch in sorted(txn.participants.items()):
-        journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
+    turn.merging.look_now(txn_id)
 
 
 def _done(turn: Turn, txn_id: bytes, row: r.TxnRow | None, secret: bytes | None) -> None:
@@ -351,6 +361,11 @@ def advance(turn: Turn) -> None:
             turn.across.asked.put(txn_id, None)
             row = turn.row(txn_id)
             _done(turn, txn_id, row, row.secret)
+    for txn_id in turn.ready:
+        its = turn.state.coordinator_row(txn_id)
+        if its is not None and not its.staged:
+            turn.put(k.coordinator_key(txn_id), replace(its, staged=True))
+            _answer(turn, txn_id, "YES")
     if not turn.across.asked.is_empty:
         for txn_id, ask in sorted(turn.across.asked.as_dict().items()):
             since, owner = turn.work, turn.row(txn_id).owner
