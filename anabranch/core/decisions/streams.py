@@ -293,7 +293,7 @@ def stream_refused(turn: Turn, stream: str, error: errors.AnabranchError) -> Non
 def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
     """Log that a stream is lost, and abort transactions that can't commit without it. Returns these.
 
-    Those whose coordinator is elsewhere are left: a participant votes no, and then the coordinator aborts them (O2).
+    Those whose coordinator is elsewhere stay: a participant votes no, and then the coordinator aborts them (O2).
     Repeating it changes nothing.
     """
     row = turn.state.streams.get(stream)
