@@ -469,8 +469,8 @@ class State:
 
     def _note_asking(self, txn_id: bytes, txn: OpenTxn) -> None:
         # A prepared one has all votes, and sends nothing until its commit or abort.
-        asks = txn.row.state != "PREPARED" and (txn.votes is not None or txn.row.state != "OPEN")
-        asks = asks and txn.partitions
+        state = txn.row.state
+        asks = txn.partitions and state != "PREPARED" and (txn.votes is not None or state != "OPEN")
         _put(self.asking, txn_id, bool(asks) or None)
 
     def _pin(self, txn: OpenTxn, stream: str, row: r.ParticipantRow | None) -> None:

@@ -112,7 +112,7 @@ def due(
         return
     if votes is None or row.state in ("PREPARED", "COMMITTED"):
         return
-    for one in partitions:
+    for one in [one for one, its in partitions.items() if not its.done]:
         last = answered.get(one)
         unready = last is None or last.stages or last.answer != "YES"
         if row.state == "FINALIZE_IN_PROGRESS" and unready:

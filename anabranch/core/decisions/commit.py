@@ -589,20 +589,23 @@ def force(turn: Turn, command: r.Force, to: ReplyTo | None) -> None:
         turn.put(k.pending_key(txn_id), join_waiting(turn.open(txn_id).pending, to))  # repeated
         return
     elif TRANSACTIONS.judge(row.state, "force", row.reason) is not None:
-        wait = turn.wait_of(txn_id)
-        if wait is None or wait.why not in STUCK | {"partitions"}:
-            raise errors.IllegalState(
-                "nothing stops the transaction: its merge continues by itself"
-            )
-        if txn_id in turn.memory.staging:
-            raise errors.NotReady("a chunk of the transaction is being staged: ask again")
+        why = check_stuck(turn, txn_id)
         for (stream, _), staged in sorted(turn.open(txn_id).staged_merges.items()):
             # Also in a LOST stream, as it may be recovered.
             if staged.count and stream in turn.state.streams:
                 retired = r.RetiredRow(stream, staged.partition)
                 turn.put(k.retired_key(stream, staged.partition), retired)
-        why = wait_text(turn.memory, wait)
         turn.audit(command, f"{txn_text(txn_id)} of {row.owner}: {command.reason!r}")
         said = command.reason or "forced by an operator"
         abort_txn(turn, txn_id, f"{said}: its merge made no progress: {why}", op="force")
     turn.answer(to, turn.row(txn_id))
+
+
+def check_stuck(turn: Turn, txn_id: bytes) -> str:
+    """Why a merge makes no progress. `IllegalState`: it does; `NotReady`: a chunk of it is being copied."""
+    wait = turn.wait_of(txn_id)
+    if wait is None or wait.why not in STUCK | {"partitions"}:
+        raise errors.IllegalState("nothing stops the transaction: its merge continues by itself")
+    if txn_id in turn.memory.staging:
+        raise errors.NotReady("a chunk of the transaction is being staged: ask again")
+    return wait_text(turn.memory, wait)

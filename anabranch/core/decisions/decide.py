@@ -22,7 +22,7 @@ from anabranch.core.decisions import (
     transactions,
     writers,
 )
-from anabranch.core.decisions.across import deciding, holding, receiving
+from anabranch.core.decisions.across import deciding, forcing, holding, receiving
 from anabranch.core.decisions.times import check_waits, observed
 from anabranch.core.decisions.turn import Turn, attempt
 from anabranch.core.locks import registering, row_turns, segment_locks
@@ -48,7 +48,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.Register: writers.register,
     r.Heartbeat: transactions.heartbeat,
     r.Abort: transactions.abort,
-    r.Force: commit.force,
+    r.Force: forcing.force,
     r.GetState: questions.get_state,
     r.Resolve: transactions.resolve,
     r.ListTransactions: questions.list_transactions,

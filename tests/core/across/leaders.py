@@ -17,6 +17,7 @@ from anabranch.core.decisions.across import receiving
 from anabranch.core.decisions.decide import decide_due
 from anabranch.core.decisions.merge import runs_to_stage
 from anabranch.core.decisions.scale import partitions_added
+from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.journal_index import extents_by_place
 from anabranch.core.round import Message
 from anabranch.protocol.ids import control_partition_of
@@ -57,9 +58,7 @@ class Leader(World):
     """A control partition of `Leaders`."""
 
     def __init__(self, number: int, count: int, **changes: Any) -> None:
-        super().__init__(
-            control_partition=number, control_partitions=count, across=True, **changes
-        )
+        super().__init__(control_partition=number, control_partitions=count, across=True, **changes)
         self.log_rows([(k.FEATURE_KEY, r.FeatureRow(LEVEL, 1))])
         self.sent: list[Sent] = []
         self.answers: list[str] = []
@@ -83,6 +82,7 @@ class Leader(World):
 
     def carry(self) -> list[bytes]:
         """Do what the shell does for staged merges: add partitions, and copy all. Returns the transactions."""
+        self.read_journals()
         turn = self.new_turn()
         for stream, row in [*self.state.changing.items()]:
             if row.wanted_partitions > row.partitions:
@@ -92,10 +92,10 @@ class Leader(World):
         for txn_id in [*self.state.committing]:
             txn = self.state.open[txn_id]
             extents = extents_by_place(txn.pending.writers) if txn.pending is not None else {}
-            for (stream, number), row in [*txn.staged_merges.items()]:
-                count = sum(run.records for run in runs_to_stage(self.index, row, extents))
-                if not row.done:
-                    done = replace(row, cursor=1 << 40, first=0, end=count, count=count, done=True)
+            for (stream, number), its in [*txn.staged_merges.items()]:
+                count = sum([run.records for run in runs_to_stage(self.index, its, extents)])
+                if not its.done:
+                    done = replace(its, cursor=1 << 40, first=0, end=count, count=count, done=True)
                     self.log_rows([(k.staged_merge_key(txn_id, stream, number), done)])
                     self.memory.merging.waits.put(txn_id, None)
                     carried.append(txn_id)
@@ -163,7 +163,8 @@ class Leaders:
         for one in self.all:
             for txn_id in one.carry():
                 row = self[control_partition_of(txn_id)].state.txn_row(txn_id)
-                assert row is not None and row.state in ("FINALIZE_IN_PROGRESS", "COMMITTED"), row
+                state = None if row is None else row.state
+                assert state in ("FINALIZE_IN_PROGRESS", "COMMITTED"), "staged before the decision"
 
     def lead(self, number: int) -> None:
         """A successor takes a control partition over: what is in memory alone is gone."""
@@ -202,6 +203,23 @@ class Leaders:
         receipt = self.receipt(label)
         own, others = ((), (receipt,)) if exactly else ((receipt,), None)
         return self[0].commit(label, own=own, receipts=others, **given)
+
+    def prepare(self, label: str = "A", **given: Any) -> str:
+        """Prepare with the events of writer w1; a token suffices to end it."""
+        command = self[0].committing(label, receipts=(self.receipt(label),))
+        command = replace(command, prepare=r.Prepare(b"", b"a"), **given)
+        return self[0].ask(f"prepare {label}", command)
+
+    def end(self, label: str = "A") -> str:
+        """Commit a prepared transaction."""
+        return self[0].commit(label, asker=f"end {label}")
+
+    def lose(self, stream: str) -> None:
+        """Give a stream up."""
+        one = self[SCOPES.index(split_stream(stream)[0])]
+        turn = one.new_turn()
+        give_up_stream(turn, stream, "its topic is gone")
+        one.close(turn)
 
     def merges(self) -> dict[str, list[tuple[str, int]]]:
         """Stream -> the transactions merged into it, with their timestamps, in order."""

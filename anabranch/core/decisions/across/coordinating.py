@@ -36,6 +36,7 @@ AGAIN_MS = 20  # after a vote that asks for it, new votes are asked for after th
 # The row of a commit that is decided with other control partitions has this: there is no way back.
 ELSEWHERE = r.Prepare(b"", b"")
 _KINDS = ("ask", "commit", "commit_later", "abort")
+_ENDING = ("FINALIZE_IN_PROGRESS", "ABORT_IN_PROGRESS")
 _FOR_GOOD = ("StreamLost", "TransactionAborted")  # refusals that no later commit can mend
 
 
@@ -110,7 +111,7 @@ def done(turn: Turn, message: r.Done) -> None:
     """Log that a participant has carried out the decision."""
     txn = turn.state.open.get(message.txn_id)
     row = None if txn is None else txn.partitions.get(message.partition)
-    if row is None or row.done:
+    if txn is None or row is None or row.done or txn.row.state not in _ENDING:
         return
     after = r.PartitionRow(
         row.scopes, True, message.committed, message.left_out, message.rejected, message.reason
@@ -160,7 +161,7 @@ def next_step(turn: Turn, txn: OpenTxn, *, own_stages: bool) -> Step:
     held_ms = turn.across.held_ms.get(txn_id, turn.now_ms)
     return coordinator.next_step(
         txn.votes.asks,
-        txn.partitions,
+        {one: row for one, row in txn.partitions.items() if not row.done},
         votes_of(turn, txn_id),
         late=False,  # the caller refuses a commit whose deadline has passed
         held_ms=turn.now_ms - held_ms,
@@ -242,9 +243,9 @@ def note_counts(turn: Turn, txn_id: bytes) -> None:
     """Log how many events the participants will commit, by their votes."""
     votes = votes_of(turn, txn_id)
     for partition, row in turn.open(txn_id).partitions.items():
-        vote = votes[partition]
-        after = replace(row, committed=vote.committed, left_out=vote.left_out)
-        if after != row:
+        vote = votes.get(partition)  # None: it is done already
+        after = vote and replace(row, committed=vote.committed, left_out=vote.left_out)
+        if after not in (None, row):
             turn.put(k.partition_key(txn_id, partition), after)
 
 
@@ -291,6 +292,12 @@ def _end(turn: Turn, txn: OpenTxn) -> None:
     turn.across.again_ms.put(row.txn_id, None)
     turn.across.exactly.put(row.txn_id, None)
     if row.state == "ABORT_IN_PROGRESS":
+        apart = [str(partition) for partition, one in txn.partitions.items() if one.committed]
+        if apart:
+            said = (
+                f"{row.reason}; committed at control partition {', '.join(apart)} alone, by force"
+            )
+            row = row._replace(reason=limits.cut(said))
         finish(turn, turn.move(row, "finalize_abort"))
         return
     reasons = [row.reason, *[one.reason for one in elsewhere]]

@@ -245,6 +245,13 @@ def _promise(turn: Turn, ask: r.AskVote) -> None:
     If a stream was lost since it was prepared, the vote says so: there is a way back until the decision (C4).
     """
     txn_id, its = ask.txn_id, turn.state.coordinator_row(ask.txn_id)
+    row = turn.row(txn_id)
+    if its is not None and row.state == "COMMITTED":  # by force: its timestamp is what it has
+        at = row.commit_timestamp
+        noted = replace(its, votes_round=ask.votes_round, prepare_timestamp=at, staged=True)
+        turn.put(k.coordinator_key(txn_id), noted)
+        _answer(turn, txn_id, "YES")
+        return
     txn = turn.open(txn_id)
     gone = [stream for stream in sorted(txn.participants) if is_gone(turn.state, stream)]
     if gone and txn.row.state == "PREPARED":
@@ -296,8 +303,13 @@ def _answer(
 def decided(turn: Turn, message: r.Decide) -> Action:
     """Carry out a decision. A merge waits until holds let it go; `advance` then says that it is done."""
     txn_id = message.txn_id
-    row = turn.state.txn_row(txn_id)
-    action = participant.decided(row, message, forgotten=turn.is_forgotten(txn_id))
+    row, its = turn.state.txn_row(txn_id), turn.state.coordinator_row(txn_id)
+    action = participant.decided(
+        row,
+        message,
+        forgotten=turn.is_forgotten(txn_id),
+        forced=its is not None and its.forced,
+    )
     if action is not Action.PASS:
         turn.across.asked.put(txn_id, None)
     if action is Action.ABORT and row is not None:
@@ -309,7 +321,7 @@ def decided(turn: Turn, message: r.Decide) -> Action:
         turn.put(k.txn_key(txn_id), aborted)
         _done(turn, txn_id, aborted, message.head.secret)
     elif action in (Action.STAGE, Action.MERGE):
-        _commit(turn, message)
+        commit_part(turn, txn_id, message.timestamp)
     elif action is Action.ANSWER:
         _answer(turn, txn_id, "YES")
     elif action is Action.DONE:
@@ -317,19 +329,18 @@ def decided(turn: Turn, message: r.Decide) -> Action:
     return action
 
 
-def _commit(turn: Turn, message: r.Decide) -> None:
-    """Log that the transaction commits, and its timestamp if that is known (C3).
+def commit_part(turn: Turn, txn_id: bytes, timestamp: int) -> None:
+    """Log that the transaction commits, and its timestamp if that is known (0: it follows; C3).
 
     Without a timestamp, only a merge that has to be staged begins. With it the merge follows.
     """
-    txn_id = message.txn_id
     txn, pending = turn.open(txn_id), turn.open(txn_id).pending
     check(pending is not None, "a participant is prepared without the row that names its writers")
     if pending is None:
         return
     was_prepared = txn.row.state == "PREPARED"
-    turn.hybrid_time = max(turn.hybrid_time, message.timestamp)
-    row = turn.move(txn.row, "begin_commit", commit_timestamp=message.timestamp)
+    turn.hybrid_time = max(turn.hybrid_time, timestamp)
+    row = turn.move(txn.row, "begin_commit", commit_timestamp=timestamp)
     turn.put(k.txn_key(txn_id), row)
     if was_prepared:
         take_exactly(turn, txn, pending.writers)
@@ -344,8 +355,11 @@ def _done(turn: Turn, txn_id: bytes, row: r.TxnRow | None, secret: bytes | None)
     """Say that a decision is carried out. ``row``: None if it is purged, so the coordinator knows the counts."""
     here = turn.settings.control_partition
     done = r.Done(txn_id, here, 0, 0, 0 if row is None else row.rejected, "")
+    its = turn.state.coordinator_row(txn_id)
     if row is not None and row.state == "COMMITTED":
         done = replace(done, committed=row.committed, left_out=row.left_out, reason=row.reason)
+    elif row is not None and its is not None and its.forced:
+        done = replace(done, reason=f"aborted at control partition {here} alone ({row.reason})")
     turn.send(control_partition_of(txn_id), done, secret)
 
 
