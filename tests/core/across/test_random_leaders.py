@@ -1,20 +1,25 @@
 """Random histories of transactions over control partitions, by the leaders' real decisions.
 
-Messages are lost, doubled and late, leaders are taken over, clients abort. At the end nothing is lost any
-more, and each transaction is merged everywhere at one timestamp or nowhere, and each stream's timestamps rise.
+Messages are lost, doubled and late, leaders are taken over, clients abort, merges are staged, programs prepare and
+decide later, and a stream may be lost. At the end nothing is lost any more, and each transaction is merged
+everywhere at one timestamp or nowhere, and each stream's timestamps rise. What was prepared ends as its program
+says, and a transaction lacks only what was in the lost stream.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
+from anabranch.protocol.schemas import records as r
 from tests.core.across.leaders import SCOPES, Leaders
 from tests.core.harness import event
 
 STEPS = 140
+BY_TOKEN = r.Prepare(b"", b"")
 
 
 class Play:
@@ -22,23 +27,37 @@ class Play:
 
     def __init__(self, seed: int) -> None:
         self.rnd = Random(seed)
-        self.leaders = Leaders(3)
+        self.leaders = Leaders(3, chunk_bytes=2_000)
         for one in self.leaders.all:
             one.wall_us += self.rnd.choice((0, 0, 30_000, 400_000))
         self.open: dict[str, list[str]] = {}  # label -> streams that it has touched
         self.wrote: dict[str, set[str]] = {}
         self.told: dict[str, str] = {}
+        self.words: dict[str, bool] = {}  # of what was prepared: whether to commit
+        self.lost = ""  # a stream
         self.count = 0
 
     def run(self) -> None:
         for _ in range(STEPS):
             self.step()
-        for ms in (0, 300, 700, 1500, 3000, 6000):
-            self.note(self.leaders.wait(ms))
+        self.settle()
         for label in self.wrote:  # those that no commit ended
-            self.note(self.leaders[0].abort(label))
-        self.note(self.leaders.wait(0))
+            if self.words.get(label):
+                self.end(label, "commit")
+            else:
+                self.note(self.leaders[0].abort(label))
+        self.settle()
         self.check()
+
+    def settle(self) -> None:
+        for ms in (0, 300, 700, 1500, 3000, 6000):
+            self.leaders.carry()
+            self.note(self.leaders.wait(ms))
+
+    def end(self, label: str, asker: str, **given: Any) -> None:
+        """Commit a prepared transaction."""
+        token = self.leaders[0].token(label)
+        self.note(self.leaders[0].ask(asker, r.Commit(token, (), None, None, 5_000, **given)))
 
     def note(self, said: str) -> None:
         for one in said.split("; "):
@@ -58,11 +77,23 @@ class Play:
         elif luck < 0.47 and self.open:
             label = rnd.choice(sorted(self.open))
             receipt = replace(leaders.receipt(label, f"w{label}"), sequence=1)
-            given = {"receipts": [receipt], "wait_ms": rnd.choice([150, 5_000, 5_000])}
-            self.note(leaders[0].commit(label, asker=f"commit {label} {len(self.told)}", **given))
+            command = leaders[0].committing(
+                label, receipts=[receipt], wait_ms=rnd.choice([150, 5_000, 5_000])
+            )
+            if rnd.random() < 0.3:
+                command = replace(command, prepare=BY_TOKEN)
+            self.note(leaders[0].ask(f"commit {label} {len(self.told)}", command))
             del self.open[label]
+        elif luck < 0.49 and "PREPARED" in (says := self.told.get(label := self.any_told(), "")):
+            assert says
+            if self.words.setdefault(label, rnd.random() < 0.7):
+                self.end(label, f"commit {label} {len(self.told)} again")
+            else:
+                self.note(leaders[0].abort(label))
         elif luck < 0.50 and self.wrote:
             label = rnd.choice(sorted(self.wrote))
+            if self.words.setdefault(label, False):
+                return
             self.note(leaders[0].abort(label))
             self.open.pop(label, None)
         elif luck < 0.60:
@@ -74,11 +105,19 @@ class Play:
             number = rnd.randrange(3)
             leaders.bag = [one for one in leaders.bag if one.sender != number or rnd.random() < 0.5]
             leaders.lead(number)
+        elif luck < 0.645 and not self.lost and rnd.random() < 0.3:
+            self.lost = "tok/a"
+            leaders.lose(self.lost)
+        elif luck < 0.68:
+            leaders.carry()
         elif luck < 0.72:
             for one in leaders.all:
                 self.note(one.wait(rnd.choice([10, 120, 300])))
         else:
             self.deliver()
+
+    def any_told(self) -> str:
+        return self.rnd.choice([*sorted(self.told), ""])
 
     def write(self, label: str) -> None:
         leaders, touched = self.leaders, self.open[label]
@@ -90,7 +129,7 @@ class Play:
             if txn is None or stream not in txn.participants or txn.row.state != "OPEN":
                 return
             touched.append(stream)
-        leaders.write(label, f"w{label}", stream)
+        leaders.write(label, f"w{label}", stream, size=self.rnd.choice([None, None, None, 5_000]))
         self.wrote[label].add(stream)
 
     def deliver(self) -> None:
@@ -125,7 +164,11 @@ class Play:
                 stream: at for stream, its in merges.items() for one, at in its if one == label
             }
             assert states <= {"COMMITTED"} or states <= {"ABORTED"}, f"endless: {label} {states}"
-            assert set(found) == (streams if states == {"COMMITTED"} else set()), f"torn: {label}"
+            there = streams if states == {"COMMITTED"} else set()
+            assert there - {self.lost} <= set(found) <= there, f"torn: {label} {found}"
+            if label in self.words and "PREPARED" in self.told.get(label, ""):
+                word = "COMMITTED" if self.words[label] else "ABORTED"
+                assert states == {word}, f"its program said {word}: {label}"
             assert len(set(found.values())) <= 1, f"times: {label} {found}"
             told = self.told.get(label, "")
             assert "COMMITTED" not in told or states == {"COMMITTED"}, f"told: {label}"
