@@ -8,16 +8,25 @@ says, and a transaction lacks only what was in the lost stream.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 
+from anabranch.core.across import coordinator
+from anabranch.core.across.coordinator import Step
+from anabranch.core.decisions.across import participating
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.state import OpenTxn
+from anabranch.core.transaction_states import TRANSACTIONS
+from anabranch.errors import InvariantViolation
 from anabranch.protocol.schemas import records as r
 from tests.core.across.leaders import SCOPES, Leaders
 from tests.core.harness import event
 
+Patch = pytest.MonkeyPatch
 STEPS = 140
 BY_TOKEN = r.Prepare(b"", b"")
 
@@ -33,6 +42,7 @@ class Play:
         self.open: dict[str, list[str]] = {}  # label -> streams that it has touched
         self.wrote: dict[str, set[str]] = {}
         self.told: dict[str, str] = {}
+        self.prepares: set[str] = set()
         self.words: dict[str, bool] = {}  # of what was prepared: whether to commit
         self.lost = ""  # a stream
         self.count = 0
@@ -82,10 +92,13 @@ class Play:
             )
             if rnd.random() < 0.3:
                 command = replace(command, prepare=BY_TOKEN)
+                self.prepares.add(label)
             self.note(leaders[0].ask(f"commit {label} {len(self.told)}", command))
             del self.open[label]
-        elif luck < 0.49 and "PREPARED" in (says := self.told.get(label := self.any_told(), "")):
-            assert says
+        elif luck < 0.49 and self.prepares:
+            label = rnd.choice(sorted(self.prepares))
+            if "PREPARED" not in self.told.get(label, ""):
+                return
             if self.words.setdefault(label, rnd.random() < 0.7):
                 self.end(label, f"commit {label} {len(self.told)} again")
             else:
@@ -115,9 +128,6 @@ class Play:
                 self.note(one.wait(rnd.choice([10, 120, 300])))
         else:
             self.deliver()
-
-    def any_told(self) -> str:
-        return self.rnd.choice([*sorted(self.told), ""])
 
     def write(self, label: str) -> None:
         leaders, touched = self.leaders, self.open[label]
@@ -166,9 +176,11 @@ class Play:
             assert states <= {"COMMITTED"} or states <= {"ABORTED"}, f"endless: {label} {states}"
             there = streams if states == {"COMMITTED"} else set()
             assert there - {self.lost} <= set(found) <= there, f"torn: {label} {found}"
-            if label in self.words and "PREPARED" in self.told.get(label, ""):
-                word = "COMMITTED" if self.words[label] else "ABORTED"
-                assert states == {word}, f"its program said {word}: {label}"
+            word = self.words.get(label, False)
+            assert label not in self.prepares or word or states != {"COMMITTED"}, (
+                f"no word: {label}"
+            )
+            assert not word or states == {"COMMITTED"}, f"its program said commit: {label}"
             assert len(set(found.values())) <= 1, f"times: {label} {found}"
             told = self.told.get(label, "")
             assert "COMMITTED" not in told or states == {"COMMITTED"}, f"told: {label}"
@@ -179,3 +191,62 @@ class Play:
 )
 def test_transactions_are_whole_everywhere(seed: int) -> None:
     Play(seed).run()
+
+
+# -- planted bugs ------------------------------------------------------------------------------------------
+
+
+def c3_a_part_is_staged_with_its_vote(patch: Patch) -> None:
+    prepare = participating._prepare
+
+    def early(turn: Turn, ask: r.AskVote) -> bool:
+        found = prepare(turn, ask)
+        participating.commit_part(turn, ask.txn_id, 0)
+        return found
+
+    patch.setattr(participating, "_prepare", early)
+
+
+def c3_a_staged_part_is_dated_by_itself(patch: Patch) -> None:
+    patch.setattr(OpenTxn, "lacks_time", property(lambda self: False))
+
+
+def c4_what_is_decided_later_is_aborted(patch: Patch) -> None:
+    place = ("FINALIZE_IN_PROGRESS", "begin_abort")
+    patch.setitem(TRANSACTIONS.transitions, place, "ABORT_IN_PROGRESS")
+
+
+def prepared_before_all_have_voted(patch: Patch) -> None:
+    next_step = coordinator.next_step
+
+    def at_once(*given: Any, **more: Any) -> Step:
+        early = more["prepares"] and not more["decided"]
+        return Step.PREPARE if early else next_step(*given, **more)
+
+    patch.setattr(coordinator, "next_step", at_once)
+
+
+def prepared_and_committed_without_a_word(patch: Patch) -> None:
+    next_step = coordinator.next_step
+    patch.setattr(
+        coordinator, "next_step", lambda *given, **more: next_step(*given, **{**more, "prepares": False})
+    )  # fmt: skip
+
+
+# The first seed that finds each.
+PLANTED: dict[Callable[[Patch], None], int] = {
+    c3_a_part_is_staged_with_its_vote: 0,
+    c3_a_staged_part_is_dated_by_itself: 0,
+    c4_what_is_decided_later_is_aborted: 32,
+    prepared_before_all_have_voted: 1,
+    prepared_and_committed_without_a_word: 0,
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_found(
+    plant: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, InvariantViolation)):
+        Play(PLANTED[plant]).run()
