@@ -20,7 +20,7 @@ from anabranch.core.across.coordinator import Step
 from anabranch.core.decisions.across import participating
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.state import OpenTxn
-from anabranch.core.transaction_states import TRANSACTIONS
+from anabranch.core.transaction_states import TRANSACTIONS, Op
 from anabranch.errors import InvariantViolation
 from anabranch.protocol.schemas import records as r
 from tests.core.across.leaders import SCOPES, Leaders
@@ -212,7 +212,7 @@ def c3_a_staged_part_is_dated_by_itself(patch: Patch) -> None:
 
 
 def c4_what_is_decided_later_is_aborted(patch: Patch) -> None:
-    place = ("FINALIZE_IN_PROGRESS", "begin_abort")
+    place: tuple[r.TxnState, Op] = ("FINALIZE_IN_PROGRESS", "begin_abort")
     patch.setitem(TRANSACTIONS.transitions, place, "ABORT_IN_PROGRESS")
 
 
