@@ -134,6 +134,9 @@ def test_a_prepared_transaction_waits_for_its_program(commits: bool) -> None:
     assert leaders.wait(10 * 60_000) == "", "it never expires"
     assert leaders.seen == []
     assert leaders.prepare() == "A PREPARED 2"
+    for one, found in zip(leaders.all, (1, 0), strict=True):
+        one.ask("list", r.ListTransactions(None, False, 10, prepared=True))
+        assert len(one.result.transactions) == found
     if commits:
         leaders.end()
         assert leaders.settle() == "[end A] A COMMITTED 2"
