@@ -77,7 +77,8 @@ def commit(turn: Turn, command: r.Commit, to: ReplyTo | None) -> None:
         _check_decided(turn, row, command)
         if command.prepare is not None:
             prepared.check_same(turn, row, command.prepare)
-    if is_finished(row) and _answer_ended(turn, row, command, named, to):
+    is_over = is_finished(row) or row.state == "ABORT_IN_PROGRESS"  # its participants follow
+    if is_over and _answer_ended(turn, row, command, named, to):
         return
     TRANSACTIONS.judge(row.state, "begin_commit", row.reason)
     txn = turn.open(row.txn_id)
@@ -96,7 +97,7 @@ def _answer_ended(
     turn: Turn, row: r.TxnRow, command: r.Commit, named: tuple[r.Receipt, ...], to: ReplyTo | None
 ) -> bool:
     """Answer a commit of a finished transaction. False: it is aborted, and the caller refuses the commit."""
-    if row.state == "ABORTED":
+    if row.state != "COMMITTED":
         # If it gave way to an earlier commit, the answer is that commit again.
         earlier = _earlier_answer(turn, row, command)
         if earlier is not None:

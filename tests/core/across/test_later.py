@@ -218,6 +218,34 @@ def test_positions_move_with_a_commit_whose_outputs_are_elsewhere() -> None:
     assert_committed_once(leaders, "ber/a")
 
 
+# -- claims ------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_that_gives_way_is_answered_alike_before_and_after_its_participants_end() -> None:
+    leaders = begun()
+    assert leaders[0].one_shot("B", event("nyc/a"), name="day") == "B COMMITTED 1"
+    leaders.commit(name="day")
+    with losing(leaders, r.Decide):
+        assert leaders.settle() == "[commit A] B COMMITTED 1"
+        assert leaders.states() == ["ABORT_IN_PROGRESS", "PREPARED"]
+        assert leaders.commit(name="day", asker="again") == "B COMMITTED 1"
+    settled(leaders)
+    assert leaders.states() == ["ABORTED", "ABORTED"]
+    assert leaders.commit(name="day", asker="again") == "B COMMITTED 1"
+    assert leaders.merges() == {"nyc/a": [("B", leaders[0].row("B").commit_timestamp)]}
+
+
+@pytest.mark.parametrize("what", ["name", "series"])
+def test_a_name_and_a_number_are_the_coordinators(what: str) -> None:
+    leaders = begun()
+    leaders.commit(name="day", number=None if what == "name" else 7)
+    assert leaders.settle() == "[commit A] A COMMITTED 2"
+    if what == "name":
+        assert [one.holder("day") for one in leaders.all] == ["A", "nobody"]
+    else:
+        assert [one.series("day") for one in leaders.all] == ["7 by A", "nowhere"]
+
+
 # -- forced ------------------------------------------------------------------------------------------------
 
 

@@ -113,9 +113,11 @@ def done(turn: Turn, message: r.Done) -> None:
     row = None if txn is None else txn.partitions.get(message.partition)
     if txn is None or row is None or row.done or txn.row.state not in _ENDING:
         return
-    after = r.PartitionRow(
-        row.scopes, True, message.committed, message.left_out, message.rejected, message.reason
-    )
+    after = replace(row, done=True)
+    if message.committed or message.left_out or txn.row.state == "ABORT_IN_PROGRESS":
+        after = replace(after, committed=message.committed, left_out=message.left_out)
+    # Otherwise its row there is purged: the counts of its vote are right.
+    after = replace(after, rejected=message.rejected, reason=message.reason)
     turn.put(k.partition_key(message.txn_id, message.partition), after)
 
 
