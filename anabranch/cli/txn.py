@@ -360,6 +360,13 @@ def force(
             "For a PREPARED transaction whose coordinator is gone for good.",
         ),
     ] = None,
+    at: Annotated[
+        int | None,
+        option(
+            "--at CONTROL-PARTITION",
+            "End its part there alone, as the control partition in its id can't be led any more.",
+        ),
+    ] = None,
     yes: Yes = False,
 ) -> None:
     """Abort a transaction in all its streams if its merge can't finish, or end a PREPARED one.
@@ -370,6 +377,8 @@ def force(
     """
     if outcome not in (None, "commit", "abort"):
         raise InvalidArgument(f"--outcome {outcome!r} must be commit or abort")
+    if at is not None and outcome is None:
+        raise InvalidArgument("a part of a transaction is ended one way: give --outcome, too")
     if len(txn) != 2 * TXN_ID_SIZE:
         raise InvalidArgument("give all 32 digits of the id")
     txn_id = parse_txn_text(txn)
@@ -382,12 +391,20 @@ def force(
             f"Prepared transaction {txn_id.hex()} will end by {outcome}, whatever its coordinator decided. If a "
             "database decided otherwise, its rows and the events will differ."
         )
+    if at is not None:
+        what = (
+            f"The part of transaction {txn_id.hex()} at control partition {at} will end by {outcome}, alone. Look "
+            "first how its parts at other control partitions ended: if this one ends otherwise, it is torn."
+        )
     with options.client_after(what, yes=yes) as client:
         client.force(
             txn_id,
             reason="forced by an operator",
             outcome=None if outcome is None else outcome == "commit",
+            control_partition=at,
         )
+        if at is not None:
+            return  # the control partition that knows the whole transaction can't be asked
         _show(client.state(txn_id), as_json=options.json)
 
 

@@ -1046,10 +1046,16 @@ class Session:
             return self.ask(_partition(token), r.Abort(token, reason, secret), r.Outcome, deadline)
 
     def force(
-        self, token: bytes, reason: str, deadline: float, outcome: bool | None = None
+        self,
+        token: bytes,
+        reason: str,
+        deadline: float,
+        outcome: bool | None = None,
+        at: int | None = None,
     ) -> r.Outcome:
         """As `Client.force`. Raises `IllegalState` for a transaction that can end without force."""
-        return self.ask(_partition(token), r.Force(token, reason, outcome), r.Outcome, deadline)
+        partition = _partition(token) if at is None else at
+        return self.ask(partition, r.Force(token, reason, outcome), r.Outcome, deadline)
 
     def state(self, txn_id: bytes, token: bytes | None, deadline: float) -> r.Outcome:
         """The state of a transaction; changes nothing. Raises `UnknownTransaction`, `Expired`."""

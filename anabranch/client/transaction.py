@@ -30,6 +30,7 @@ from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
     ClockSkew,
+    CrossScope,
     DerivationMissing,
     EventTooLarge,
     Expired,
@@ -783,7 +784,8 @@ class Transaction:
         try:
             outcome = self._send_shot(self._shot, deadline)
         except AnabranchError as error:
-            if self.state == "sent" and isinstance(error, EventTooLarge):
+            # Events of other control partitions do not fit into one command.
+            if self.state == "sent" and isinstance(error, EventTooLarge | CrossScope):
                 self._shot = self._token = None
                 self._move("refuse_shot")
                 if self._reads is not None:

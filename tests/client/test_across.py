@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import random
+import sqlite3
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -16,6 +21,7 @@ from anabranch.errors import (
     TransactionAborted,
     WritersUnfinished,
 )
+from anabranch.ledger import Ledger
 from anabranch.protocol.ids import control_partition_of
 from anabranch.testing import MemoryCluster
 
@@ -128,6 +134,55 @@ def test_without_the_right_settings_only_the_write_is_refused() -> None:
             txn.write(THERE, b"own", key=b"k")
         assert txn.commit().counts.committed == 1
     assert list(events(client)) == [b"own"]
+
+
+def test_a_ledger_decides_for_all_control_partitions(
+    cluster: MemoryCluster, client: Client, tmp_path: Path
+) -> None:
+    """The process ends when its database has committed; recovery commits the transaction everywhere."""
+    ledger = Ledger(lambda: sqlite3.connect(tmp_path / "ledger.db"))
+    ledger.create(client)
+    with (
+        suppress(ZeroDivisionError),
+        cluster.connect() as other,
+        other.begin("ams", keepalive=600) as txn,
+        ledger.commit(txn) as cursor,
+    ):
+        txn.write(HERE, b"own", key=b"k")
+        txn.write(THERE, b"own", key=b"k")
+        cursor.execute("create table t (n)")
+        txn.commit = _die  # type: ignore[method-assign]
+    cluster.advance(1_000)
+    (found,) = client.prepared()
+    assert found.counts.committed == 2
+    assert events(client) == {}
+    assert ledger.recover(client, older_than=0).committed == [found.txn_id]
+    assert len(events(client)[b"own"]) == 2
+
+
+def _die(*_: object, **__: object) -> NoReturn:
+    raise ZeroDivisionError
+
+
+def test_positions_move_with_what_is_written_elsewhere(
+    cluster: MemoryCluster, client: Client
+) -> None:
+    client.create_processor("ams/p", HERE, tasks=1)
+    for number in (1, 2, 3):
+        client.transact(lambda txn, value=b"%d" % number: txn.write(HERE, value, key=b"k"))  # type: ignore[misc]
+    read = []
+    for _ in range(2):  # the second worker goes on behind the first one
+        with client.read(HERE, timeout=1.0, ownership=client.take_tasks("ams/p")) as reader:
+            for event in islice(reader, 2):
+                read.append(event.value)
+                out = client.transact(
+                    lambda txn, value=event.value: txn.write(THERE, b"out" + value, key=b"k"),  # type: ignore[misc]
+                    consume=reader,
+                )
+                assert control_partition_of(out.txn_id) == 0
+    assert read == [b"0", b"1", b"2", b"3"], "the first is of the fixture"
+    made = {value: len(places) for value, places in events(client).items()}
+    assert [made[b"out" + value] for value in read if value is not None] == [1] * 4
 
 
 def test_streams_that_wait_for_a_dead_coordinator_hold_up_no_others(

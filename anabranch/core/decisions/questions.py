@@ -56,11 +56,17 @@ def list_transactions(turn: Turn, command: r.ListTransactions, to: ReplyTo | Non
     else:
         rows = _open_after(turn, _visible(turn, command.scope), command.before)
     shown = command.secret if command.prepared else None
+    # Its coordinator lists a prepared transaction, and no participant elsewhere does.
+    parts = turn.state.promised if command.prepared else ()
     found, more = _listed(
         turn,
         rows,
         command.limit,
-        lambda row: command.scope in (None, row.scope) and _may_list(turn, row, shown),
+        lambda row: (
+            command.scope in (None, row.scope)
+            and row.txn_id not in parts
+            and _may_list(turn, row, shown)
+        ),
         lambda row: turn.outcome(row, full=False),
     )
     turn.reply(to, r.TransactionList(tuple(found), more))

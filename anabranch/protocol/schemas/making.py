@@ -68,7 +68,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         Asker.decided Touched.exclusive
         DescribeStreams.rejected
         CreateStream.adopt ListTransactions.prepared StreamRow.adopt Revalidate.decided OpenInfo.frozen
-        Touched.is_table TakeTasks.copying DescribeProcessors.topology CoordinatorRow.staged PartitionRow.done
+        Touched.is_table TakeTasks.copying DescribeProcessors.topology CoordinatorRow.staged CoordinatorRow.forced
+        PartitionRow.done
         Vote.stages VotesRow.own_merged
         """,
     ),

@@ -207,6 +207,7 @@ class CoordinatorRow:
     votes_round: int
     prepare_timestamp: int = 0
     staged: bool = False
+    forced: bool = False
 
 @dataclass(frozen=True, slots=True)
 class CopyProcessor:

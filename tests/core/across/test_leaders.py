@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from anabranch.core.decisions.streams import give_up_stream
 from anabranch.protocol.schemas import records as r
-from tests.core.across.leaders import SCOPES, Leaders, losing
+from tests.core.across.leaders import Leaders, losing
 from tests.core.harness import event
 
 
@@ -284,36 +283,27 @@ def test_a_commit_is_answered_at_its_decision_if_that_is_asked_for() -> None:
     assert said.startswith("[commit A] A FINALIZE_IN_PROGRESS (but 2 committed at ")
 
 
-def lose(leaders: Leaders, stream: str) -> None:
-    one = leaders[SCOPES.index(stream.partition("/")[0])]
-    turn = one.new_turn()
-    give_up_stream(turn, stream, "its topic is gone")
-    one.close(turn)
-
-
 def test_c4_a_stream_that_is_lost_after_the_vote_is_no_way_back_after_the_decision() -> None:
     leaders = Leaders()
     leaders.begin()
     leaders.commit()
     leaders.deliver()
-    lose(leaders, "ber/a")
+    leaders.lose("ber/a")
     said = settled(leaders)
     assert "A COMMITTED 1, 1 left out (1 event left out, as their stream is LOST: ber/a)" in said
     assert_committed_once(leaders, "nyc/a")
 
 
-def test_c4_a_stream_that_is_lost_before_the_decision_refuses_the_commit() -> None:
+def test_c4_a_stream_that_is_lost_before_the_decision_ends_the_transaction() -> None:
     leaders = Leaders()
     leaders.begin()
     leaders.commit()
     leaders.deliver()
     leaders.bag.clear()
-    lose(leaders, "ber/a")
+    leaders.lose("ber/a")
     assert "[commit A] StreamLost" in settled(leaders)
-    assert leaders.states() == ["OPEN", "OPEN"]
-    leaders[0].abort("A")
-    leaders.settle()
     assert leaders.states() == ["ABORTED", "ABORTED"]
+    assert leaders[0].get("A") == "A ABORTED (ber/a is lost: abort it)"
 
 
 def test_c2_the_commit_is_not_before_a_participants_promise_whose_clock_is_ahead() -> None:

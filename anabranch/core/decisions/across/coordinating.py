@@ -37,6 +37,8 @@ AGAIN_MS = 20  # after a vote that asks for it, new votes are asked for after th
 # The row of a commit that is decided with other control partitions has this: there is no way back.
 ELSEWHERE = r.Prepare(b"", b"")
 _KINDS = ("ask", "commit", "commit_later", "abort")
+_ENDING = ("FINALIZE_IN_PROGRESS", "ABORT_IN_PROGRESS")
+_FOR_GOOD = ("StreamLost", "TransactionAborted")  # refusals that no later commit can mend
 
 
 # -- messages to the coordinator ---------------------------------------------------------------------------
@@ -110,11 +112,13 @@ def done(turn: Turn, message: r.Done) -> None:
     """Log that a participant has carried out the decision."""
     txn = turn.state.open.get(message.txn_id)
     row = None if txn is None else txn.partitions.get(message.partition)
-    if row is None or row.done:
+    if txn is None or row is None or row.done or txn.row.state not in _ENDING:
         return
-    after = r.PartitionRow(
-        row.scopes, True, message.committed, message.left_out, message.rejected, message.reason
-    )
+    after = replace(row, done=True)
+    if message.committed or message.left_out or txn.row.state == "ABORT_IN_PROGRESS":
+        after = replace(after, committed=message.committed, left_out=message.left_out)
+    # Otherwise its row there is purged: the counts of its vote are right.
+    after = replace(after, rejected=message.rejected, reason=message.reason)
     turn.put(k.partition_key(message.txn_id, message.partition), after)
 
 
@@ -152,19 +156,21 @@ def votes_of(turn: Turn, txn_id: bytes) -> dict[int, r.Vote]:
     return {one: vote for one, vote in found.items() if vote is not None}
 
 
-def next_step(turn: Turn, txn_id: bytes) -> Step:
-    """The next step of a pending commit whose participants are asked."""
-    txn = turn.open(txn_id)
+def next_step(turn: Turn, txn: OpenTxn, *, own_stages: bool) -> Step:
+    """The next step of a commit whose participants are asked. ``own_stages``: as in `coordinator.next_step`."""
+    txn_id = txn.row.txn_id
     if txn.votes is None:
         raise InvariantViolation("a commit has no round of votes")
     held_ms = turn.across.held_ms.get(txn_id, turn.now_ms)
     return coordinator.next_step(
         txn.votes.asks,
-        txn.partitions,
+        {one: row for one, row in txn.partitions.items() if not row.done},
         votes_of(turn, txn_id),
         late=False,  # the caller refuses a commit whose deadline has passed
         held_ms=turn.now_ms - held_ms,
-        decided=False,
+        decided=txn.lacks_time,
+        own_stages=own_stages,
+        prepares=txn.pending is not None and txn.pending.prepare is not None,
     )
 
 
@@ -188,16 +194,22 @@ def carry_out(turn: Turn, txn_id: bytes, step: Step) -> None:
     elif step is Step.REFUSE:
         _refuse(turn, txn_id)
     else:
-        check(step is Step.WAIT, f"{step} is no step of a commit without staged merges")
+        check(step is Step.WAIT, f"{step} decides something")
 
 
 def _refuse(turn: Turn, txn_id: bytes) -> None:
-    """Answer a commit with the refusal of a participant. The transaction stays open (C5)."""
+    """Answer a commit with the refusal of a participant. The transaction stays open (C5).
+
+    If it can never commit, because the participant has lost a stream of it, it is aborted (C4).
+    """
     no = next(vote for vote in votes_of(turn, txn_id).values() if vote.answer == "NO")
     found = r.Refusal("NotReady", f"control partition {no.partition} can't commit it now")
     for to in end_pending(turn, txn_id, None):
         turn.reply(to, no.revalidate or no.error or found)
-    turn.hear(txn_id)
+    if no.error is not None and no.error.code in _FOR_GOOD:
+        abort_txn(turn, txn_id, no.error.message)
+    else:
+        turn.hear(txn_id)
 
 
 def missing_text(turn: Turn, txn: OpenTxn) -> str:
@@ -230,19 +242,32 @@ def waits_for(turn: Turn, txn: OpenTxn) -> r.WaitInfo | None:
     return r.WaitInfo("participants", "", limits.cut(text), age_ms)
 
 
+def note_counts(turn: Turn, txn_id: bytes) -> None:
+    """Log how many events the participants will commit, by their votes."""
+    votes = votes_of(turn, txn_id)
+    for partition, row in turn.open(txn_id).partitions.items():
+        vote = votes.get(partition)  # None: it is done already
+        after = vote and replace(row, committed=vote.committed, left_out=vote.left_out)
+        if after not in (None, row):
+            turn.put(k.partition_key(txn_id, partition), after)
+
+
 def decide(turn: Turn, txn_id: bytes) -> int:
-    """Log what the participants will commit. Returns the commit timestamp (C2)."""
+    """The commit timestamp, for which all participants have voted (C2). The votes are used up."""
     votes = votes_of(turn, txn_id)
     at = coordinator.commit_timestamp(votes, turn.next_timestamp())
     turn.hybrid_time = max(turn.hybrid_time, at)
-    for partition, row in turn.open(txn_id).partitions.items():
-        vote = votes[partition]
-        after = replace(row, committed=vote.committed, left_out=vote.left_out)
-        if after != row:
-            turn.put(k.partition_key(txn_id, partition), after)
     _forget_votes(turn.across, txn_id, votes)
-    turn.across.exactly.put(txn_id, None)
     return at
+
+
+def forget_messages(turn: Turn, txn_id: bytes) -> None:
+    """Drop votes, and messages that are sent again without an answer."""
+    partitions = turn.open(txn_id).partitions
+    for partition in partitions:
+        for kind in _KINDS:
+            turn.across.sent.put((txn_id, partition, kind), None)
+    _forget_votes(turn.across, txn_id, partitions)
 
 
 # -- in each turn --------------------------------------------------------------------------------------------
@@ -268,13 +293,16 @@ def advance(turn: Turn) -> None:
 def _end(turn: Turn, txn: OpenTxn) -> None:
     """Log COMMITTED or ABORTED, as all participants are done, and answer."""
     row, elsewhere = txn.row, txn.partitions.values()
-    for partition in txn.partitions:
-        for kind in _KINDS:
-            turn.across.sent.put((row.txn_id, partition, kind), None)
-    _forget_votes(turn.across, row.txn_id, txn.partitions)
+    forget_messages(turn, row.txn_id)
     turn.across.again_ms.put(row.txn_id, None)
     turn.across.exactly.put(row.txn_id, None)
     if row.state == "ABORT_IN_PROGRESS":
+        apart = [str(partition) for partition, one in txn.partitions.items() if one.committed]
+        if apart:
+            said = (
+                f"{row.reason}; committed at control partition {', '.join(apart)} alone, by force"
+            )
+            row = row._replace(reason=limits.cut(said))
         finish(turn, turn.move(row, "finalize_abort"))
         return
     reasons = [row.reason, *[one.reason for one in elsewhere]]
