@@ -567,7 +567,8 @@ class Session:
         Such a commit may be later than the safe time. Raises: as `instant`.
         """
         questions = self._safe_times(tables, tables, deadline)
-        at, answers = self._instant(questions, least, None, deadline)
+        seen = max(least, self.highest_timestamp)
+        at, answers = self._instant(questions, seen, None, deadline)
         return at, {each.table: each.last for answer in answers for each in answer.tables}
 
     def _safe_times(
@@ -595,16 +596,46 @@ class Session:
         The first questions fix the time, and later ones are for the same time. So transactions that are committed
         without a pause can't delay the answer.
         """
-        try:
-            answers = self.ask_at_once(questions, r.SafeTimeReply, deadline)
-        except (FeatureNotEnabled, UnsupportedVersion):  # here no stream is ever held
-            self._names_streams_from = self.now() + _NAMES_AGAIN_S
-            questions = {number: replace(one, streams=()) for number, one in questions.items()}
-            answers = self.ask_at_once(questions, r.SafeTimeReply, deadline)
+        questions, answers = self._first_answers(questions, deadline)
         times = {number: answer.timestamp for number, answer in answers.items()}
         wanted, early = instant(times, seen, at)
         if at is not None:
             self._check_near(at, max(times.values()), deadline)
+        return wanted, self._settled(questions, wanted, answers, early, deadline)
+
+    def reach(self, names: Iterable[str], at: int, deadline: float) -> int:
+        """A time that is safe for streams: ``at``, which a reader found in a record, or a later one.
+
+        That is the present time of the slowest controller, if it is later than ``at``. The present time of the
+        fastest one, as of `instant`, would not do: a lane that writes nowhere can't raise slow clocks to it, so a
+        reader would wait for ever later times.
+        """
+        questions, answers = self._first_answers(self._safe_times(names, (), deadline), deadline)
+        wanted = max(at, min(answer.timestamp for answer in answers.values()))
+        early = [number for number, answer in answers.items() if answer.timestamp < wanted]
+        self._settled(questions, wanted, answers, early, deadline)
+        return wanted
+
+    def _first_answers(
+        self, questions: Mapping[int, r.SafeTime], deadline: float
+    ) -> tuple[Mapping[int, r.SafeTime], dict[int, r.SafeTimeReply]]:
+        """The answers to these questions, and the questions as the controllers understand them."""
+        try:
+            return questions, self.ask_at_once(questions, r.SafeTimeReply, deadline)
+        except (FeatureNotEnabled, UnsupportedVersion):  # here no stream is ever held
+            self._names_streams_from = self.now() + _NAMES_AGAIN_S
+            questions = {number: replace(one, streams=()) for number, one in questions.items()}
+            return questions, self.ask_at_once(questions, r.SafeTimeReply, deadline)
+
+    def _settled(
+        self,
+        questions: Mapping[int, r.SafeTime],
+        wanted: int,
+        answers: dict[int, r.SafeTimeReply],
+        early: Iterable[int],
+        deadline: float,
+    ) -> Sequence[r.SafeTimeReply]:
+        """The answers when a time is safe everywhere. ``early``: control partitions that answered a lower one."""
         left = {*early, *[number for number, answer in answers.items() if not answer.safe]}
         pauses: Backoff | None = None
         while left:
@@ -617,7 +648,7 @@ class Session:
                     f"streams of control partition {min(left)} are held below {to_text(wanted)} until another "
                     "control partition has decided a transaction: ask again"
                 )
-        return wanted, [*answers.values()]
+        return [*answers.values()]
 
     def _check_near(self, wanted: int, now: int, deadline: float) -> None:
         """`NotReady` at once if a time comes only after the deadline. ``now``: the latest time of a controller."""
