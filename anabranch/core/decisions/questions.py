@@ -30,7 +30,7 @@ from anabranch.core.state import OpenTxn, Ordered
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import InvalidArgument, NotReady, UnknownStream
 from anabranch.protocol import hybrid_time, limits
-from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE, control_partition_of
 from anabranch.protocol.messages import weight
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import SEE, Rights
@@ -157,7 +157,7 @@ def open_info(turn: Turn, row: r.TxnRow, *, full: bool, after: bytes | None = No
     silent_ms = max(0, turn.now_ms - turn.keepalives.last(row.txn_id))
     runs = outcome.state == "OPEN"
     stays = turn.index.uncommitted.stays.get(row.txn_id, {})
-    turn.charge(work.of_items(len(streams) + len(stays)))
+    turn.charge(work.of_items(len(streams) + len(stays) + len(txn.partitions)))
     return r.OpenInfo(
         outcome=outcome,
         uncommitted_bytes=sum(stay.size for stay in stays.values()),
@@ -174,6 +174,7 @@ def open_info(turn: Turn, row: r.TxnRow, *, full: bool, after: bytes | None = No
         ends=way_to_end(turn.state, row.txn_id),
         locked_segments=locked_segments.locked_by(turn, row.txn_id, full=full),
         asks=locked_segments.asked_by(turn, row.txn_id, full=full),
+        partitions=coordinating.parts_of(turn, row) if txn.partitions else (),
     )
 
 
@@ -189,8 +190,14 @@ def _kept_for(turn: Turn, txn_id: bytes) -> dict[str, int]:
 
 def _waits_for(turn: Turn, txn_id: bytes) -> r.WaitInfo | None:
     wait, txn = turn.wait_of(txn_id), turn.state.open.get(txn_id)
+    if wait is None and txn is not None:
+        if txn.row.state == "PREPARED" and txn_id in turn.state.promised:
+            coordinator = control_partition_of(txn_id)
+            text = f"waits for the decision of control partition {coordinator}, its coordinator"
+            return r.WaitInfo("coordinator", "", text, -1)
+        return coordinating.waits_for(turn, txn) if txn.partitions else None
     if wait is None:
-        return coordinating.waits_for(turn, txn) if txn is not None and txn.partitions else None
+        return None
     age_ms = -1 if wait.since_ms < 0 else max(0, turn.now_ms - wait.since_ms)
     on = wait.on if wait.on in turn.state.streams else ""
     return r.WaitInfo(wait.why, on, limits.cut(wait_text(turn.memory, wait)), age_ms)
