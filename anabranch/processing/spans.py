@@ -125,7 +125,7 @@ class Spans(Timed):
         return self._place(at, key)
 
     def arm(self, at: HandlerContext, task: int, place: bytes, armed: int, due: int) -> int:
-        """Set the timer of a row, in which an entry is due then. Returns the timer's time. ``armed``: as of `Row`."""
+        """Set the timer of a row, in which an entry is due then. Returns its time. ``armed``: as of `Row`."""
         if armed and due < armed:
             self.cancel_due(at, task, place, armed)
             armed = 0
