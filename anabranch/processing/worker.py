@@ -564,36 +564,41 @@ class Worker:
 
         The last commit gives the tasks their positions, so that it happens once; what comes before may be repeated.
         """
-        tasks = dict(ownership.tasks)
-        fresh = {task for task, info in tasks.items() if not info.positions}
-
-        def commit(batch: WorkBatch, positions: Sequence[TaskPosition], of: Iterable[int]) -> None:
-            steps = []
-            for task in sorted(of):
-                one = tasks[task] = replace(tasks[task], sequence=tasks[task].sequence + 1)
-                steps.append(TaskStep((task,), one.sequence, tuple(positions)))
-            self._handlers.close_batch(batch)
-            consumed = Consumed(self._app.name, ownership.fencing_token, tuple(steps))
-            self._commits.send(ownership, batch, consumed)
-            self._commits.wait()
-
+        fresh = {task for task, info in ownership.tasks.items() if not info.positions}
         has_any = False
         for events, of_events in self._app.first_events(self._client, fresh):
-            has_any, stream = True, events[0].stream
-            left = [Piece(stream, 0, events, of_events)]
+            has_any, left = True, [Piece(events[0].stream, 0, events, of_events)]
             while left:
                 still_wanted()
                 self._seen_at = self._clock.monotonic()
                 batch = self._commits.new_batch(self._app.tasks)
                 left = self._handlers.handle(batch, left)
+                self._handlers.close_batch(batch)
                 if batch.rows or batch.outputs:
-                    commit(batch, (), batch.rows or set(of_events))
-        if has_any:
-            begin = [
-                TaskPosition(n, at.record, at.timestamp) for n, at in enumerate(ownership.inputs)
-            ]
-            commit(self._commits.new_batch(self._app.tasks), begin, fresh)
-            tasks |= {task: replace(tasks[task], positions=tuple(begin)) for task in fresh}
+                    of = batch.rows.keys() or set(of_events)
+                    ownership = self._commit_first(ownership, batch, of, ())
+        if not has_any:
+            return ownership
+        begin = [TaskPosition(n, at.record, at.timestamp) for n, at in enumerate(ownership.inputs)]
+        batch = self._commits.new_batch(self._app.tasks)
+        self._handlers.close_batch(batch)
+        return self._commit_first(ownership, batch, fresh, tuple(begin))
+
+    def _commit_first(
+        self, ownership: TaskOwnership, batch: WorkBatch, of: Iterable[int],
+        positions: tuple[TaskPosition, ...],
+    ) -> TaskOwnership:  # fmt: skip
+        """Commit a batch of `_handle_first`, with new positions of tasks, if there are any."""
+        tasks, steps = dict(ownership.tasks), list[TaskStep]()
+        for task in sorted(of):
+            sequence = tasks[task].sequence + 1
+            steps.append(TaskStep((task,), sequence, positions))
+            tasks[task] = replace(
+                tasks[task], sequence=sequence, positions=positions or tasks[task].positions
+            )
+        token = ownership.fencing_token
+        self._commits.send(ownership, batch, Consumed(self._app.name, token, tuple(steps)))
+        self._commits.wait()
         return replace(ownership, tasks=tasks)
 
     def _check_inputs(self, inputs: Sequence[ProcessorInput]) -> None:

@@ -100,8 +100,8 @@ class Follower:
     ) -> None:
         """``timeout``: seconds of a question. ``base_of``: asks for a table's present base, with a deadline.
 
-        ``sources``: the source of each derived table that a worker writes. ``floors``: since when such a table can be
-        read, if it begins with a base of its source.
+        ``sources``: the source of each derived table that a worker writes. ``floors``: since when such a table
+        can be read, if it begins with a base of its source.
         """
         self._store = store
         self._ports = ports
