@@ -276,6 +276,7 @@ class Window:
         at = self._place()
         exists = self._found == at.removals
         self._windows.put(at, self._row, self.start, value, exists=exists)
+        self._found = at.removals
 
     def _place(self) -> HandlerContext:
         """Find out the window's row, once in a call of a handler. Returns that call."""
