@@ -682,7 +682,13 @@ class Session:
         """Open transactions, the oldest first; or one, by its id. Raises `UnknownScope`, `UnknownTransaction`."""
         if wanted.txn_id is not None:
             return Listed([self._open_one(wanted, control_partition_of(wanted.txn_id), deadline)])
-        found = self.in_pages(wanted, r.OpenList, lambda part: part.transactions, deadline)
+        found = self.in_pages(
+            wanted,
+            r.OpenList,
+            lambda part: part.transactions,
+            deadline,
+            txn_of=lambda info: info.outcome.txn_id,
+        )
         found.sort(key=lambda info: made_ms_of(info.outcome.txn_id))
         del found[wanted.limit :]
         return found
@@ -709,10 +715,16 @@ class Session:
         deadline: float,
         *,
         by: str = "after",
+        txn_of: Callable[[T], bytes] | None = None,
     ) -> Listed[T]:
-        """`of_each` in pages, up to ``wanted.limit`` items of each. ``by``: the field that names the next page."""
+        """`of_each` in pages, up to ``wanted.limit`` items of each. ``by``: the field that names the next page.
+
+        ``txn_of``: the transaction of an item. Its coordinator's item is listed; a participant's only if the
+        coordinator does not answer.
+        """
 
         most: int | None = getattr(wanted, "limit", None)
+        parts: dict[bytes, T] = {}
 
         def ask(partition: int, until: float) -> list[T]:
             found: list[T] = []
@@ -721,12 +733,20 @@ class Session:
                 left = {} if most is None else {"limit": most - len(found)}
                 command = replace(wanted, **left, **{by: more})
                 part: Any = self.ask(partition, command, expected, until)
-                found += of(part)
+                for item in of(part):
+                    txn_id = None if txn_of is None else txn_of(item)
+                    if txn_id is None or control_partition_of(txn_id) == partition:
+                        found.append(item)
+                    else:
+                        parts[txn_id] = item
                 more = part.more
                 if more is None or (most is not None and len(found) >= most):
                     return found
 
-        return self.of_each(wanted.scope, ask, deadline)
+        whole = self.of_each(wanted.scope, ask, deadline)
+        away = whole.missing
+        whole += [item for txn_id, item in parts.items() if control_partition_of(txn_id) in away]
+        return whole
 
     # -- transactions ---------------------------------------------------------------------------------
 
@@ -1061,7 +1081,12 @@ class Session:
     def transactions(self, wanted: r.ListTransactions, deadline: float) -> Listed[r.Outcome]:
         """Open transactions, oldest first, or all, newest first. Raises `UnknownScope`, `InvalidArgument`."""
         found = self.in_pages(
-            wanted, r.TransactionList, lambda part: part.transactions, deadline, by="before"
+            wanted,
+            r.TransactionList,
+            lambda part: part.transactions,
+            deadline,
+            by="before",
+            txn_of=lambda outcome: outcome.txn_id,
         )
         found.sort(key=lambda outcome: made_ms_of(outcome.txn_id), reverse=wanted.include_finished)
         del found[wanted.limit :]

@@ -81,6 +81,33 @@ def test_what_two_processes_write_to_both_is_there_at_one_time(
     }
 
 
+def test_while_it_waits_it_is_listed_once_and_then_its_timeline_has_each_part(
+    cluster: MemoryCluster, client: Client
+) -> None:
+    reader = cluster.connect(timeout=8)
+    with client.begin("ams", keepalive=600) as txn:
+        txn.write(HERE, b"own", key=b"k")
+        txn.write(THERE, b"own", key=b"k")
+        txn.flush()
+        assert txn.txn_id is not None
+        with client.outside():
+            assert [one.info.txn_id for one in reader.open_transactions()] == [txn.txn_id]
+            (part,) = reader.open_transaction(txn.txn_id).partitions
+        assert (part.partition, part.scopes, part.state) == (1, ("ber",), "OPEN")
+        cluster.stop_controller(0)
+        with client.outside():
+            (alone,) = reader.open_transactions()
+        assert alone.info.txn_id == txn.txn_id, "as the participant has it"
+        cluster.start_controller(0)
+        txn.commit()
+    assert [one.txn_id for one in client.transactions(finished=True)].count(txn.txn_id) == 1
+    steps = {step.what: step.about for step in client.timeline(txn.txn_id).steps}
+    assert steps["part opened"] == "control partition 1: ber"
+    assert steps["part ended"] == "control partition 1"
+    order = ["part opened", "commit asked", "votes asked", "decided", "part ended", "merged"]
+    assert [what for what in steps if what in order] == order
+
+
 def test_a_writer_elsewhere_that_did_not_finish_refuses_the_commit_until_it_has(
     cluster: MemoryCluster, client: Client
 ) -> None:

@@ -81,6 +81,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         PrepareEvents.derivations PrepareEvents.locks SafeTime.tables SafeTimeReply.tables Outcome.tables
         Touch.derivations Touch.positions Touched.locked ParticipantRow.locked OpenInfo.asks
         OpenInfo.locked_segments StreamInfo.locked_segments
+        OpenInfo.partitions
         Commit.validated LockReads.locks LockReads.read_from LockReads.tables LockReads.validated Revalidate.writers
         ReadLockRow.read_from ReadsLocked.locks StreamInfo.blockers StreamInfo.rejected_records DeleteStream.despite
         AskVote.receipts AskVote.events AskVote.changes AskVote.locks AskVote.follows AskVote.derivations

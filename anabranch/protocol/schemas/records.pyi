@@ -741,6 +741,7 @@ class OpenInfo:
     ends: str = ""
     locked_segments: tuple[LockedSegment, ...] = ()
     asks: tuple[LockedSegment, ...] = ()
+    partitions: tuple[PartInfo, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class OpenList:
@@ -772,6 +773,17 @@ class Outcome(NamedTuple):
     tables: tuple[TableTime, ...] = ()
     snapshot: int = 0
     broken: BrokenLock | None = None
+
+@dataclass(frozen=True, slots=True)
+class PartInfo:
+    """A part of a transaction on another control partition than its coordinator, which knows this."""
+
+    partition: int
+    scopes: tuple[str, ...]
+    state: TxnState
+    votes_round: int
+    vote: VoteAnswer | None
+    waited_ms: int
 
 @dataclass(frozen=True, slots=True)
 class ParticipantRow:
