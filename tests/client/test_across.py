@@ -108,6 +108,7 @@ def test_while_it_waits_it_is_listed_once_and_then_its_timeline_has_each_part(
         assert alone.info.txn_id == txn.txn_id, "as the participant has it"
         cluster.start_controller(0)
         txn.commit()
+    assert [one.txn_id for one in client.transactions(finished=True)].count(txn.txn_id) == 1
     steps = {step.what: step.about for step in client.timeline(txn.txn_id).steps}
     assert steps["part opened"] == "control partition 1: ber"
     assert steps["part ended"] == "control partition 1"
