@@ -438,6 +438,10 @@ def test_a_window_that_is_kept_is_of_the_event_at_work(tmp_path: Path) -> None:
     assert seen == [3], "the event that closes it is handled before"
     batch(6000)
     assert seen[1:] == ["window 0 of hours is closed: a value that is set now would be lost"]
+    kept.clear()
+    several = [commit_of(at, event(b"k1", at)) for at in (10_000, 20_000, 21_000)]
+    committed(handlers, table, *several)
+    assert seen[2:] == [2, "window 10000 of hours is closed: a value that is set now would be lost"]
 
 
 def test_a_cut_that_is_not_open_takes_nothing(tmp_path: Path) -> None:
