@@ -467,7 +467,9 @@ class LeaderMemory:
         self.row_turns.follow(drafts.row_turns)
         if drafts.holds.in_use or self.holds.in_use:
             self.holds.follow(drafts.holds)
-        if self.across.on:
+        if (
+            self.across.on and drafts.across is not self.across
+        ):  # a turn before it was on has no draft
             self.across.follow(drafts.across)
         self.segment_asks.follow(drafts.segment_asks)
         self.recent_writes.follow(drafts.recent_writes)

@@ -230,7 +230,7 @@ def controllers(bank: Bank) -> Iterator[list[ControllerProcess]]:
             bank.prefix,
             ("--session-timeout", "2", "--control-partitions", str(PARTITIONS)),
             shifted.environment(ahead_s),
-            "tests.controller_across",
+            "tests.shifted",
         )
         for number, ahead_s in enumerate(AHEAD_S)
     ]
@@ -263,13 +263,13 @@ def test_money_is_whole_though_clocks_are_apart_and_leaders_change(bank: Bank) -
     leaders = Controllers(bank.bootstrap, bank.prefix, bank.folder, PARTITIONS)
     try:
         for number, ahead_s in enumerate(AHEAD_S):
-            leaders.lead(number, ahead_s, across=True)
+            leaders.lead(number, ahead_s)
         bank.open()
 
         def strike() -> None:
             for number, ahead_s in enumerate(AHEAD_S):
                 bank.progress(3)
-                leaders.lead(number, ahead_s, across=True)
+                leaders.lead(number, ahead_s)
             bank.progress(3)
 
         run(bank, strike, snapshots=3)

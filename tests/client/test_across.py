@@ -23,14 +23,15 @@ from anabranch.errors import (
 )
 from anabranch.ledger import Ledger
 from anabranch.protocol.ids import control_partition_of
+from anabranch.protocol.schemas.codec import LEVEL
 from anabranch.testing import MemoryCluster
 
 HERE, THERE = STREAMS = ("ams/s", "ber/s")  # on control partitions 0 and 1
 BOTH = 0, 1
 
 
-def cluster_of(*, across: bool = True) -> MemoryCluster:
-    made = MemoryCluster(control_partitions=2, controllers=2, across=across)
+def cluster_of(feature_level: int = LEVEL) -> MemoryCluster:
+    made = MemoryCluster(control_partitions=2, controllers=2, feature_level=feature_level)
     with made.connect() as client:
         for number, stream in enumerate(STREAMS):
             client.create_stream(stream, 2)
@@ -153,8 +154,8 @@ def test_after_an_abort_nothing_is_there_and_late_writers_hear_of_it(
     assert client.open_transactions() == []
 
 
-def test_without_the_right_settings_only_the_write_is_refused() -> None:
-    client = cluster_of(across=False).connect()
+def test_below_feature_level_4_only_the_write_is_refused() -> None:
+    client = cluster_of(3).connect()
     with client.begin("ams") as txn:
         txn.write(HERE, b"own", key=b"k")
         with pytest.raises(CrossScope, match="'ams' is on control partition 0 and 'ber' on 1"):
