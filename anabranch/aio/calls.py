@@ -1813,9 +1813,11 @@ class AsyncClient(Handle):
             ),
         )
 
-    async def safe_time(self, streams: Sequence[str], *, timeout: float | None = None) -> int:
+    async def safe_time(
+        self, streams: Sequence[str], at: int | None = None, *, timeout: float | None = None
+    ) -> int:
         """As `Client.safe_time`."""
-        return await self._waits.call(self._blocking.safe_time, streams, timeout=timeout)
+        return await self._waits.call(self._blocking.safe_time, streams, at, timeout=timeout)
 
     async def progress(
         self, streams: str | Sequence[str], group: str, *, timeout: float | None = None
