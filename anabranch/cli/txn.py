@@ -215,7 +215,7 @@ def describe(
         bool, option("--timeline", "Show when each step happened, and what it waited for.")
     ] = False,
 ) -> None:
-    """Show a transaction: its state and outcome, streams, writers, locks, and the progress of its merge."""
+    """Show a transaction: state, outcome, streams, writers, locks, control partitions, merge."""
     if watch and timeline:
         raise InvalidArgument("give --watch or --timeline, not both")
     with options.client() as client:
@@ -234,6 +234,14 @@ def describe(
             time.sleep(_WATCH_S)
 
 
+_PART_COLUMNS: Columns = (
+    "control_partition",
+    "scopes",
+    "state",
+    Column("round of votes", "votes_round"),
+    "vote",
+    Column("waited for", _span_of("waited_s")),
+)
 _TIMELINE_COLUMNS: Columns = (
     "at",
     Column("since begun, ms", "since_begun_ms"),
@@ -360,6 +368,13 @@ def force(
             "For a PREPARED transaction whose coordinator is gone for good.",
         ),
     ] = None,
+    at: Annotated[
+        int | None,
+        option(
+            "--at CONTROL-PARTITION",
+            "End its part there alone, as the control partition in its id can't be led any more.",
+        ),
+    ] = None,
     yes: Yes = False,
 ) -> None:
     """Abort a transaction in all its streams if its merge can't finish, or end a PREPARED one.
@@ -370,6 +385,8 @@ def force(
     """
     if outcome not in (None, "commit", "abort"):
         raise InvalidArgument(f"--outcome {outcome!r} must be commit or abort")
+    if at is not None and outcome is None:
+        raise InvalidArgument("a part of a transaction is ended one way: give --outcome, too")
     if len(txn) != 2 * TXN_ID_SIZE:
         raise InvalidArgument("give all 32 digits of the id")
     txn_id = parse_txn_text(txn)
@@ -382,12 +399,20 @@ def force(
             f"Prepared transaction {txn_id.hex()} will end by {outcome}, whatever its coordinator decided. If a "
             "database decided otherwise, its rows and the events will differ."
         )
+    if at is not None:
+        what = (
+            f"The part of transaction {txn_id.hex()} at control partition {at} will end by {outcome}, alone. Look "
+            "first how its parts at other control partitions ended: if this one ends otherwise, it is torn."
+        )
     with options.client_after(what, yes=yes) as client:
         client.force(
             txn_id,
             reason="forced by an operator",
             outcome=None if outcome is None else outcome == "commit",
+            control_partition=at,
         )
+        if at is not None:
+            return  # the control partition that knows the whole transaction can't be asked
         _show(client.state(txn_id), as_json=options.json)
 
 
@@ -415,11 +440,12 @@ def _show(
         fields["… which are locked by"] = ", ".join(sorted({one["txn_id"] for one in segments[1]}))
     if waiting := sorted({txn_id for one in segments[0] for txn_id in one["waiting"]}):
         fields["others wait"] = ", ".join(waiting)
-    writers = fields.pop("writers")
+    writers, parts = fields.pop("writers"), fields.pop("control_partitions", ())
     fields["commit_timestamp"] = fields["commit_timestamp"] or None
     fields |= counts if info.state in _FINISHED else {}
     columns = ("writer", Column("label", lambda row: row.get("label")), "events", "finished")
     tables = [Grid("Writers", writers, columns)] if writers else []
+    tables += [Grid("Parts on other control partitions", parts, _PART_COLUMNS)] if parts else []
     print_result(document, *merge, fields_of("Transaction", fields), *tables, as_json=as_json)
 
 

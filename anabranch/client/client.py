@@ -436,6 +436,7 @@ class Client:
         reason: str = "forced by an operator",
         *,
         outcome: bool | None = None,
+        control_partition: int | None = None,
         timeout: float | None = None,
     ) -> None:
         """Force the end of a transaction, given its id or a token. For operators; repeating the call is fine.
@@ -443,13 +444,14 @@ class Client:
         Without ``outcome`` it aborts a transaction whose merge can't finish because a stream is LOST or in trouble.
         Events that were already merged into other streams can't be removed: consumers that read the topics without
         the history see them. ``outcome``, for a PREPARED transaction whose coordinator will never end it: True
-        commits it, False aborts it.
+        commits it, False aborts it. ``control_partition``: end its part at this control partition alone, in the way
+        of ``outcome``, because the control partition in its id can't be led any more; None: that one is asked.
 
         Raises: IllegalState (nothing stops its merge, or the merge has not begun: `abort` it), AlreadyCommitted,
         InvalidToken, UnknownTransaction, Expired, NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.checked_deadline(timeout)
-        self._session.force(id_of(transaction), reason, deadline, outcome)
+        self._session.force(id_of(transaction), reason, deadline, outcome, control_partition)
 
     def state(
         self, transaction: bytes | str | Reservation, *, timeout: float | None = None
@@ -933,13 +935,19 @@ class Client:
         self._shared.check()
         return self._session.control_partitions(streams, self._shared.deadline(None))
 
-    def safe_time(self, streams: Sequence[str], *, timeout: float | None = None) -> int:
-        """A hybrid time of now: the streams have all commits up to it, and get no more of them.
+    def safe_time(
+        self, streams: Sequence[str], at: int | None = None, *, timeout: float | None = None
+    ) -> int:
+        """A hybrid time up to which the streams have all commits, and get no more of them.
 
-        Every commit that was answered before this call has a time up to it. Raises: UnknownScope, NotReady,
-        DeadlineExceeded, NotAuthorized.
+        ``at``: at or above this time, which a record of such a stream has. None: a time of now: every commit that
+        was answered before this call has a time up to it. Raises: UnknownScope, NotReady, DeadlineExceeded,
+        NotAuthorized.
         """
-        return self._session.instant(streams, None, self._shared.checked_deadline(timeout))
+        deadline = self._shared.checked_deadline(timeout)
+        if at is None:
+            return self._session.instant(streams, None, deadline)
+        return self._session.reach(streams, at, deadline)
 
     # -- typed streams ------------------------------------------------------------------------------
 

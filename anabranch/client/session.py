@@ -604,7 +604,8 @@ class Session:
         Such a commit may be later than the safe time. Raises: as `instant`.
         """
         questions = self._safe_times(tables, tables, deadline)
-        at, answers = self._instant(questions, least, None, deadline)
+        seen = max(least, self.highest_timestamp)
+        at, answers = self._instant(questions, seen, None, deadline)
         return at, {each.table: each.last for answer in answers for each in answer.tables}
 
     def _safe_times(
@@ -632,16 +633,46 @@ class Session:
         The first questions fix the time, and later ones are for the same time. So transactions that are committed
         without a pause can't delay the answer.
         """
-        try:
-            answers = self.ask_at_once(questions, r.SafeTimeReply, deadline)
-        except (FeatureNotEnabled, UnsupportedVersion):  # here no stream is ever held
-            self._names_streams_from = self.now() + _NAMES_AGAIN_S
-            questions = {number: replace(one, streams=()) for number, one in questions.items()}
-            answers = self.ask_at_once(questions, r.SafeTimeReply, deadline)
+        questions, answers = self._first_answers(questions, deadline)
         times = {number: answer.timestamp for number, answer in answers.items()}
         wanted, early = instant(times, seen, at)
         if at is not None:
             self._check_near(at, max(times.values()), deadline)
+        return wanted, self._settled(questions, wanted, answers, early, deadline)
+
+    def reach(self, names: Iterable[str], at: int, deadline: float) -> int:
+        """A time that is safe for streams: ``at``, which a reader found in a record, or a later one.
+
+        That is the present time of the slowest controller, if it is later than ``at``. The present time of the
+        fastest one, as of `instant`, would not do: a lane that writes nowhere can't raise slow clocks to it, so a
+        reader would wait for ever later times.
+        """
+        questions, answers = self._first_answers(self._safe_times(names, (), deadline), deadline)
+        wanted = max(at, min(answer.timestamp for answer in answers.values()))
+        early = [number for number, answer in answers.items() if answer.timestamp < wanted]
+        self._settled(questions, wanted, answers, early, deadline)
+        return wanted
+
+    def _first_answers(
+        self, questions: Mapping[int, r.SafeTime], deadline: float
+    ) -> tuple[Mapping[int, r.SafeTime], dict[int, r.SafeTimeReply]]:
+        """The answers to these questions, and the questions as the controllers understand them."""
+        try:
+            return questions, self.ask_at_once(questions, r.SafeTimeReply, deadline)
+        except (FeatureNotEnabled, UnsupportedVersion):  # here no stream is ever held
+            self._names_streams_from = self.now() + _NAMES_AGAIN_S
+            questions = {number: replace(one, streams=()) for number, one in questions.items()}
+            return questions, self.ask_at_once(questions, r.SafeTimeReply, deadline)
+
+    def _settled(
+        self,
+        questions: Mapping[int, r.SafeTime],
+        wanted: int,
+        answers: dict[int, r.SafeTimeReply],
+        early: Iterable[int],
+        deadline: float,
+    ) -> Sequence[r.SafeTimeReply]:
+        """The answers when a time is safe everywhere. ``early``: control partitions that answered a lower one."""
         left = {*early, *[number for number, answer in answers.items() if not answer.safe]}
         pauses: Backoff | None = None
         while left:
@@ -654,7 +685,7 @@ class Session:
                     f"streams of control partition {min(left)} are held below {to_text(wanted)} until another "
                     "control partition has decided a transaction: ask again"
                 )
-        return wanted, [*answers.values()]
+        return [*answers.values()]
 
     def _check_near(self, wanted: int, now: int, deadline: float) -> None:
         """`NotReady` at once if a time comes only after the deadline. ``now``: the latest time of a controller."""
@@ -688,7 +719,13 @@ class Session:
         """Open transactions, the oldest first; or one, by its id. Raises `UnknownScope`, `UnknownTransaction`."""
         if wanted.txn_id is not None:
             return Listed([self._open_one(wanted, control_partition_of(wanted.txn_id), deadline)])
-        found = self.in_pages(wanted, r.OpenList, lambda part: part.transactions, deadline)
+        found = self.in_pages(
+            wanted,
+            r.OpenList,
+            lambda part: part.transactions,
+            deadline,
+            txn_of=lambda info: info.outcome.txn_id,
+        )
         found.sort(key=lambda info: made_ms_of(info.outcome.txn_id))
         del found[wanted.limit :]
         return found
@@ -715,10 +752,16 @@ class Session:
         deadline: float,
         *,
         by: str = "after",
+        txn_of: Callable[[T], bytes] | None = None,
     ) -> Listed[T]:
-        """`of_each` in pages, up to ``wanted.limit`` items of each. ``by``: the field that names the next page."""
+        """`of_each` in pages, up to ``wanted.limit`` items of each. ``by``: the field that names the next page.
+
+        ``txn_of``: the transaction of an item. Its coordinator's item is listed; a participant's only if the
+        coordinator does not answer.
+        """
 
         most: int | None = getattr(wanted, "limit", None)
+        parts: dict[bytes, T] = {}
 
         def ask(partition: int, until: float) -> list[T]:
             found: list[T] = []
@@ -727,12 +770,20 @@ class Session:
                 left = {} if most is None else {"limit": most - len(found)}
                 command = replace(wanted, **left, **{by: more})
                 part: Any = self.ask(partition, command, expected, until)
-                found += of(part)
+                for item in of(part):
+                    txn_id = None if txn_of is None else txn_of(item)
+                    if txn_id is None or control_partition_of(txn_id) == partition:
+                        found.append(item)
+                    else:
+                        parts[txn_id] = item
                 more = part.more
                 if more is None or (most is not None and len(found) >= most):
                     return found
 
-        return self.of_each(wanted.scope, ask, deadline)
+        whole = self.of_each(wanted.scope, ask, deadline)
+        away = whole.missing
+        whole += [item for txn_id, item in parts.items() if control_partition_of(txn_id) in away]
+        return whole
 
     # -- transactions ---------------------------------------------------------------------------------
 
@@ -1046,10 +1097,16 @@ class Session:
             return self.ask(_partition(token), r.Abort(token, reason, secret), r.Outcome, deadline)
 
     def force(
-        self, token: bytes, reason: str, deadline: float, outcome: bool | None = None
+        self,
+        token: bytes,
+        reason: str,
+        deadline: float,
+        outcome: bool | None = None,
+        at: int | None = None,
     ) -> r.Outcome:
         """As `Client.force`. Raises `IllegalState` for a transaction that can end without force."""
-        return self.ask(_partition(token), r.Force(token, reason, outcome), r.Outcome, deadline)
+        partition = _partition(token) if at is None else at
+        return self.ask(partition, r.Force(token, reason, outcome), r.Outcome, deadline)
 
     def state(self, txn_id: bytes, token: bytes | None, deadline: float) -> r.Outcome:
         """The state of a transaction; changes nothing. Raises `UnknownTransaction`, `Expired`."""
@@ -1138,7 +1195,12 @@ class Session:
     def transactions(self, wanted: r.ListTransactions, deadline: float) -> Listed[r.Outcome]:
         """Open transactions, oldest first, or all, newest first. Raises `UnknownScope`, `InvalidArgument`."""
         found = self.in_pages(
-            wanted, r.TransactionList, lambda part: part.transactions, deadline, by="before"
+            wanted,
+            r.TransactionList,
+            lambda part: part.transactions,
+            deadline,
+            by="before",
+            txn_of=lambda outcome: outcome.txn_id,
         )
         found.sort(key=lambda outcome: made_ms_of(outcome.txn_id), reverse=wanted.include_finished)
         del found[wanted.limit :]

@@ -30,6 +30,7 @@ from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
     ClockSkew,
+    CrossScope,
     DerivationMissing,
     EventTooLarge,
     Expired,
@@ -783,7 +784,8 @@ class Transaction:
         try:
             outcome = self._send_shot(self._shot, deadline)
         except AnabranchError as error:
-            if self.state == "sent" and isinstance(error, EventTooLarge):
+            # Events of other control partitions do not fit into one command.
+            if self.state == "sent" and isinstance(error, EventTooLarge | CrossScope):
                 self._shot = self._token = None
                 self._move("refuse_shot")
                 if self._reads is not None:
@@ -1090,16 +1092,18 @@ def check_task(ownership: TaskOwnership | None, task: int) -> TaskOwnership:
 def checked_rows(rows: Iterable[StateRow]) -> list[StateRow]:
     """The rows of a state. Raises `InvalidArgument` if one is no row."""
     given: list[tuple[Any, Any]] = list(rows)  # callers without a type checker pass anything
-    for key, value in given:
-        if type(key) is not bytes or not (value is None or type(value) is bytes):
+    if given:
+        keys, values = zip(*given, strict=True)
+        if {*map(type, keys)} != {bytes} or not {*map(type, values)} <= {bytes, type(None)}:
             raise InvalidArgument("a row of state is a key, bytes, and a value, bytes or None")
     return given
 
 
 def state_size(stream: str, rows: Sequence[StateRow]) -> int:
     """About how many bytes rows of a state take in a command."""
-    sizes = (len(key) + len(value or b"") for key, value in rows)
-    return sum(sizes) + len(rows) * (len(stream) + EVENT_OVERHEAD)
+    keys, values = zip(*rows, strict=True) if rows else ((), ())
+    size = sum(map(len, keys)) + sum(map(len, filter(None, values)))
+    return size + len(rows) * (len(stream) + EVENT_OVERHEAD)
 
 
 def place_null_keys(shared: Shared, events: MutableSequence[r.Event], deadline: float) -> None:

@@ -147,6 +147,7 @@ Why = Literal[
     "validation",  # its locks have to be validated again
     "rolls",  # one of its streams had a rolling commit within `collate_ms`
     "hold",  # a commit with an earlier timestamp is not merged, or not decided, on one of its streams
+    "timestamp",  # its part here is ready, and other control partitions are not
 ]
 STUCK: frozenset[Why] = frozenset(("torn", "stream", "refused"))  # these waits may last for hours
 _TEXTS: dict[Why, str] = {
@@ -160,6 +161,7 @@ _TEXTS: dict[Why, str] = {
     "validation": "its locks have to be revalidated",
     "rolls": "{on} rolled a moment ago",
     "hold": "a commit with an earlier timestamp is merged into {on} first",
+    "timestamp": "the merges of other control partitions are being staged",
 }
 
 
@@ -465,7 +467,9 @@ class LeaderMemory:
         self.row_turns.follow(drafts.row_turns)
         if drafts.holds.in_use or self.holds.in_use:
             self.holds.follow(drafts.holds)
-        if self.across.on:
+        if (
+            self.across.on and drafts.across is not self.across
+        ):  # a turn before it was on has no draft
             self.across.follow(drafts.across)
         self.segment_asks.follow(drafts.segment_asks)
         self.recent_writes.follow(drafts.recent_writes)
@@ -509,10 +513,11 @@ def is_gone(state: State, stream: str) -> bool:
 def unusable(state: State, waiting: Mapping[str, str], txn: OpenTxn) -> str:
     """A stream that a decided transaction has to wait for, or an empty text.
 
-    A prepared transaction does not wait for LOST streams.
+    A prepared transaction does not wait for LOST streams, nor for streams from which nothing is taken.
     """
     prepared = txn.pending is not None and txn.pending.prepare is not None
-    for stream in sorted(txn.participants):
+    due = {stream for _, stream, _ in txn.due} if prepared else txn.participants.keys()
+    for stream in sorted(due & txn.participants.keys()):
         if not is_usable(state, waiting, stream) and not (prepared and is_gone(state, stream)):
             return stream
     return ""

@@ -114,6 +114,17 @@ class OpenTxn:
     # At a participant: what it has promised to the coordinator.
     promised: r.CoordinatorRow | None = None
 
+    @property
+    def is_across(self) -> bool:
+        """Whether other control partitions take part."""
+        return bool(self.partitions) or self.promised is not None
+
+    @property
+    def lacks_time(self) -> bool:
+        """Whether it commits with other control partitions, and its timestamp follows: merges are staged first."""
+        final = self.row.state == "FINALIZE_IN_PROGRESS"
+        return final and not self.row.commit_timestamp and self.is_across
+
 
 class State:
     """The rows, and decoded views of rows that commands need often.
@@ -462,7 +473,9 @@ class State:
         self.locks.follow(txn_id, txn.row, merged=merged)
 
     def _note_asking(self, txn_id: bytes, txn: OpenTxn) -> None:
-        asks = txn.partitions and (txn.votes is not None or txn.row.state != "OPEN")
+        # A prepared one has all votes, and sends nothing until its commit or abort.
+        state = txn.row.state
+        asks = txn.partitions and state != "PREPARED" and (txn.votes is not None or state != "OPEN")
         _put(self.asking, txn_id, bool(asks) or None)
 
     def _pin(self, txn: OpenTxn, stream: str, row: r.ParticipantRow | None) -> None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import random
+import sqlite3
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -16,15 +21,17 @@ from anabranch.errors import (
     TransactionAborted,
     WritersUnfinished,
 )
+from anabranch.ledger import Ledger
 from anabranch.protocol.ids import control_partition_of
+from anabranch.protocol.schemas.codec import LEVEL
 from anabranch.testing import MemoryCluster
 
 HERE, THERE = STREAMS = ("ams/s", "ber/s")  # on control partitions 0 and 1
 BOTH = 0, 1
 
 
-def cluster_of(*, across: bool = True) -> MemoryCluster:
-    made = MemoryCluster(control_partitions=2, controllers=2, across=across)
+def cluster_of(feature_level: int = LEVEL) -> MemoryCluster:
+    made = MemoryCluster(control_partitions=2, controllers=2, feature_level=feature_level)
     with made.connect() as client:
         for number, stream in enumerate(STREAMS):
             client.create_stream(stream, 2)
@@ -83,6 +90,33 @@ def test_what_two_processes_write_to_both_is_there_at_one_time(
     }
 
 
+def test_while_it_waits_it_is_listed_once_and_then_its_timeline_has_each_part(
+    cluster: MemoryCluster, client: Client
+) -> None:
+    reader = cluster.connect(timeout=8)
+    with client.begin("ams", keepalive=600) as txn:
+        txn.write(HERE, b"own", key=b"k")
+        txn.write(THERE, b"own", key=b"k")
+        txn.flush()
+        assert txn.txn_id is not None
+        with client.outside():
+            assert [one.info.txn_id for one in reader.open_transactions()] == [txn.txn_id]
+            (part,) = reader.open_transaction(txn.txn_id).partitions
+        assert (part.partition, part.scopes, part.state) == (1, ("ber",), "OPEN")
+        cluster.stop_controller(0)
+        with client.outside():
+            (alone,) = reader.open_transactions()
+        assert alone.info.txn_id == txn.txn_id, "as the participant has it"
+        cluster.start_controller(0)
+        txn.commit()
+    assert [one.txn_id for one in client.transactions(finished=True)].count(txn.txn_id) == 1
+    steps = {step.what: step.about for step in client.timeline(txn.txn_id).steps}
+    assert steps["part opened"] == "control partition 1: ber"
+    assert steps["part ended"] == "control partition 1"
+    order = ["part opened", "commit asked", "votes asked", "decided", "part ended", "merged"]
+    assert [what for what in steps if what in order] == order
+
+
 def test_a_writer_elsewhere_that_did_not_finish_refuses_the_commit_until_it_has(
     cluster: MemoryCluster, client: Client
 ) -> None:
@@ -120,14 +154,63 @@ def test_after_an_abort_nothing_is_there_and_late_writers_hear_of_it(
     assert client.open_transactions() == []
 
 
-def test_without_the_right_settings_only_the_write_is_refused() -> None:
-    client = cluster_of(across=False).connect()
+def test_below_feature_level_4_only_the_write_is_refused() -> None:
+    client = cluster_of(3).connect()
     with client.begin("ams") as txn:
         txn.write(HERE, b"own", key=b"k")
         with pytest.raises(CrossScope, match="'ams' is on control partition 0 and 'ber' on 1"):
             txn.write(THERE, b"own", key=b"k")
         assert txn.commit().counts.committed == 1
     assert list(events(client)) == [b"own"]
+
+
+def test_a_ledger_decides_for_all_control_partitions(
+    cluster: MemoryCluster, client: Client, tmp_path: Path
+) -> None:
+    """The process ends when its database has committed; recovery commits the transaction everywhere."""
+    ledger = Ledger(lambda: sqlite3.connect(tmp_path / "ledger.db"))
+    ledger.create(client)
+    with (
+        suppress(ZeroDivisionError),
+        cluster.connect() as other,
+        other.begin("ams", keepalive=600) as txn,
+        ledger.commit(txn) as cursor,
+    ):
+        txn.write(HERE, b"own", key=b"k")
+        txn.write(THERE, b"own", key=b"k")
+        cursor.execute("create table t (n)")
+        txn.commit = _die  # type: ignore[method-assign]
+    cluster.advance(1_000)
+    (found,) = client.prepared()
+    assert found.counts.committed == 2
+    assert events(client) == {}
+    assert ledger.recover(client, older_than=0).committed == [found.txn_id]
+    assert len(events(client)[b"own"]) == 2
+
+
+def _die(*_: object, **__: object) -> NoReturn:
+    raise ZeroDivisionError
+
+
+def test_positions_move_with_what_is_written_elsewhere(
+    cluster: MemoryCluster, client: Client
+) -> None:
+    client.create_processor("ams/p", HERE, tasks=1)
+    for number in (1, 2, 3):
+        client.transact(lambda txn, value=b"%d" % number: txn.write(HERE, value, key=b"k"))  # type: ignore[misc]
+    read = []
+    for _ in range(2):  # the second worker goes on behind the first one
+        with client.read(HERE, timeout=1.0, ownership=client.take_tasks("ams/p")) as reader:
+            for event in islice(reader, 2):
+                read.append(event.value)
+                out = client.transact(
+                    lambda txn, value=event.value: txn.write(THERE, b"out" + value, key=b"k"),  # type: ignore[misc]
+                    consume=reader,
+                )
+                assert control_partition_of(out.txn_id) == 0
+    assert read == [b"0", b"1", b"2", b"3"], "the first is of the fixture"
+    made = {value: len(places) for value, places in events(client).items()}
+    assert [made[b"out" + value] for value in read if value is not None] == [1] * 4
 
 
 def test_streams_that_wait_for_a_dead_coordinator_hold_up_no_others(

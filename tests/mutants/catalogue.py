@@ -1,7 +1,7 @@
 """All planted bugs: each breaks one rule that the design rests on, and the suites must find it.
 
 `docs/inside/mutants.md` says which judges found which, and within how many seeds. ``scripts/simulate --mutants``
-and ``scripts/mutants`` look for all of them; `tests/sim/test_mutants.py` and `test_mutated_broker.py` for some.
+and ``scripts/mutants`` look for all of them; `tests/sim/test_mutants.py` for some.
 """
 
 from __future__ import annotations
@@ -555,6 +555,12 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a table with rows gets a new processor", asynchronous.over_old_rows, simulated=False,
            by_clients=True, suite=ASYNCHRONOUS),
     Mutant("a worker does not know the row before", asynchronous.row_before_is_unknown, simulated=False,
+           by_clients=True, suite=ASYNCHRONOUS),
+    Mutant("a table is derived from a base that came later", asynchronous.any_base, simulated=False,
+           by_clients=True, suite=ASYNCHRONOUS),
+    Mutant("a task has its position before all of a base", asynchronous.positions_at_once, simulated=False,
+           by_clients=True, suite=ASYNCHRONOUS),
+    Mutant("a derived table is read before its base", asynchronous.before_the_base, simulated=False,
            by_clients=True, suite=ASYNCHRONOUS),
     Mutant("changes that are given up are not resolved", tables.given_up_unresolved, simulated=False,
            by_clients=True, suite="tests/tables/test_row_changes.py"),

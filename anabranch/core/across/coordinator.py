@@ -29,6 +29,7 @@ class Step(Enum):
     REFUSE = "reopen the participants in the next round of votes, and answer with the refusal"
     DECIDE = "log the commit timestamp, and merge the coordinator's own part"
     DECIDE_LATER = "log that it commits: the timestamp follows when all merges are staged"
+    PREPARE = "log that it is prepared: all have voted, and somebody else decides"
 
 
 def counts(votes: r.VotesRow | None, one: r.Vote) -> bool:
@@ -37,13 +38,14 @@ def counts(votes: r.VotesRow | None, one: r.Vote) -> bool:
 
 
 def next_step(asks: r.Asks, partitions: Mapping[int, r.PartitionRow], votes: Votes, *, late: bool,
-              held_ms: int, decided: bool) -> Step:  # fmt: skip
+              held_ms: int, decided: bool, own_stages: bool = False, prepares: bool = False) -> Step:  # fmt: skip
     """The coordinator's next step.
 
     ``asks``: its question in the present round of votes. ``votes``: the votes that count. ``late``: whether the
     command's deadline has passed. ``held_ms``: how long ago the first vote with a timestamp came. ``decided``:
     whether it is logged that the transaction commits, without a timestamp yet; then no vote is a no, and there
-    is no way back (C4).
+    is no way back (C4). ``own_stages``: whether the coordinator's own part has to be staged, and is not yet.
+    ``prepares``: whether the transaction is only prepared; then no timestamp is asked for.
     """
     if asks == "REOPEN":
         return Step.WAIT
@@ -57,9 +59,11 @@ def next_step(asks: r.Asks, partitions: Mapping[int, r.PartitionRow], votes: Vot
         if any(one.timestamp for one in votes.values()) and held_ms >= HELD_MS:
             return Step.TAKE_BACK
         return Step.WAIT
-    if all(one.timestamp for one in votes.values()):
+    if prepares and not decided:
+        return Step.PREPARE
+    if all(one.timestamp for one in votes.values()) and not own_stages:
         return Step.DECIDE
-    if any(one.stages for one in votes.values()):
+    if own_stages or any(one.stages for one in votes.values()):
         if any(one.timestamp for one in votes.values()):
             return Step.TAKE_BACK
         return Step.WAIT if decided else Step.DECIDE_LATER
@@ -106,11 +110,12 @@ def due(
     if row.state == "FINALIZE_IN_PROGRESS" and row.commit_timestamp:
         yield from (Due(one, "commit") for one, its in partitions.items() if not its.done)
         return
-    if votes is None or row.state == "COMMITTED":
+    if votes is None or row.state in ("PREPARED", "COMMITTED"):
         return
-    for one in partitions:
+    for one in [one for one, its in partitions.items() if not its.done]:
         last = answered.get(one)
-        if row.state == "FINALIZE_IN_PROGRESS" and (last is None or last.stages):
+        unready = last is None or last.stages or last.answer != "YES"
+        if row.state == "FINALIZE_IN_PROGRESS" and unready:
             yield Due(one, "commit_later")
         if _lacks(votes.asks, last):
             yield Due(one, "ask")

@@ -130,6 +130,11 @@ class Holds:
         for stream in self._of if streams is None else streams:
             yield from self._of.get(stream, {}).values()
 
+    @property
+    def streams(self) -> int:
+        """The number of streams with entries."""
+        return len(self._of)
+
     def of(self, txn_id: bytes) -> Entry | None:
         """The entry of a transaction."""
         streams = self._streams.get(txn_id)

@@ -86,17 +86,23 @@ def asked(row: r.TxnRow | None, its: r.CoordinatorRow | None, ask: r.AskVote) ->
         said = "reopen" if ask.votes_round > before else "reopen_again"
     if row is not None and row.state == "FINALIZE_IN_PROGRESS" and row.commit_timestamp:
         return Action.PASS  # the question is older than the decision
+    if its is not None and its.forced and said == "vote" and known_as(row) == "COMMITTED":
+        return Action.PROMISE  # an operator presumed that it commits
     return TRANSITIONS[known_as(row), said]
 
 
-def decided(row: r.TxnRow | None, decision: r.Decide, *, forgotten: bool = False) -> Action:
+def decided(
+    row: r.TxnRow | None, decision: r.Decide, *, forgotten: bool = False, forced: bool = False
+) -> Action:
     """The action after a decision.
 
     ``forgotten``: whether the id is so old that its row may have been purged. An unfinished one is never purged, so
-    the decision was carried out.
+    the decision was carried out. ``forced``: whether an operator ended it here, perhaps in another way.
     """
     if row is None and forgotten:
         return Action.DONE
+    if row is not None and forced:
+        return Action.DONE if row.state in ("COMMITTED", "ABORTED") else Action.PASS
     if row is not None and row.state == "FINALIZE_IN_PROGRESS" and row.commit_timestamp:
         check(decision.verdict == "COMMIT", "a decided commit is aborted")
         return Action.PASS  # it waits to be merged

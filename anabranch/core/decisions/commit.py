@@ -1,4 +1,4 @@
-"""Decisions on commits through journals, from the command to the decision, and ends that an operator forces.
+"""Decisions on commits through journals, from the command to the decision.
 
 A commit has three stages. A refusal before *decided* leaves the transaction open and unchanged.
 
@@ -9,8 +9,8 @@ A commit has three stages. A refusal before *decided* leaves the transaction ope
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,7 +20,7 @@ from anabranch.core import rows as k
 from anabranch.core.across.coordinator import Step
 from anabranch.core.authorize import check_writes
 from anabranch.core.decisions import claims, one_shot, positions, prepared
-from anabranch.core.decisions.across import coordinating, holding, locking
+from anabranch.core.decisions.across import coordinating
 from anabranch.core.decisions.across.locking import GivesWay
 from anabranch.core.decisions.merge import merge_decided
 from anabranch.core.decisions.transactions import (
@@ -41,16 +41,16 @@ from anabranch.core.decisions.writers import (
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.journal_runs import not_covered
 from anabranch.core.locks import conflicts, frozen
-from anabranch.core.memory import STUCK, Merging, wait_text
+from anabranch.core.memory import Merging
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.transaction_states import TRANSACTIONS, Op
 from anabranch.errors import check
 from anabranch.protocol import limits
-from anabranch.protocol.ids import hash_of, txn_text
+from anabranch.protocol.ids import hash_of
 from anabranch.protocol.legal_names import check_name, check_number
 from anabranch.protocol.schemas import records as r
-from anabranch.protocol.tokens import Rights, id_named
+from anabranch.protocol.tokens import Rights
 
 
 @dataclass(slots=True)
@@ -79,7 +79,8 @@ def commit(turn: Turn, command: r.Commit, to: ReplyTo | None) -> None:
         _check_decided(turn, row, command)
         if command.prepare is not None:
             prepared.check_same(turn, row, command.prepare)
-    if is_finished(row) and _answer_ended(turn, row, command, named, to):
+    is_over = is_finished(row) or row.state == "ABORT_IN_PROGRESS"  # its participants follow
+    if is_over and _answer_ended(turn, row, command, named, to):
         return
     TRANSACTIONS.judge(row.state, "begin_commit", row.reason)
     txn = turn.open(row.txn_id)
@@ -98,7 +99,7 @@ def _answer_ended(
     turn: Turn, row: r.TxnRow, command: r.Commit, named: tuple[r.Receipt, ...], to: ReplyTo | None
 ) -> bool:
     """Answer a commit of a finished transaction. False: it is aborted, and the caller refuses the commit."""
-    if row.state == "ABORTED":
+    if row.state != "COMMITTED":
         # If it gave way to an earlier commit, the answer is that commit again.
         earlier = _earlier_answer(turn, row, command)
         if earlier is not None:
@@ -157,16 +158,11 @@ def _check_level(turn: Turn, request: _Request) -> None:
 
 def _check_across(turn: Turn, request: _Request) -> None:
     """Refuse what transactions over several control partitions can't do yet."""
-    txn, command = request.txn, request.command
+    txn = request.txn
     if not txn.partitions:
         return
     if prepared.shot_of(turn.state, txn.row.txn_id) is not None:
         raise errors.InvalidArgument("this transaction is a one-shot, whose commit is under way")
-    for what, there in (("a prepare", command.prepare), ("positions", command.consumed)):
-        if there:
-            raise errors.CrossScope(
-                f"{what} in a transaction over several control partitions: that is not built yet"
-            )
 
 
 def _check_rights(turn: Turn, request: _Request) -> None:
@@ -277,7 +273,10 @@ def _commit_prepared(turn: Turn, txn: OpenTxn, command: r.Commit, to: ReplyTo | 
 
 
 def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
-    """Log that a PREPARED transaction commits. If a row has its events, this round merges it, else a later one."""
+    """Log that a PREPARED transaction commits. If a row has its events, this round merges it, else a later one.
+
+    Participants at other control partitions learn it by messages, and are asked for their timestamps.
+    """
     txn, kept = turn.open(txn_id), turn.state.prepared_row(txn_id)
     if txn.pending is None or (kept is not None and kept.events):
         one_shot.commit_events(turn, txn, to)
@@ -288,6 +287,8 @@ def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
     turn.put(k.pending_key(txn_id), waiting)
     answer_decided(turn, row)
     turn.newly_committing.add(txn_id)
+    if txn.partitions:
+        coordinating.ask(turn, txn_id, "TIMESTAMP")
     for stream, epoch in sorted(txn.participants.items()):
         journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 
@@ -370,7 +371,10 @@ def join_waiting(pending: r.PendingCommitRow | None, to: ReplyTo | None) -> r.Pe
 
 
 def advance_commits(turn: Turn) -> None:
-    """Merge the commits that were decided in former rounds, then decide the pending ones that can be decided."""
+    """Merge the commits that were decided in former rounds, then decide the pending ones that can be decided.
+
+    `across.deciding` decides those with participants at other control partitions.
+    """
     if not turn.state.committing:
         return
     waiting = sorted(turn.state.committing)  # the same order in each leader
@@ -378,18 +382,24 @@ def advance_commits(turn: Turn) -> None:
     for txn_id in waiting:
         txn = turn.state.open.get(txn_id)
         # A transaction that was merged or superseded in this loop is not open any more.
-        if txn is not None and txn.pending is not None and not txn.pending.decided:
-            before, since = turn.puts, turn.work
-            try:
-                if txn.partitions:
-                    _coordinate(turn, txn_id, txn, txn.pending)
-                else:
-                    _try_decide(turn, txn_id, txn, txn.pending)
-            except (errors.FixCallError, errors.RetryError) as error:
-                # This concerns one commit alone: the leader continues.
-                check(turn.puts == before, f"a commit that failed changed something: {error}")
-                end_pending(turn, txn_id, error)
-            turn.owe(txn.row.owner, since)
+        if txn is None or txn.pending is None or txn.pending.decided or txn.partitions:
+            continue
+        with trying(turn, txn_id):
+            ending = judge(turn, txn_id, txn, txn.pending)
+            if ending is not None:
+                _decide(turn, txn, txn.pending, ending)
+
+
+@contextmanager
+def trying(turn: Turn, txn_id: bytes) -> Iterator[None]:
+    """Take a step of a pending commit. An error that concerns this commit alone ends it; the leader continues."""
+    before, since, owner = turn.puts, turn.work, turn.open(txn_id).row.owner
+    try:
+        yield
+    except (errors.FixCallError, errors.RetryError) as error:
+        check(turn.puts == before, f"a commit that failed changed something: {error}")
+        end_pending(turn, txn_id, error)
+    turn.owe(owner, since)
 
 
 def _can_merge(turn: Turn, txn_id: bytes) -> bool:
@@ -462,66 +472,10 @@ def ending_of(
     )
 
 
-def _coordinate(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommitRow) -> None:
-    """Take the next step of a commit over several control partitions. Its part here votes last, with the decision.
-
-    The others are asked when the journals here are read up to the receipts, so that they hold nothing meanwhile.
-    """
-    missing = coordinating.missing_text(turn, txn) if turn.wall_ms >= pending.deadline_ms else ""
-    if missing:
-        then = "aborted" if prepared.shot_of(turn.state, txn_id) else "still open"
-        end_pending(turn, txn_id, errors.NotReady(f"{missing}; the transaction is {then}"))
-        turn.hear(txn_id)
-    elif coordinating.has_asked(txn):
-        step = coordinating.next_step(turn, txn_id)
-        if step is Step.DECIDE:
-            _try_decide(turn, txn_id, txn, pending)
-            if txn.row.state == "OPEN" and txn.pending is not None:
-                coordinating.hold_nothing(turn, txn_id)  # its part here has to wait
-        else:
-            coordinating.carry_out(turn, txn_id, step)
-    elif coordinating.may_ask(turn, txn_id) and turn.index.covers(
-        receipts_here(txn, pending.writers)
-    ):
-        coordinating.ask(turn, txn_id, "TIMESTAMP")
-
-
-def _decide_everywhere(
-    turn: Turn, txn: OpenTxn, pending: r.PendingCommitRow, ending: parts.Ending
-) -> None:
-    """Log that a transaction commits at all its participants, and merge its part here if that can be done now."""
-    txn_id, weighed, kept = (
-        txn.row.txn_id,
-        ending.weighed,
-        prepared.shot_of(turn.state, txn.row.txn_id),
-    )
-    parts.hold(turn, ending)
-    at = coordinating.decide(turn, txn_id)
-    changes = dict(ending.gains)
-    if weighed is not None:
-        changes |= {"committed": weighed.committed, "left_out": weighed.left_out}
-    elif kept is not None:
-        changes |= {"committed": len(kept.events)}
-    else:
-        raise errors.InvariantViolation("a commit is decided whose journals were not weighed")
-    row = turn.move(txn.row, "begin_commit", **changes)
-    row = turn.move(row, "begin_finalize", commit_timestamp=at)
-    turn.put(k.txn_key(txn_id), row)
-    take_exactly(turn, txn, pending.writers)
-    # There is no way back, so it ends as prepared ones do, also if a stream is lost.
-    here = receipts_here(txn, pending.writers)
-    decided = replace(pending, decided=True, writers=here, prepare=coordinating.ELSEWHERE)
-    turn.put(k.pending_key(txn_id), decided)
-    holding.put_entry(turn, txn_id)
-    locking.take_back(turn, txn_id)
-    if kept is None:
-        for stream, epoch in sorted(txn.participants.items()):
-            journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
-    answer_decided(turn, row)
-    merge_decided(turn, [txn_id])
-
-
-def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommitRow) -> None:
+def judge(
+    turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommitRow
+) -> parts.Ending | None:
+    """The commit, if it can be decided now. None: it waits, or it has ended without a decision."""
     late = turn.wall_ms >= pending.deadline_ms
     kept = prepared.shot_of(turn.state, txn_id) if txn.partitions else None
     ending = ending_of(txn, pending, kept, late=late)
@@ -542,16 +496,15 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommi
             end_pending(turn, txn_id, error)
             turn.hear(txn_id)  # the keepalive, which stops while a commit is pending, starts again
     else:
-        if may and txn.partitions:
-            _decide_everywhere(turn, txn, pending, ending)
-        elif may:
-            _decide(turn, txn, pending, ending)
-        elif ending.instead is not None:
+        if may:
+            return ending
+        if ending.instead is not None:
             _yield_to(turn, txn_id, ending.instead)
         else:
             for to in end_pending(turn, txn_id, None):
                 turn.reply(to, ending.again)
             turn.hear(txn_id)
+    return None
 
 
 def _writes_in_journals(
@@ -618,60 +571,3 @@ def _yield_to(turn: Turn, txn_id: bytes, earlier: r.YieldedRow) -> None:
         turn.reply(to, answer)
     turn.put(k.yielded_key(txn_id), earlier)
     abort_txn(turn, txn_id, claims.reason(earlier))
-
-
-# -- forced by an operator -------------------------------------------------------------------------
-
-
-def force(turn: Turn, command: r.Force, to: ReplyTo | None) -> None:
-    """Abort a transaction whose merge is stuck, or end a PREPARED one. Repeating it is harmless.
-
-    The chunks of a staged merge are in the streams already. No history may ever name them, so their partitions are
-    never used again (`RetiredRow`).
-    """
-    row = turn.transaction(id_named(command.token), Rights(0))
-    txn_id = row.txn_id
-    was_prepared = turn.state.prepared_row(txn_id) is not None
-    if not is_finished(row) and was_prepared != (command.outcome is not None):
-        raise errors.IllegalState(
-            "it is prepared, and its coordinator may have decided already: say which way (`--outcome`)"
-            if was_prepared
-            else "the transaction is not prepared: give no outcome"
-        )
-    if row.state == "PREPARED":
-        how = "commit" if command.outcome else "abort"
-        if command.outcome:
-            commit_prepared(turn, txn_id, to)  # may be refused, so before anything is put
-        else:
-            abort_txn(turn, txn_id, command.reason or "aborted by an operator's force")
-        turn.audit(
-            command, f"{txn_text(txn_id)} of {row.owner}, forced to {how}: {command.reason!r}"
-        )
-        if command.outcome:
-            return
-    elif row.state == "COMMITTED" and command.outcome:
-        pass  # repeated
-    elif row.state == "FINALIZE_IN_PROGRESS" and command.outcome:
-        wait = turn.wait_of(txn_id)
-        if wait is not None and wait.why == "torn":
-            raise errors.IllegalState("a part of it is gone: nothing but `--outcome abort` ends it")
-        turn.put(k.pending_key(txn_id), join_waiting(turn.open(txn_id).pending, to))  # repeated
-        return
-    elif TRANSACTIONS.judge(row.state, "force", row.reason) is not None:
-        wait = turn.wait_of(txn_id)
-        if wait is None or wait.why not in STUCK | {"partitions"}:
-            raise errors.IllegalState(
-                "nothing stops the transaction: its merge continues by itself"
-            )
-        if txn_id in turn.memory.staging:
-            raise errors.NotReady("a chunk of the transaction is being staged: ask again")
-        for (stream, _), staged in sorted(turn.open(txn_id).staged_merges.items()):
-            # Also in a LOST stream, as it may be recovered.
-            if staged.count and stream in turn.state.streams:
-                retired = r.RetiredRow(stream, staged.partition)
-                turn.put(k.retired_key(stream, staged.partition), retired)
-        why = wait_text(turn.memory, wait)
-        turn.audit(command, f"{txn_text(txn_id)} of {row.owner}: {command.reason!r}")
-        said = command.reason or "forced by an operator"
-        abort_txn(turn, txn_id, f"{said}: its merge made no progress: {why}", op="force")
-    turn.answer(to, turn.row(txn_id))

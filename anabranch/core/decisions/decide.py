@@ -11,6 +11,7 @@ from anabranch.core.decisions import (
     claims,
     cleanup,
     commit,
+    forcing,
     lanes,
     merge,
     one_shot,
@@ -22,7 +23,13 @@ from anabranch.core.decisions import (
     transactions,
     writers,
 )
-from anabranch.core.decisions.across import holding, joining, parts_of_one_shots, receiving
+from anabranch.core.decisions.across import (
+    deciding,
+    holding,
+    joining,
+    parts_of_one_shots,
+    receiving,
+)
 from anabranch.core.decisions.times import check_waits, observed
 from anabranch.core.decisions.turn import Turn, attempt
 from anabranch.core.locks import registering, row_turns, segment_locks
@@ -48,7 +55,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.Register: writers.register,
     r.Heartbeat: transactions.heartbeat,
     r.Abort: transactions.abort,
-    r.Force: commit.force,
+    r.Force: forcing.force,
     r.GetState: questions.get_state,
     r.Resolve: transactions.resolve,
     r.ListTransactions: questions.list_transactions,
@@ -137,6 +144,7 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
     # Plain writes go to the active layouts, so they come before rolling commits change a stream's layout.
     merge.commit_plain(turn)
     commit.advance_commits(turn)
+    deciding.advance(turn)
     if turn.holds.in_use:
         _decide_shots(turn)
     if turn.holds.freed:

@@ -201,8 +201,8 @@ def _waits_for_locks(turn: Turn, txn_id: bytes, refused: frozen.Refused | None) 
 
     If it has waited for a prepared transaction for too long, the commit is aborted.
     """
-    is_final = bool(turn.open(txn_id).row.commit_timestamp)  # decided with other control partitions
-    if isinstance(refused, ReservedByPrepared) and not is_final:
+    may_abort = turn.open(txn_id).row.state == "COMMIT_IN_PROGRESS"
+    if isinstance(refused, ReservedByPrepared) and may_abort:
         answer_pending(turn, txn_id, refuse(refused))
         abort_txn(turn, txn_id, str(refused))
     elif refused is not None:
@@ -297,12 +297,17 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     if plan.size > turn.settings.chunk_bytes and plan.state < plan.size and not plan.staged:
         _begin_staged_merge(turn, plan)
         return None
+    if txn.lacks_time:
+        _wait(turn, txn_id, WAITING_MS, "timestamp")
+        turn.ready.append(txn_id)
+        return None
     rolls = [(turn.merging.may_roll_ms.get(s, 0), s) for s, _ in _rolled(turn, plan)]
     until, stream = max(rolls, default=(0, ""))
     # One limit for all its streams: otherwise one of the streams could always have rolled a moment ago.
     since = wait.since_ms if wait is not None and wait.why == "rolls" else turn.now_ms
     until = min(until, since + turn.settings.collate_ms)
-    if until > turn.now_ms:
+    # What has its timestamp holds its streams, so it waits for no company.
+    if until > turn.now_ms and not txn.row.commit_timestamp:
         _wait(turn, txn_id, until - turn.now_ms, "rolls", stream)
         return None
     return plan

@@ -175,14 +175,29 @@ def leave_out_lost(turn: Turn, txn_id: bytes, txn: OpenTxn) -> bool:
     if pending is None or pending.prepare is None:
         return True
     gone = {s for s in txn.participants if is_gone(turn.state, s)}
-    lost = {e for receipt in pending.writers for e in receipt.extents if e.stream in gone}
-    if not lost:
+    if not any(stream in gone for _, stream, _ in txn.due):
         return True
     if txn_id in turn.memory.staging:
         return False  # a chunk is being copied
-    writers = needed(turn.state, pending)
+    leave_out(turn, txn_id, gone, "their stream is LOST")
+    return True
+
+
+def leave_out(turn: Turn, txn_id: bytes, gone: Collection[str], why: str) -> None:
+    """Commit a prepared transaction without the events of these streams; its outcome says so, and ``why``."""
+    txn = turn.open(txn_id)
+    pending = txn.pending
+    if pending is None:
+        raise errors.InvariantViolation(
+            "a prepared transaction lost the row that names its writers"
+        )
+    lost = {e for receipt in pending.writers for e in receipt.extents if e.stream in gone}
+    writers = tuple(
+        replace(one, extents=tuple(e for e in one.extents if e.stream not in gone))
+        for one in pending.writers
+    )
     turn.put(k.pending_key(txn_id), replace(pending, writers=writers))
-    turn.put(k.txn_key(txn_id), without(txn.row, sum(e.count for e in lost), gone))
+    turn.put(k.txn_key(txn_id), without(txn.row, sum(e.count for e in lost), gone, why))
     for (stream, number), staged in list(txn.staged_merges.items()):
         if stream in gone:
             turn.put(k.staged_merge_key(txn_id, stream, number), None)
@@ -190,14 +205,13 @@ def leave_out_lost(turn: Turn, txn_id: bytes, txn: OpenTxn) -> bool:
             turn.put(
                 k.retired_key(stream, staged.partition), r.RetiredRow(stream, staged.partition)
             )
-    return True
 
 
-def without(row: r.TxnRow, events: int, gone: Collection[str]) -> r.TxnRow:
+def without(
+    row: r.TxnRow, events: int, gone: Collection[str], why: str = "their stream is LOST"
+) -> r.TxnRow:
     """The row of a transaction that commits without the streams ``gone``, which have this number of events."""
-    said = (
-        f"{count_of(events, 'event')} left out, as their stream is LOST: {', '.join(sorted(gone))}"
-    )
+    said = f"{count_of(events, 'event')} left out, as {why}: {', '.join(sorted(gone))}"
     return row._replace(
         committed=row.committed - events, left_out=row.left_out + events, reason=limits.cut(said)
     )

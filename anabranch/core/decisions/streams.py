@@ -293,6 +293,7 @@ def stream_refused(turn: Turn, stream: str, error: errors.AnabranchError) -> Non
 def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
     """Log that a stream is lost, and abort transactions that can't commit without it. Returns these.
 
+    Those whose coordinator is elsewhere stay: a participant votes no, and then the coordinator aborts them (O2).
     Repeating it changes nothing.
     """
     row = turn.state.streams.get(stream)
@@ -308,7 +309,8 @@ def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
     for txn_id in sorted(turn.state.open):
         txn = turn.state.open[txn_id]
         has_part = stream in txn.participants or stream in turn.state.locks.of(txn_id).tables
-        if has_part and TRANSACTIONS.moves(txn.row.state, "lose_stream"):
+        is_own = txn.promised is None
+        if has_part and is_own and TRANSACTIONS.moves(txn.row.state, "lose_stream"):
             abort_txn(turn, txn_id, f"{stream} is lost: {why}", op="lose_stream")
             aborted.append(txn_id)
     return aborted

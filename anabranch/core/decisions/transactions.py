@@ -157,7 +157,8 @@ LIMITS: tuple[Callable[[Turn, r.Begin], None], ...] = (
 
 def _gave_way_to(turn: Turn, row: r.TxnRow) -> r.Outcome | None:
     """The outcome of the earlier commit to which this transaction's commit gave way; None if it did not."""
-    yielded = turn.state.yielded(row.txn_id) if row.state == "ABORTED" else None
+    aborted = row.state in ("ABORT_IN_PROGRESS", "ABORTED")
+    yielded = turn.state.yielded(row.txn_id) if aborted else None
     return None if yielded is None else claims.answer(turn, yielded, row)
 
 

@@ -99,8 +99,8 @@ class Settings:
     clock_error_ms: int | None = None  # of each controller's clock, at most; None: no commit wait
     # A stream is given up when one of its topics is not found for this long.
     lost_after_ms: int = 30_000
-    # Whether transactions may have streams of other control partitions (`docs/inside/across.md`). Not yet in a
-    # product: locks, and what readers see, are not built.
+    # Whether transactions may have parts on other control partitions (`docs/inside/across.md`): the controller
+    # allows it once the feature level does, and there are several.
     across: bool = False
 
     @property
@@ -153,6 +153,8 @@ class Turn:
     newly_committing: set[bytes] = field(default_factory=set)  # PREPARED before this round
     expired_ms: int = 0  # ids that were made up to this time may be forgotten, Unix milliseconds
     ended: list[bytes] = field(default_factory=list)  # transactions that end with this round
+    # Transactions whose parts here are ready, and whose timestamps follow (`OpenTxn.lacks_time`).
+    ready: list[bytes] = field(default_factory=list)
     cut: dict[tuple[str, int], int] = field(default_factory=dict)  # low waters
     forgotten: list[str] = field(default_factory=list)  # streams that this round forgets
     # Journal partitions whose plain writes were committed in this round: the next round begins with other ones.
@@ -463,7 +465,7 @@ class Turn:
         if prepared is None and row.secret is not None:
             prepared = self.state.prepared_row(row.txn_id)
         committed, left_out = row.committed, row.left_out
-        if row.state == "FINALIZE_IN_PROGRESS":  # until the end, the row counts its own part
+        if row.state in ("FINALIZE_IN_PROGRESS", "PREPARED"):  # the row counts its own part
             elsewhere = self.state.partition_rows(row.txn_id).values()
             committed += sum([one.committed for one in elsewhere])
             left_out += sum([one.left_out for one in elsewhere])

@@ -68,7 +68,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         Asker.decided Touched.exclusive
         DescribeStreams.rejected
         CreateStream.adopt ListTransactions.prepared StreamRow.adopt Revalidate.decided OpenInfo.frozen
-        Touched.is_table TakeTasks.copying DescribeProcessors.topology CoordinatorRow.staged PartitionRow.done
+        Touched.is_table TakeTasks.copying DescribeProcessors.topology CoordinatorRow.staged CoordinatorRow.forced
+        PartitionRow.done
         Vote.stages VotesRow.own_merged
         """,
     ),
@@ -82,6 +83,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         PrepareEvents.derivations PrepareEvents.locks SafeTime.tables SafeTimeReply.tables Outcome.tables
         Touch.derivations Touch.positions Touched.locked ParticipantRow.locked OpenInfo.asks
         OpenInfo.locked_segments StreamInfo.locked_segments
+        OpenInfo.partitions
         Commit.validated LockReads.locks LockReads.read_from LockReads.tables LockReads.validated Revalidate.writers
         ReadLockRow.read_from ReadsLocked.locks StreamInfo.blockers StreamInfo.rejected_records DeleteStream.despite
         AskVote.receipts OneShot.places SafeTime.streams

@@ -207,6 +207,7 @@ class CoordinatorRow:
     votes_round: int
     prepare_timestamp: int = 0
     staged: bool = False
+    forced: bool = False
 
 @dataclass(frozen=True, slots=True)
 class CopyProcessor:
@@ -738,6 +739,7 @@ class OpenInfo:
     ends: str = ""
     locked_segments: tuple[LockedSegment, ...] = ()
     asks: tuple[LockedSegment, ...] = ()
+    partitions: tuple[PartInfo, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class OpenList:
@@ -769,6 +771,17 @@ class Outcome(NamedTuple):
     tables: tuple[TableTime, ...] = ()
     snapshot: int = 0
     broken: BrokenLock | None = None
+
+@dataclass(frozen=True, slots=True)
+class PartInfo:
+    """A part of a transaction on another control partition than its coordinator, which knows this."""
+
+    partition: int
+    scopes: tuple[str, ...]
+    state: TxnState
+    votes_round: int
+    vote: VoteAnswer | None
+    waited_ms: int
 
 @dataclass(frozen=True, slots=True)
 class ParticipantRow:

@@ -15,7 +15,12 @@ from anabranch.core import rows as k
 from anabranch.core.across.messages import mac_of
 from anabranch.core.decisions.across import receiving
 from anabranch.core.decisions.decide import decide_due
+from anabranch.core.decisions.merge import runs_to_stage
+from anabranch.core.decisions.scale import partitions_added
+from anabranch.core.decisions.streams import give_up_stream
+from anabranch.core.journal_index import extents_by_place
 from anabranch.core.round import Message
+from anabranch.protocol.ids import control_partition_of
 from anabranch.protocol.legal_names import split_stream
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import LEVEL, decode, encode
@@ -53,8 +58,8 @@ class Sent:
 class Leader(World):
     """A control partition of `Leaders`."""
 
-    def __init__(self, number: int, count: int) -> None:
-        super().__init__(control_partition=number, control_partitions=count, across=True)
+    def __init__(self, number: int, count: int, **changes: Any) -> None:
+        super().__init__(control_partition=number, control_partitions=count, across=True, **changes)
         self.log_rows([(k.FEATURE_KEY, r.FeatureRow(LEVEL, 1))])
         self.sent: list[Sent] = []
         self.answers: list[str] = []
@@ -76,12 +81,33 @@ class Leader(World):
         self.answers += [text] if text else []
         return text
 
+    def carry(self) -> list[bytes]:
+        """Do what the shell does for staged merges: add partitions, and copy all. Returns the transactions."""
+        self.read_journals()
+        turn = self.new_turn()
+        for stream, row in [*self.state.changing.items()]:
+            if row.wanted_partitions > row.partitions:
+                partitions_added(turn, stream, row.wanted_partitions)
+        self.close(turn)
+        carried = []
+        for txn_id in [*self.state.committing]:
+            txn = self.state.open[txn_id]
+            extents = extents_by_place(txn.pending.writers) if txn.pending is not None else {}
+            for (stream, number), its in [*txn.staged_merges.items()]:
+                count = sum([run.records for run in runs_to_stage(self.index, its, extents)])
+                if not its.done:
+                    done = replace(its, cursor=1 << 40, first=0, end=count, count=count, done=True)
+                    self.log_rows([(k.staged_merge_key(txn_id, stream, number), done)])
+                    self.memory.merging.waits.put(txn_id, None)
+                    carried.append(txn_id)
+        return carried
+
 
 class Leaders:
     """Control partitions with clocks that move together."""
 
-    def __init__(self, count: int = 2) -> None:
-        self.all = [Leader(number, count) for number in range(count)]
+    def __init__(self, count: int = 2, **changes: Any) -> None:
+        self.all = [Leader(number, count, **changes) for number in range(count)]
         self.bag: list[Sent] = []
         self.seen: list[str] = []  # all messages that were delivered, as texts
         self.lost: Callable[[Sent], bool] = lambda one: False
@@ -137,6 +163,14 @@ class Leaders:
         said = [one.wait(ms) for one in self.all]
         return "; ".join(filter(None, [*said, self.settle()]))
 
+    def carry(self) -> None:
+        """Stage what is to be staged. It is decided by its coordinator before a chunk of it is anywhere (C3)."""
+        for one in self.all:
+            for txn_id in one.carry():
+                row = self[control_partition_of(txn_id)].state.txn_row(txn_id)
+                state = None if row is None else row.state
+                assert state in ("FINALIZE_IN_PROGRESS", "COMMITTED"), "staged before the decision"
+
     def lead(self, number: int) -> None:
         """A successor takes a control partition over: what is in memory alone is gone."""
         self[number].lead(keep_table=False)
@@ -164,8 +198,10 @@ class Leaders:
         kinds = (r.Enlist, r.Enlisted)
         return "; ".join(filter(None, [self.deliver(kinds=kinds), self.deliver(kinds=kinds)]))
 
-    def write(self, label: str, writer: str, stream: str, count: int = 1) -> None:
-        self[SCOPES.index(split_stream(stream)[0])].write(label, writer, stream, count)
+    def write(
+        self, label: str, writer: str, stream: str, count: int = 1, size: int | None = None
+    ) -> None:
+        self[SCOPES.index(split_stream(stream)[0])].write(label, writer, stream, count, size=size)
 
     def receipt(self, label: str, writer: str = "w1") -> r.Receipt:
         """A true account of what a writer wrote everywhere."""
@@ -177,6 +213,23 @@ class Leaders:
         receipt = self.receipt(label)
         own, others = ((), (receipt,)) if exactly else ((receipt,), None)
         return self[0].commit(label, own=own, receipts=others, **given)
+
+    def prepare(self, label: str = "A", **given: Any) -> str:
+        """Prepare with the events of writer w1; a token suffices to end it."""
+        command = self[0].committing(label, receipts=(self.receipt(label),))
+        command = replace(command, prepare=r.Prepare(b"", b"a"), **given)
+        return self[0].ask(f"prepare {label}", command)
+
+    def commit_prepared(self, label: str = "A") -> str:
+        """Commit a prepared transaction."""
+        return self[0].commit(label, asker=f"end {label}")
+
+    def lose(self, stream: str) -> None:
+        """Give a stream up."""
+        one = self[SCOPES.index(split_stream(stream)[0])]
+        turn = one.new_turn()
+        give_up_stream(turn, stream, "its topic is gone")
+        one.close(turn)
 
     # -- a one-shot --------------------------------------------------------------------------------------
 

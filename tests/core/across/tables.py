@@ -14,8 +14,8 @@ from tests.core.harness import event
 class Tables(Leaders):
     """Each control partition has a table ``t``, too. Transactions read at a snapshot of now."""
 
-    def __init__(self, count: int = 2) -> None:
-        super().__init__(count)
+    def __init__(self, count: int = 2, **changes: Any) -> None:
+        super().__init__(count, **changes)
         for number, one in enumerate(self.all):
             one.create(f"{SCOPES[number]}/t", table="true")
             one.created(f"{SCOPES[number]}/t", 0, 0)

@@ -1,25 +1,39 @@
 """Random histories of transactions over control partitions, by the leaders' real decisions.
 
-Transactions write rows of tables, and lock some of them.
+Transactions write events and rows of tables, and lock some rows.
 
-Messages are lost, doubled and late, leaders are taken over, clients abort. At the end nothing is lost any
-more, and each transaction is merged everywhere at one timestamp or nowhere, and each stream's timestamps rise. No
-row that a transaction has locked was written between its snapshot and its commit.
+Messages are lost, doubled and late, leaders are taken over, clients abort, merges are staged, programs prepare and
+decide later, and a stream may be lost. At the end nothing is lost any more, and each transaction is merged
+everywhere at one timestamp or nowhere, and each stream's timestamps rise. What was prepared ends as its program
+says, and a transaction lacks only what was in the lost stream. No row that a transaction has locked was written
+between its snapshot and its commit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
+from anabranch.core.across import coordinator
+from anabranch.core.across.coordinator import Step
+from anabranch.core.decisions.across import participating
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.state import OpenTxn
+from anabranch.core.transaction_states import TRANSACTIONS, Op
+from anabranch.errors import InvariantViolation
+from anabranch.protocol.schemas import records as r
 from tests.core.across.leaders import SCOPES
 from tests.core.across.tables import Tables
 
+Patch = pytest.MonkeyPatch
 STEPS = 140
 KEYS = (b"x", b"y")
 Row = tuple[str, bytes]
+BY_TOKEN = r.Prepare(b"", b"")
 
 
 class Play:
@@ -27,7 +41,7 @@ class Play:
 
     def __init__(self, seed: int) -> None:
         self.rnd = Random(seed)
-        self.leaders = Tables(3)
+        self.leaders = Tables(3, chunk_bytes=2_000)
         self.keys = KEYS[: 1 + seed % 2]
         for one in self.leaders.all:
             one.wall_us += self.rnd.choice((0, 0, 30_000, 400_000))
@@ -37,6 +51,9 @@ class Play:
         self.shots: dict[str, tuple[str, ...]] = {}  # label -> streams of a one-shot
         self.rows: dict[str, set[Row]] = {}  # that a transaction writes
         self.locked: dict[str, list[tuple[Row, int]]] = {}  # … has locked, since when
+        self.prepares: set[str] = set()
+        self.words: dict[str, bool] = {}  # of what was prepared: whether to commit
+        self.lost = ""  # a stream
         self.count = 0
 
     def run(self) -> None:
@@ -45,17 +62,29 @@ class Play:
         for label, streams in self.shots.items():
             self.send(label)
             self.wrote[label] = set(streams)
-        for ms in (0, 300, 700, 1500, 3000, 6000):
-            self.note(self.leaders.wait(ms))
+        self.settle()
         for label in self.shots:  # a copy that comes last has the same answer
             again = self.send(label, to=(0,))
             committed = "COMMITTED" in again
             assert committed == ("COMMITTED" in self.told.get(label, again)), (label, again)
             self.told[label] = again
         for label in self.wrote:  # those that no commit ended
-            self.note(self.leaders[0].abort(label))
-        self.note(self.leaders.wait(0))
+            if self.words.get(label):
+                self.end(label, "commit")
+            else:
+                self.note(self.leaders[0].abort(label))
+        self.settle()
         self.check()
+
+    def settle(self) -> None:
+        for ms in (0, 300, 700, 1500, 3000, 6000):
+            self.leaders.carry()
+            self.note(self.leaders.wait(ms))
+
+    def end(self, label: str, asker: str, **given: Any) -> None:
+        """Commit a prepared transaction."""
+        token = self.leaders[0].token(label)
+        self.note(self.leaders[0].ask(asker, r.Commit(token, (), None, None, 5_000, **given)))
 
     def note(self, said: str) -> None:
         for one in said.split("; "):
@@ -84,11 +113,26 @@ class Play:
         elif luck < 0.48 and self.open:
             label = rnd.choice(sorted(self.open))
             receipt = replace(leaders.receipt(label, f"w{label}"), sequence=1)
-            given = {"receipts": [receipt], "wait_ms": rnd.choice([150, 5_000, 5_000])}
-            self.note(leaders[0].commit(label, asker=f"commit {label} {len(self.told)}", **given))
+            command = leaders[0].committing(
+                label, receipts=[receipt], wait_ms=rnd.choice([150, 5_000, 5_000])
+            )
+            if rnd.random() < 0.3:
+                command = replace(command, prepare=BY_TOKEN)
+                self.prepares.add(label)
+            self.note(leaders[0].ask(f"commit {label} {len(self.told)}", command))
             del self.open[label]
+        elif luck < 0.49 and self.prepares:
+            label = rnd.choice(sorted(self.prepares))
+            if "PREPARED" not in self.told.get(label, ""):
+                return
+            if self.words.setdefault(label, rnd.random() < 0.7):
+                self.end(label, f"commit {label} {len(self.told)} again")
+            else:
+                self.note(leaders[0].abort(label))
         elif luck < 0.50 and self.wrote:
             label = rnd.choice(sorted(self.wrote))
+            if self.words.setdefault(label, False):
+                return
             self.note(leaders[0].abort(label))
             self.open.pop(label, None)
         elif luck < 0.60:
@@ -104,6 +148,11 @@ class Play:
             number = rnd.randrange(3)
             leaders.bag = [one for one in leaders.bag if one.sender != number or rnd.random() < 0.5]
             leaders.lead(number)
+        elif luck < 0.705 and not self.lost and rnd.random() < 0.3:
+            self.lost = "tok/a"
+            leaders.lose(self.lost)
+        elif luck < 0.73:
+            leaders.carry()
         elif luck < 0.77:
             for one in leaders.all:
                 self.note(one.wait(rnd.choice([10, 120, 300])))
@@ -138,7 +187,8 @@ class Play:
 
     def write(self, label: str) -> None:
         leaders, touched = self.leaders, self.open[label]
-        stream, key = f"{self.rnd.choice(SCOPES)}/t", self.rnd.choice(self.keys)
+        scope, key = self.rnd.choice(SCOPES), self.rnd.choice([None, *self.keys])
+        stream = f"{scope}/{'a' if key is None else 't'}"
         if stream not in touched:
             leaders.touch(label, stream)
             number = SCOPES.index(stream.partition("/")[0])
@@ -146,9 +196,13 @@ class Play:
             if txn is None or stream not in txn.participants or txn.row.state != "OPEN":
                 return
             touched.append(stream)
-        leaders.add(label, stream, key, f"w{label}")
+        if key is None:
+            size = self.rnd.choice([None, None, None, 5_000])
+            leaders.write(label, f"w{label}", stream, size=size)
+        else:
+            leaders.add(label, stream, key, f"w{label}")
+            self.rows[label].add((stream, key))
         self.wrote[label].add(stream)
-        self.rows[label].add((stream, key))
 
     def lock(self, label: str) -> None:
         """Lock a row. Its replica validates that if it is complete, and aborts if the row was written."""
@@ -200,7 +254,13 @@ class Play:
                 stream: at for stream, its in merges.items() for one, at in its if one == label
             }
             assert states <= {"COMMITTED"} or states <= {"ABORTED"}, f"endless: {label} {states}"
-            assert set(found) == (streams if states == {"COMMITTED"} else set()), f"torn: {label}"
+            there = streams if states == {"COMMITTED"} else set()
+            assert there - {self.lost} <= set(found) <= there, f"torn: {label} {found}"
+            word = self.words.get(label, False)
+            assert label not in self.prepares or word or states != {"COMMITTED"}, (
+                f"no word: {label}"
+            )
+            assert not word or states == {"COMMITTED"}, f"its program said commit: {label}"
             assert len(set(found.values())) <= 1, f"times: {label} {found}"
             told = self.told.get(label, "")
             assert "COMMITTED" not in told or states == {"COMMITTED"}, f"told: {label}"
@@ -232,3 +292,62 @@ class Play:
 )
 def test_transactions_are_whole_everywhere(seed: int) -> None:
     Play(seed).run()
+
+
+# -- planted bugs ------------------------------------------------------------------------------------------
+
+
+def c3_a_part_is_staged_with_its_vote(patch: Patch) -> None:
+    prepare = participating._prepare
+
+    def early(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
+        found = prepare(turn, ask)
+        participating.commit_part(turn, ask.txn_id, 0)
+        return found
+
+    patch.setattr(participating, "_prepare", early)
+
+
+def c3_a_staged_part_is_dated_by_itself(patch: Patch) -> None:
+    patch.setattr(OpenTxn, "lacks_time", property(lambda self: False))
+
+
+def c4_what_is_decided_later_is_aborted(patch: Patch) -> None:
+    place: tuple[r.TxnState, Op] = ("FINALIZE_IN_PROGRESS", "begin_abort")
+    patch.setitem(TRANSACTIONS.transitions, place, "ABORT_IN_PROGRESS")
+
+
+def prepared_before_all_have_voted(patch: Patch) -> None:
+    next_step = coordinator.next_step
+
+    def at_once(*given: Any, **more: Any) -> Step:
+        early = more["prepares"] and not more["decided"]
+        return Step.PREPARE if early else next_step(*given, **more)
+
+    patch.setattr(coordinator, "next_step", at_once)
+
+
+def prepared_and_committed_without_a_word(patch: Patch) -> None:
+    next_step = coordinator.next_step
+    patch.setattr(
+        coordinator, "next_step", lambda *given, **more: next_step(*given, **{**more, "prepares": False})
+    )  # fmt: skip
+
+
+# The first seed that finds each.
+PLANTED: dict[Callable[[Patch], None], int] = {
+    c3_a_part_is_staged_with_its_vote: 0,
+    c3_a_staged_part_is_dated_by_itself: 21,
+    c4_what_is_decided_later_is_aborted: 0,
+    prepared_before_all_have_voted: 4,
+    prepared_and_committed_without_a_word: 0,
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_found(
+    plant: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, InvariantViolation)):
+        Play(PLANTED[plant]).run()

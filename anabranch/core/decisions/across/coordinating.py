@@ -37,6 +37,8 @@ AGAIN_MS = 20  # after a vote that asks for it, new votes are asked for after th
 # The row of a commit that is decided with other control partitions has this: there is no way back.
 ELSEWHERE = r.Prepare(b"", b"")
 _KINDS = ("ask", "commit", "commit_later", "abort")
+_ENDING = ("FINALIZE_IN_PROGRESS", "ABORT_IN_PROGRESS")
+_FOR_GOOD = ("StreamLost", "TransactionAborted")  # refusals that no later commit can mend
 
 
 # -- messages to the coordinator ---------------------------------------------------------------------------
@@ -110,11 +112,13 @@ def done(turn: Turn, message: r.Done) -> None:
     """Log that a participant has carried out the decision."""
     txn = turn.state.open.get(message.txn_id)
     row = None if txn is None else txn.partitions.get(message.partition)
-    if row is None or row.done:
+    if txn is None or row is None or row.done or txn.row.state not in _ENDING:
         return
-    after = r.PartitionRow(
-        row.scopes, True, message.committed, message.left_out, message.rejected, message.reason
-    )
+    after = replace(row, done=True)
+    if message.committed or message.left_out or txn.row.state == "ABORT_IN_PROGRESS":
+        after = replace(after, committed=message.committed, left_out=message.left_out)
+    # Otherwise its row there is purged: the counts of its vote are right.
+    after = replace(after, rejected=message.rejected, reason=message.reason)
     turn.put(k.partition_key(message.txn_id, message.partition), after)
 
 
@@ -152,19 +156,21 @@ def votes_of(turn: Turn, txn_id: bytes) -> dict[int, r.Vote]:
     return {one: vote for one, vote in found.items() if vote is not None}
 
 
-def next_step(turn: Turn, txn_id: bytes) -> Step:
-    """The next step of a pending commit whose participants are asked."""
-    txn = turn.open(txn_id)
+def next_step(turn: Turn, txn: OpenTxn, *, own_stages: bool) -> Step:
+    """The next step of a commit whose participants are asked. ``own_stages``: as in `coordinator.next_step`."""
+    txn_id = txn.row.txn_id
     if txn.votes is None:
         raise InvariantViolation("a commit has no round of votes")
     held_ms = turn.across.held_ms.get(txn_id, turn.now_ms)
     return coordinator.next_step(
         txn.votes.asks,
-        txn.partitions,
+        {one: row for one, row in txn.partitions.items() if not row.done},
         votes_of(turn, txn_id),
         late=False,  # the caller refuses a commit whose deadline has passed
         held_ms=turn.now_ms - held_ms,
-        decided=False,
+        decided=txn.lacks_time,
+        own_stages=own_stages,
+        prepares=txn.pending is not None and txn.pending.prepare is not None,
     )
 
 
@@ -188,16 +194,22 @@ def carry_out(turn: Turn, txn_id: bytes, step: Step) -> None:
     elif step is Step.REFUSE:
         _refuse(turn, txn_id)
     else:
-        check(step is Step.WAIT, f"{step} is no step of a commit without staged merges")
+        check(step is Step.WAIT, f"{step} decides something")
 
 
 def _refuse(turn: Turn, txn_id: bytes) -> None:
-    """Answer a commit with the refusal of a participant. The transaction stays open (C5)."""
+    """Answer a commit with the refusal of a participant. The transaction stays open (C5).
+
+    If it can never commit, because the participant has lost a stream of it, it is aborted (C4).
+    """
     no = next(vote for vote in votes_of(turn, txn_id).values() if vote.answer == "NO")
     found = r.Refusal("NotReady", f"control partition {no.partition} can't commit it now")
     for to in end_pending(turn, txn_id, None):
         turn.reply(to, no.revalidate or no.error or found)
-    turn.hear(txn_id)
+    if no.error is not None and no.error.code in _FOR_GOOD:
+        abort_txn(turn, txn_id, no.error.message)
+    else:
+        turn.hear(txn_id)
 
 
 def missing_text(turn: Turn, txn: OpenTxn) -> str:
@@ -206,43 +218,90 @@ def missing_text(turn: Turn, txn: OpenTxn) -> str:
     lacking = [
         one for one in sorted(txn.partitions) if one not in votes or votes[one].answer != "YES"
     ]
-    names = ", ".join(map(str, lacking))
-    return (
-        f"the vote of control partition {names} did not come before the deadline" if lacking else ""
-    )
+    if not lacking:
+        return ""
+    text = f"the vote of control partition {', '.join(map(str, lacking))} did not come before the deadline"
+    wait = waits_for(turn, txn)
+    return text if wait is None else f"{text}: the commit {wait.text}"
 
 
 def waits_for(turn: Turn, txn: OpenTxn) -> r.WaitInfo | None:
     """The participants that have not answered, and for how long; None: no message is under way."""
-    txn_id, waits = txn.row.txn_id, list[tuple[int, str]]()
+    txn_id, votes, texts = txn.row.txn_id, votes_of(turn, txn.row.txn_id), list[str]()
+    longest_ms = -1
     for partition in sorted(txn.partitions):
-        for kind in _KINDS:
-            sent = turn.across.sent.get((txn_id, partition, kind), None)
-            if sent is not None:
-                what = "the vote" if kind == "ask" else "the end"
-                waits.append(
-                    (turn.now_ms - sent.since_ms, f"{what} of control partition {partition}")
-                )
-    if not waits:
+        age_ms = waited_ms(turn, txn_id, partition)
+        if age_ms < 0:
+            continue
+        longest_ms = max(longest_ms, age_ms)
+        asks = turn.across.sent.get((txn_id, partition, "ask"), None) is not None
+        text = f"for {'the vote' if asks else 'the end'} of control partition {partition}"
+        if partition in votes:
+            text += ", which answered that its vote has to wait"
+        elif age_ms > FIRST_PAUSE_MS:
+            text += ", whose leader does not answer"
+        texts.append(text)
+    if not texts:
         return None
-    age_ms = max(age_ms for age_ms, _ in waits)
-    text = f"waits {age_ms / 1000:.1f} s for {', '.join(what for _, what in waits)}"
-    return r.WaitInfo("participants", "", limits.cut(text), age_ms)
+    text = limits.cut(f"waits {longest_ms / 1000:.1f} s {'; '.join(texts)}")
+    return r.WaitInfo("participants", "", text, longest_ms)
+
+
+def waited_ms(turn: Turn, txn_id: bytes, partition: int) -> int:
+    """For how long a participant owes an answer; -1: it owes none."""
+    ages = [
+        turn.now_ms - sent.since_ms
+        for kind in _KINDS
+        if (sent := turn.across.sent.get((txn_id, partition, kind), None)) is not None
+    ]
+    return max(ages, default=-1)
+
+
+def parts_of(turn: Turn, row: r.TxnRow) -> tuple[r.PartInfo, ...]:
+    """The parts of a transaction on other control partitions, as its coordinator knows them."""
+    if row.txn_id not in turn.state.open:
+        return ()
+    txn, votes = turn.open(row.txn_id), votes_of(turn, row.txn_id)
+    votes_round = 0 if txn.votes is None else txn.votes.votes_round
+    found = []
+    for number, its in sorted(txn.partitions.items()):
+        vote = votes.get(number)
+        state: r.TxnState = "OPEN" if vote is None or vote.answer != "YES" else "PREPARED"
+        if row.state in ("FINALIZE_IN_PROGRESS", "ABORT_IN_PROGRESS"):
+            ended: r.TxnState = "COMMITTED" if row.state[0] == "F" else "ABORTED"
+            state = ended if its.done else row.state
+        waited = waited_ms(turn, row.txn_id, number)
+        answer = None if vote is None else vote.answer
+        found.append(r.PartInfo(number, its.scopes, state, votes_round, answer, waited))
+    return tuple(found)
+
+
+def note_counts(turn: Turn, txn_id: bytes) -> None:
+    """Log how many events the participants will commit, by their votes."""
+    votes = votes_of(turn, txn_id)
+    for partition, row in turn.open(txn_id).partitions.items():
+        vote = votes.get(partition)  # None: it is done already
+        after = vote and replace(row, committed=vote.committed, left_out=vote.left_out)
+        if after not in (None, row):
+            turn.put(k.partition_key(txn_id, partition), after)
 
 
 def decide(turn: Turn, txn_id: bytes) -> int:
-    """Log what the participants will commit. Returns the commit timestamp (C2)."""
+    """The commit timestamp, for which all participants have voted (C2). The votes are used up."""
     votes = votes_of(turn, txn_id)
     at = coordinator.commit_timestamp(votes, turn.next_timestamp())
     turn.hybrid_time = max(turn.hybrid_time, at)
-    for partition, row in turn.open(txn_id).partitions.items():
-        vote = votes[partition]
-        after = replace(row, committed=vote.committed, left_out=vote.left_out)
-        if after != row:
-            turn.put(k.partition_key(txn_id, partition), after)
     _forget_votes(turn.across, txn_id, votes)
-    turn.across.exactly.put(txn_id, None)
     return at
+
+
+def forget_messages(turn: Turn, txn_id: bytes) -> None:
+    """Drop votes, and messages that are sent again without an answer."""
+    partitions = turn.open(txn_id).partitions
+    for partition in partitions:
+        for kind in _KINDS:
+            turn.across.sent.put((txn_id, partition, kind), None)
+    _forget_votes(turn.across, txn_id, partitions)
 
 
 # -- in each turn --------------------------------------------------------------------------------------------
@@ -268,13 +327,16 @@ def advance(turn: Turn) -> None:
 def _end(turn: Turn, txn: OpenTxn) -> None:
     """Log COMMITTED or ABORTED, as all participants are done, and answer."""
     row, elsewhere = txn.row, txn.partitions.values()
-    for partition in txn.partitions:
-        for kind in _KINDS:
-            turn.across.sent.put((row.txn_id, partition, kind), None)
-    _forget_votes(turn.across, row.txn_id, txn.partitions)
+    forget_messages(turn, row.txn_id)
     turn.across.again_ms.put(row.txn_id, None)
     turn.across.exactly.put(row.txn_id, None)
     if row.state == "ABORT_IN_PROGRESS":
+        apart = [str(partition) for partition, one in txn.partitions.items() if one.committed]
+        if apart:
+            said = (
+                f"{row.reason}; committed at control partition {', '.join(apart)} alone, by force"
+            )
+            row = row._replace(reason=limits.cut(said))
         finish(turn, turn.move(row, "finalize_abort"))
         return
     reasons = [row.reason, *[one.reason for one in elsewhere]]

@@ -131,8 +131,6 @@ def _prepare(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
     gone = [stream for stream in sorted(txn.participants) if is_gone(turn.state, stream)]
     if gone:
         raise errors.StreamLost(f"{gone[0]} is lost: abort the transaction")
-    if ask.prepare is not None:
-        raise errors.CrossScope("prepares over several control partitions are not built yet")
     kept = shot_of(turn.state, txn_id)
     taken = () if kept is not None else _taken(turn, txn, ask)
     pending = r.PendingCommitRow((), False, taken, None, None, 0, prepare=ELSEWHERE)
@@ -143,19 +141,15 @@ def _prepare(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
     weighed = ending.weighed
     if weighed is None:
         check(kept is not None, "a participant votes whose journals were not weighed")
-        committed = 0 if kept is None else len(kept.events)
-        turn.put(k.txn_key(txn_id), turn.move(txn.row, "prepare", committed=committed))
-        turn.put(k.pending_key(txn_id), pending)
-        locking.take_back(turn, txn_id)
-        return None
-    if weighed.size > turn.settings.chunk_bytes:
-        raise errors.CrossScope(
-            f"{weighed.size:,} bytes at control partition {turn.settings.control_partition}: merges of more than "
-            f"{turn.settings.chunk_bytes:,} over several control partitions are not built yet"
-        )
-    row = turn.move(txn.row, "prepare", committed=weighed.committed, left_out=weighed.left_out)
+        committed, left_out, staged = 0 if kept is None else len(kept.events), 0, True
+    else:
+        committed, left_out = weighed.committed, weighed.left_out
+        staged = weighed.size <= turn.settings.chunk_bytes
+    row = turn.move(txn.row, "prepare", committed=committed, left_out=left_out)
     turn.put(k.txn_key(txn_id), row)
     turn.put(k.pending_key(txn_id), pending)
+    its = turn.state.coordinator_row(txn_id) or r.CoordinatorRow(0)
+    turn.put(k.coordinator_key(txn_id), replace(its, staged=staged))
     locking.take_back(turn, txn_id)
     return None
 
@@ -183,6 +177,13 @@ def _promise(turn: Turn, ask: r.AskVote) -> None:
     If a stream was lost since it was prepared, the vote says so: there is a way back until the decision (C4).
     """
     txn_id, its = ask.txn_id, turn.state.coordinator_row(ask.txn_id)
+    row = turn.row(txn_id)
+    if its is not None and row.state == "COMMITTED":  # by force: its timestamp is what it has
+        at = row.commit_timestamp
+        noted = replace(its, votes_round=ask.votes_round, prepare_timestamp=at, staged=True)
+        turn.put(k.coordinator_key(txn_id), noted)
+        _answer(turn, txn_id, "YES")
+        return
     txn = turn.open(txn_id)
     gone = [stream for stream in sorted(txn.participants) if is_gone(turn.state, stream)]
     if gone and txn.row.state == "PREPARED":
@@ -190,9 +191,12 @@ def _promise(turn: Turn, ask: r.AskVote) -> None:
         turn.put(k.coordinator_key(txn_id), noted)
         _answer(turn, txn_id, "NO", refuse(errors.StreamLost(f"{gone[0]} is lost: abort it")))
         return
+    check(its is not None, "a prepared participant has no row of its promise")
+    if its is None:
+        return
     before = turn.hybrid_time
-    after = participant.promise(its, ask, staged=True, fresh=turn.next_timestamp())
-    if its is not None and after.prepare_timestamp in (0, its.prepare_timestamp):
+    after = participant.promise(its, ask, staged=its.staged, fresh=turn.next_timestamp())
+    if after.prepare_timestamp in (0, its.prepare_timestamp):
         turn.hybrid_time = before
     if after != its:
         turn.put(k.coordinator_key(txn_id), after)
@@ -243,8 +247,13 @@ def _answer(
 def decided(turn: Turn, message: r.Decide) -> Action:
     """Carry out a decision. A merge waits until holds let it go; `advance` then says that it is done."""
     txn_id = message.txn_id
-    row = turn.state.txn_row(txn_id)
-    action = participant.decided(row, message, forgotten=turn.is_forgotten(txn_id))
+    row, its = turn.state.txn_row(txn_id), turn.state.coordinator_row(txn_id)
+    action = participant.decided(
+        row,
+        message,
+        forgotten=turn.is_forgotten(txn_id),
+        forced=its is not None and its.forced,
+    )
     if action is not Action.PASS:
         turn.across.asked.put(txn_id, None)
         parts_of_one_shots.forget_part(turn, txn_id)
@@ -256,38 +265,47 @@ def decided(turn: Turn, message: r.Decide) -> Action:
         )
         turn.put(k.txn_key(txn_id), aborted)
         _done(turn, txn_id, aborted, message.head.secret)
-    elif action is Action.MERGE:
-        _commit(turn, message)
+    elif action in (Action.STAGE, Action.MERGE):
+        commit_part(turn, txn_id, message.timestamp)
+    elif action is Action.ANSWER:
+        _answer(turn, txn_id, "YES")
     elif action is Action.DONE:
         _done(turn, txn_id, row, message.head.secret)
     return action
 
 
-def _commit(turn: Turn, message: r.Decide) -> None:
-    """Log that the transaction commits at the coordinator's timestamp. The merge follows, perhaps in this round."""
-    txn_id = message.txn_id
+def commit_part(turn: Turn, txn_id: bytes, timestamp: int) -> None:
+    """Log that the transaction commits, and its timestamp if that is known (0: it follows; C3).
+
+    Without a timestamp, only a merge that has to be staged begins. With it the merge follows.
+    """
     txn, pending = turn.open(txn_id), turn.open(txn_id).pending
     check(pending is not None, "a participant is prepared without the row that names its writers")
     if pending is None:
         return
-    turn.hybrid_time = max(turn.hybrid_time, message.timestamp)
-    row = turn.move(txn.row, "begin_commit", commit_timestamp=message.timestamp)
+    was_prepared = txn.row.state == "PREPARED"
+    turn.hybrid_time = max(turn.hybrid_time, timestamp)
+    row = turn.move(txn.row, "begin_commit", commit_timestamp=timestamp)
     turn.put(k.txn_key(txn_id), row)
-    take_exactly(turn, txn, pending.writers)
-    turn.put(k.pending_key(txn_id), replace(pending, decided=True))
+    if was_prepared:
+        take_exactly(turn, txn, pending.writers)
+        turn.put(k.pending_key(txn_id), replace(pending, decided=True))
+        if shot_of(turn.state, txn_id) is None:
+            for stream, epoch in sorted(txn.participants.items()):
+                journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
     holding.put_entry(turn, txn_id)
-    if shot_of(turn.state, txn_id) is not None:
-        return
-    for stream, epoch in sorted(txn.participants.items()):
-        journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
+    turn.merging.look_now(txn_id)
 
 
 def _done(turn: Turn, txn_id: bytes, row: r.TxnRow | None, secret: bytes | None) -> None:
     """Say that a decision is carried out. ``row``: None if it is purged, so the coordinator knows the counts."""
     here = turn.settings.control_partition
     done = r.Done(txn_id, here, 0, 0, 0 if row is None else row.rejected, "")
+    its = turn.state.coordinator_row(txn_id)
     if row is not None and row.state == "COMMITTED":
         done = replace(done, committed=row.committed, left_out=row.left_out, reason=row.reason)
+    elif row is not None and its is not None and its.forced:
+        done = replace(done, reason=f"aborted at control partition {here} alone ({row.reason})")
     turn.send(control_partition_of(txn_id), done, secret)
 
 
@@ -303,6 +321,11 @@ def advance(turn: Turn) -> None:
             turn.across.asked.put(txn_id, None)
             row = turn.row(txn_id)
             _done(turn, txn_id, row, row.secret)
+    for txn_id in turn.ready:
+        its = turn.state.coordinator_row(txn_id)
+        if its is not None and not its.staged:
+            turn.put(k.coordinator_key(txn_id), replace(its, staged=True))
+            _answer(turn, txn_id, "YES")
     if not turn.across.asked.is_empty:
         for _, ask in sorted(turn.across.asked.as_dict().items()):
             since = turn.work

@@ -1,0 +1,138 @@
+"""The coordinator's steps in a commit, or prepare, over several control partitions (`docs/inside/across.md`, 5).
+
+The coordinator's own part votes last, in the round of the decision, by the same checks as a commit within one
+control partition (`core.parts`). There are three decisions:
+
+- *with a timestamp*: all have voted with one, and the coordinator's part is merged in the same round;
+- *later*: a part has to be staged, so it is logged that the transaction commits; when all parts are staged, the
+  participants are asked for timestamps;
+- *prepared*: all have voted, and a program or a database decides. Its commit then goes on as the second one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from anabranch import errors
+from anabranch.core import parts
+from anabranch.core import rows as k
+from anabranch.core.across.coordinator import Step
+from anabranch.core.decisions.across import coordinating, holding, locking
+from anabranch.core.decisions.commit import judge, trying
+from anabranch.core.decisions.merge import merge_decided
+from anabranch.core.decisions.prepared import shot_of
+from anabranch.core.decisions.transactions import answer_decided, end_pending, journal_op
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.decisions.writers import receipts_here, take_exactly
+from anabranch.core.state import OpenTxn
+from anabranch.protocol.schemas import records as r
+
+_DECISIONS = (Step.DECIDE, Step.DECIDE_LATER, Step.PREPARE)
+
+
+def advance(turn: Turn) -> None:
+    """Take the next step of each commit with participants. Call it after the merges of the round."""
+    for txn_id in sorted(turn.state.committing) if turn.state.coordinated else ():
+        txn = turn.state.open.get(txn_id)
+        if txn is None or txn.pending is None or not txn.partitions:
+            continue
+        if txn.lacks_time:
+            since = turn.work
+            _go_on(turn, txn_id, txn)
+            turn.owe(txn.row.owner, since)
+        elif not txn.pending.decided:
+            with trying(turn, txn_id):
+                _coordinate(turn, txn_id, txn, txn.pending)
+
+
+def _coordinate(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommitRow) -> None:
+    """Take the next step of a commit that is not decided.
+
+    The others are asked when the journals here are read up to the receipts, so that they hold nothing meanwhile.
+    """
+    missing = coordinating.missing_text(turn, txn) if turn.wall_ms >= pending.deadline_ms else ""
+    if missing:
+        then = "aborted" if shot_of(turn.state, txn_id) else "still open"
+        end_pending(turn, txn_id, errors.NotReady(f"{missing}; the transaction is {then}"))
+        turn.hear(txn_id)
+    elif coordinating.has_asked(txn):
+        step = coordinating.next_step(turn, txn, own_stages=_is_big(turn, txn_id))
+        if step not in _DECISIONS:
+            coordinating.carry_out(turn, txn_id, step)
+        elif (ending := judge(turn, txn_id, txn, pending)) is not None:
+            _decide(turn, txn, pending, ending, step)
+        elif txn.row.state == "OPEN" and txn.pending is not None:
+            coordinating.hold_nothing(turn, txn_id)  # its part here has to wait
+    elif coordinating.may_ask(turn, txn_id) and turn.index.covers(
+        receipts_here(txn, pending.writers)
+    ):
+        later = pending.prepare is not None or _is_big(turn, txn_id)
+        coordinating.ask(turn, txn_id, "VOTE" if later else "TIMESTAMP")
+
+
+def _is_big(turn: Turn, txn_id: bytes) -> bool:
+    """Whether the part here may have to be staged. If it need not be in the end, that costs two messages more."""
+    return turn.index.uncommitted.size_of((txn_id,)) > turn.settings.chunk_bytes
+
+
+def _decide(
+    turn: Turn, txn: OpenTxn, pending: r.PendingCommitRow, ending: parts.Ending, step: Step
+) -> None:
+    """Log a decision, and merge the part here if that can be done now."""
+    txn_id, weighed, prepares = txn.row.txn_id, ending.weighed, step is Step.PREPARE
+    shot = shot_of(turn.state, txn_id)
+    here = receipts_here(txn, pending.writers)
+    # There is no way back, so it ends as prepared ones do, also if a stream is lost.
+    kept = replace(
+        pending, decided=True, writers=here, prepare=pending.prepare or coordinating.ELSEWHERE
+    )
+    waiting = end_pending(turn, txn_id, None) if prepares else []
+    if prepares:
+        ending.pending = kept
+    parts.hold(turn, ending)
+    changes = dict(ending.gains)
+    if weighed is not None:
+        changes |= {"committed": weighed.committed, "left_out": weighed.left_out}
+    elif shot is not None:
+        changes |= {"committed": len(shot.events)}
+    else:
+        raise errors.InvariantViolation("a commit is decided whose journals were not weighed")
+    coordinating.note_counts(turn, txn_id)
+    row = turn.move(txn.row, "prepare" if prepares else "begin_commit", **changes)
+    if step is Step.DECIDE:
+        row = turn.move(row, "begin_finalize", commit_timestamp=coordinating.decide(turn, txn_id))
+    elif step is Step.DECIDE_LATER:
+        row = turn.move(row, "begin_finalize")
+        coordinating.ask(turn, txn_id, "VOTE")
+    else:
+        coordinating.forget_messages(turn, txn_id)
+    turn.across.exactly.put(txn_id, None)
+    turn.put(k.txn_key(txn_id), row)
+    take_exactly(turn, txn, pending.writers)
+    locking.take_back(turn, txn_id)
+    for to in waiting:
+        turn.answer(to, row)
+    if prepares:
+        return
+    turn.put(k.pending_key(txn_id), kept)
+    holding.put_entry(turn, txn_id)
+    for stream, epoch in sorted(txn.participants.items()) if shot is None else ():
+        journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
+    answer_decided(turn, row)
+    merge_decided(turn, [txn_id])
+
+
+def _go_on(turn: Turn, txn_id: bytes, txn: OpenTxn) -> None:
+    """Take the next step of a commit that is decided without a timestamp."""
+    wait = turn.merging.waits.get(txn_id, None)
+    is_ready = wait is not None and wait.why == "timestamp"
+    step = coordinating.next_step(turn, txn, own_stages=not is_ready)
+    if step is not Step.DECIDE:
+        coordinating.carry_out(turn, txn_id, step)
+        return
+    coordinating.note_counts(turn, txn_id)
+    row = txn.row._replace(commit_timestamp=coordinating.decide(turn, txn_id))
+    turn.put(k.txn_key(txn_id), row)
+    holding.put_entry(turn, txn_id)
+    turn.merging.look_now(txn_id)
+    merge_decided(turn, [txn_id])

@@ -1,0 +1,307 @@
+"""What is decided later: staged merges, prepared transactions, and ends that an operator forces.
+
+By the leaders' real decisions; messages are passed by hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from anabranch.core import rows as k
+from anabranch.core.across.coordinator import Due, due
+from anabranch.core.transaction_states import born
+from anabranch.protocol.ids import FENCING_TOKEN_SIZE, NO_TXN, hash_of, txn_text
+from anabranch.protocol.schemas import records as r
+from tests.core.across.leaders import Leaders, losing
+from tests.core.across.test_leaders import assert_committed_once, settled
+from tests.core.harness import event
+from tests.core.labels import SECRET
+
+BIG = 5_000
+
+
+def begun(*big: str) -> Leaders:
+    """A transaction over nyc/a and ber/a, with much to merge into these streams."""
+    leaders = Leaders(chunk_bytes=1_000)
+    leaders.begin()
+    for stream in big:
+        leaders.write("A", "w1", stream, size=BIG)
+    leaders.seen.clear()
+    return leaders
+
+
+def staged(leaders: Leaders) -> str:
+    """Let time pass until all is staged and merged; what was answered."""
+    said = []
+    for ms in (0, 60, 60, 300, 600, 1_200, 1_200):
+        leaders.carry()
+        said.append(leaders.wait(ms))
+    return "; ".join(filter(None, said))
+
+
+# Which parts are staged, and the messages until that is done.
+@pytest.mark.parametrize(
+    ("big", "first"),
+    [
+        (["ber/a"], ["0>1 AskVote TIMESTAMP 1", "1>0 Vote YES 1", "0>1 Decide COMMIT"]),
+        (["nyc/a"], ["0>1 AskVote VOTE 1", "1>0 Vote YES 1", "0>1 Decide COMMIT"]),
+        (["nyc/a", "ber/a"], ["0>1 AskVote VOTE 1", "1>0 Vote YES 1", "0>1 Decide COMMIT"]),
+    ],
+)
+def test_what_is_big_is_decided_then_staged_then_dated(big: list[str], first: list[str]) -> None:
+    """C3: no chunk is copied before the decision (`Leaders.carry`). While chunks are copied, nothing is held."""
+    leaders = begun(*big)
+    leaders.commit()
+    assert leaders.settle() == ""
+    assert leaders.seen[:3] == first
+    assert leaders.states() == ["FINALIZE_IN_PROGRESS"] * 2
+    assert "OutcomeUnknown" in leaders[0].abort("A"), "there is no way back"
+    assert leaders[0].one_shot("B", event("nyc/a")) == "B COMMITTED 1"
+    assert leaders[1].one_shot("C", event("ber/a"), scope="ber") == "C COMMITTED 1"
+    assert f"[commit A] A COMMITTED {2 + len(big)}" in staged(leaders)
+    assert leaders.seen[-4:] == [
+        "0>1 AskVote TIMESTAMP 2", "1>0 Vote YES 2 at p", "0>1 Decide COMMIT", "1>0 Done",
+    ]  # fmt: skip
+    merges = leaders.merges()
+    assert [label for label, _ in merges["nyc/a"]] == ["B", "A"]
+    assert [label for label, _ in merges["ber/a"]] == ["C", "A"]
+    assert merges["nyc/a"][1] == merges["ber/a"][1]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("after", range(9))
+def test_a_successor_goes_on_with_a_staged_one_from_each_step(number: int, after: int) -> None:
+    leaders = begun("nyc/a", "ber/a")
+    leaders.commit()
+    for step in range(after):
+        leaders.deliver()
+        if step > 3:
+            leaders.carry()
+            leaders.all[step % 2].wait(10)
+    leaders.bag = [one for one in leaders.bag if one.sender != number]
+    leaders.lead(number)
+    staged(leaders)
+    assert leaders.states() == ["COMMITTED", "COMMITTED"]
+    assert_committed_once(leaders, "nyc/a", "ber/a")
+
+
+@pytest.mark.parametrize("stream", ["nyc/a", "ber/a"])
+def test_c4_a_stream_that_is_lost_while_merges_are_staged_is_left_out(stream: str) -> None:
+    leaders = begun("nyc/a", "ber/a")
+    leaders.commit()
+    leaders.settle()
+    leaders.lose(stream)
+    other = {"nyc/a": "ber/a", "ber/a": "nyc/a"}[stream]
+    assert f"A COMMITTED 2, 2 left out (2 events left out, as their stream is LOST: {stream})" in (
+        staged(leaders)
+    )
+    assert_committed_once(leaders, other)
+
+
+def test_c4_a_participant_that_could_say_no_is_told_that_it_is_decided() -> None:
+    """Its stream was lost before it knew: its no is not the end, and the decision is sent again."""
+    leaders = begun()
+    leaders.prepare()
+    assert leaders.settle() == "[prepare A] A PREPARED 2"
+    leaders.lose("ber/a")
+    with losing(leaders, r.Decide):
+        leaders.commit_prepared()
+        leaders.settle()
+    assert leaders.seen[-1] == "1>0 Vote NO 2"
+    assert "A COMMITTED 1, 1 left out" in settled(leaders)
+    row = born("begin", b"", 0, scope="nyc", owner="open")._replace(state="FINALIZE_IN_PROGRESS")
+    no = r.Vote(b"", 1, 2, "NO", 0, False, 0, 0, None, None)
+    found = list(due(row, r.VotesRow(2, "VOTE"), {1: r.PartitionRow(())}, {1: no}))
+    assert found == [Due(1, "commit_later"), Due(1, "ask")]
+
+
+# -- prepared ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_prepared_transaction_waits_for_its_program(commits: bool) -> None:
+    leaders = begun()
+    leaders.prepare()
+    assert leaders.settle() == "[prepare A] A PREPARED 2"
+    assert leaders.states() == ["PREPARED", "PREPARED"]
+    assert leaders[0].one_shot("B", event("nyc/a")) == "B COMMITTED 1", "it holds nothing"
+    assert leaders[1].one_shot("C", event("ber/a"), scope="ber") == "C COMMITTED 1"
+    leaders.lead(0)
+    leaders.lead(1)
+    leaders.seen.clear()
+    assert leaders.wait(10 * 60_000) == "", "it never expires"
+    assert leaders.seen == []
+    assert leaders.prepare() == "A PREPARED 2"
+    for one, found in zip(leaders.all, (1, 0), strict=True):
+        one.ask("list", r.ListTransactions(None, False, 10, prepared=True))
+        assert len(one.result.transactions) == found
+    if commits:
+        leaders.commit_prepared()
+        assert leaders.settle() == "[end A] A COMMITTED 2"
+        assert leaders.seen == [
+            "0>1 Decide COMMIT", "0>1 AskVote TIMESTAMP 2", "1>0 Vote YES 2 at p", "0>1 Decide COMMIT",
+            "1>0 Done",
+        ]  # fmt: skip
+        merges = leaders.merges()
+        assert merges["nyc/a"][1] == merges["ber/a"][1]
+    else:
+        assert leaders[0].abort("A") == "A ABORTED (aborted by a client)"
+        leaders.settle()
+        assert leaders.states() == ["ABORTED", "ABORTED"]
+
+
+def test_a_prepared_and_big_one_is_staged_after_its_programs_word() -> None:
+    leaders = begun("nyc/a", "ber/a")
+    leaders.prepare()
+    leaders.settle()
+    leaders.carry()
+    leaders.commit_prepared()
+    leaders.settle()
+    leaders.lead(0)
+    leaders.lead(1)
+    staged(leaders)
+    assert leaders.states() == ["COMMITTED", "COMMITTED"]
+    assert_committed_once(leaders, "nyc/a", "ber/a")
+
+
+def test_a_refused_prepare_leaves_all_open_and_can_be_repeated() -> None:
+    leaders = begun()
+    leaders.touch("A", "ber/a", leaders[0].writer("w2"))
+    receipt = leaders.receipt("A")
+    command = leaders[0].committing("A", own=(receipt,))
+    leaders[0].ask("prepare A", replace(command, prepare=r.Prepare(b"", b"a")))
+    assert leaders.settle() == "[prepare A] WritersUnfinished"
+    assert leaders.states() == ["OPEN", "OPEN"]
+    leaders.prepare()
+    assert "A PREPARED 2" in settled(leaders)
+    assert leaders[0].ask("other", replace(
+        leaders[0].committing("A", receipts=(receipt,)), prepare=r.Prepare(b"", b"b")
+    )) == "IllegalState"  # fmt: skip
+
+
+def test_events_of_other_control_partitions_do_not_fit_into_one_command_that_prepares() -> None:
+    leaders = Leaders()
+    command = r.PrepareEvents(
+        leaders[0].id("A"), "nyc", None, (event("nyc/a"), event("ber/a")), SECRET,
+        r.Prepare(b"", b""),
+    )  # fmt: skip
+    assert leaders[0].ask("prepare A", command) == "CrossScope"
+
+
+# -- positions ---------------------------------------------------------------------------------------------
+
+
+def test_positions_move_with_a_commit_whose_outputs_are_elsewhere() -> None:
+    leaders = Leaders()
+    fencing_token = bytes(FENCING_TOKEN_SIZE)
+    owner = hash_of("nyc/p", fencing_token)
+    row = r.ProcessorRow("nyc/p", 1, (r.ProcessorInput("nyc/a", "", 0, 0),), 1, "open")
+    task = r.TaskRow(1, owner, "me", 0, 0, NO_TXN, 0, 0, None, ())
+    leaders[0].log_rows([(k.processor_key("nyc/p"), row), (k.task_key("nyc/p", 0), task)])
+    begin = replace(leaders[0].beginning("A"), fencing_hash=owner)
+    leaders[0].ask("begin A", begin)
+    leaders.touch("A", "ber/a")
+    leaders.write("A", "w1", "ber/a")
+    step = r.TaskStep((0,), 1, (r.TaskPosition(0, 3, 0),))
+    consumed = r.Consumed("nyc/p", fencing_token, (step,))
+    command = leaders[0].committing("A", receipts=(leaders.receipt("A"),))
+    leaders[0].ask("commit A", replace(command, consumed=consumed))
+    with losing(leaders, r.Vote):
+        leaders.settle()
+    assert leaders[0].state.tasks["nyc/p", 0].sequence == 0, "nothing moves before the decision"
+    assert "A COMMITTED 1" in settled(leaders)
+    moved = leaders[0].state.tasks["nyc/p", 0]
+    assert (moved.sequence, moved.in_progress) == (1, None)
+    assert moved.positions == (r.TaskPosition(0, 3, 0),)
+    assert_committed_once(leaders, "ber/a")
+
+
+# -- claims ------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_that_gives_way_is_answered_alike_before_and_after_its_participants_end() -> None:
+    leaders = begun()
+    assert leaders[0].one_shot("B", event("nyc/a"), name="day") == "B COMMITTED 1"
+    leaders.commit(name="day")
+    with losing(leaders, r.Decide):
+        assert leaders.settle() == "[commit A] B COMMITTED 1"
+        assert leaders.states() == ["ABORT_IN_PROGRESS", "PREPARED"]
+        assert leaders.commit(name="day", asker="again") == "B COMMITTED 1"
+    settled(leaders)
+    assert leaders.states() == ["ABORTED", "ABORTED"]
+    assert leaders.commit(name="day", asker="again") == "B COMMITTED 1"
+    assert leaders.merges() == {"nyc/a": [("B", leaders[0].row("B").commit_timestamp)]}
+
+
+@pytest.mark.parametrize("what", ["name", "series"])
+def test_a_name_and_a_number_are_the_coordinators(what: str) -> None:
+    leaders = begun()
+    leaders.commit(name="day", number=None if what == "name" else 7)
+    assert leaders.settle() == "[commit A] A COMMITTED 2"
+    if what == "name":
+        assert [one.holder("day") for one in leaders.all] == ["A", "nobody"]
+    else:
+        assert [one.series("day") for one in leaders.all] == ["7 by A", "nowhere"]
+
+
+# -- forced ------------------------------------------------------------------------------------------------
+
+
+def force(leaders: Leaders, number: int, outcome: bool | None) -> str:
+    return leaders[number].ask("force", r.Force(leaders[0].id("A"), "P is gone", outcome))
+
+
+# How an operator ends the part of control partition 1, and what its coordinator does when it is led again.
+@pytest.mark.parametrize(
+    ("outcome", "then", "said", "states"),
+    [
+        (True, "commit", "A COMMITTED 2", ["COMMITTED", "COMMITTED"]),
+        (False, "commit", "[commit A] TransactionAborted", ["ABORTED", "ABORTED"]),
+        (True, "abort", "", ["ABORTED", "COMMITTED"]),
+        (False, "abort", "", ["ABORTED", "ABORTED"]),
+    ],
+)
+def test_a_part_is_forced_to_an_end_while_its_coordinator_can_not_be_led(
+    outcome: bool, then: str, said: str, states: list[str]
+) -> None:
+    leaders = begun()
+    leaders.commit()
+    leaders.deliver()
+    leaders.bag.clear()
+    assert force(leaders, 1, None) == "IllegalState"
+    with losing(leaders, r.Done, r.Vote):
+        force(leaders, 1, outcome)
+        leaders[1].turn()
+        leaders.collect()
+    how = "commit" if outcome else "abort"
+    assert [row.what for one in leaders[1].rounds for row in one.audit] == [
+        (
+            f"the part here of {txn_text(leaders[0].id('A'))} of open, presumed to {how} without its coordinator, "
+            "control partition 0: 'P is gone'"
+        )
+    ]
+    if then == "abort":
+        leaders[0].abort("A")
+    assert said in settled(leaders)
+    assert leaders.states() == states
+    assert force(leaders, 1, not outcome) == "IllegalState"
+    if states == ["ABORTED", "COMMITTED"]:
+        assert "committed at control partition 1 alone, by force" in leaders[0].row("A").reason
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_c4_a_stuck_merge_is_left_out_and_the_others_commit(number: int) -> None:
+    leaders = begun("nyc/a", "ber/a")
+    leaders.commit()
+    leaders.settle()
+    leaders.carry()
+    leaders.wait(60)
+    assert force(leaders, number, False) == "IllegalState", "nothing stops it"
+    leaders[number].memory.merging.wait(leaders[0].id("A"), "torn", leaders[number].now_ms, 0)
+    assert force(leaders, number, False).startswith("A FINALIZE_IN_PROGRESS")
+    assert "A COMMITTED 2, 2 left out (2 events left out, as their merge was forced" in (
+        staged(leaders)
+    )
+    assert_committed_once(leaders, ["ber/a", "nyc/a"][number])
