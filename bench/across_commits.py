@@ -12,23 +12,18 @@ elsewhere, and takes two messages before its decision.
 from __future__ import annotations
 
 import statistics
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Literal
 
 import anabranch
-from anabranch.infra.broker import EmbeddedBroker
 from anabranch.protocol.ids import control_partition_of
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas.codec import LEVEL
 from bench import setting
 from bench.oneshot import EVENTS, VALUE, Figures, measure
 
-# As long as no option of the product allows such transactions, this command line does.
-MODULE = "tests.controller_across"
 WITHIN, OVER = ("across-0/a", "across-0/b"), ("across-0/a", "across-1/a")
 OTHER = "across-0/c"
 IN_FLIGHT = 64
@@ -46,14 +41,10 @@ def run(*, quick: bool = False) -> dict[str, Any]:
     rounds, seconds = (1, 2.0) if quick else (5, 6.0)
     found: dict[str, list[Figures]] = {}
     with (
-        EmbeddedBroker() as broker,
-        tempfile.TemporaryDirectory(prefix="anabranch-bench-") as folder,
-        setting.controller(
-            broker.bootstrap, Path(folder), ["--control-partitions", "2"], module=MODULE
-        ),
-        anabranch.connect(broker.bootstrap, timeout=60) as client,
+        setting.place("--control-partitions", "2") as place,
+        anabranch.connect(place.bootstrap, timeout=60) as client,
     ):
-        with anabranch.connect(broker.bootstrap, lane=ADMIN_LANE) as operator:
+        with anabranch.connect(place.bootstrap, lane=ADMIN_LANE) as operator:
             operator.feature_level(raise_to=LEVEL)
         for stream in (*WITHIN, OVER[1], OTHER):
             client.create_stream(stream, 2)
