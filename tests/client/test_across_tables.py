@@ -12,14 +12,15 @@ from anabranch.client.client import Client
 from anabranch.client.replica import Replica
 from anabranch.errors import CrossScope, IllegalState, LocksBroken
 from anabranch.protocol.ids import control_partition_of
+from anabranch.protocol.schemas.codec import LEVEL
 from anabranch.testing import MemoryCluster
 from tests.tables.test_isolation import HERMITAGE, play
 
 HERE, THERE = TABLES = ("ams/t", "ber/t")  # on control partitions 0 and 1
 
 
-def cluster_of(count: int = 2, *, across: bool = True) -> MemoryCluster:
-    made = MemoryCluster(control_partitions=count, controllers=count, across=across)
+def cluster_of(count: int = 2, *, level: int = LEVEL) -> MemoryCluster:
+    made = MemoryCluster(control_partitions=count, controllers=count, feature_level=level)
     with made.connect() as client:
         for number, table in enumerate(TABLES):
             client.create_table(table)
@@ -232,8 +233,8 @@ def copy_elsewhere(replica: Replica, keepalive: float | None) -> None:
         txn.commit()
 
 
-def test_where_it_is_switched_off_each_transaction_has_one_control_partition() -> None:
-    client = cluster_of(across=False).connect()
+def test_below_level_4_each_transaction_has_one_control_partition() -> None:
+    client = cluster_of(level=3).connect()
     with client.replica(*TABLES) as replica:
         for keepalive in (None, 60):
             with pytest.raises(CrossScope):
