@@ -45,10 +45,7 @@ if TYPE_CHECKING:
     from anabranch.client.table_access import (
         Isolation,
     )
-    from anabranch.client.table_transaction import (
-        JoinedTransaction,
-        TableTransaction,
-    )
+    from anabranch.client.table_transaction import JoinedTransaction, TableTransaction
     from anabranch.client.transaction import Transaction
     from anabranch.client.write_session import (
         Flush,
