@@ -1254,8 +1254,8 @@ class Session:
 
 def _apart(one: str, here: int, other: str, there: int) -> CrossScope:
     return CrossScope(
-        f"scope {one!r} is on control partition {here} and {other!r} on {there}: one transaction is of one control "
-        "partition; make new scopes with `near`"
+        f"scope {one!r} is on control partition {here} and {other!r} on {there}: below feature level 4, a transaction "
+        "is of one control partition. Raise it (`anabranch cluster feature --raise 4`), or make new scopes with `near`"
     )
 
 
