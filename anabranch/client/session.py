@@ -439,7 +439,9 @@ class Session:
         for scope in scopes:
             here, there = (self.find_scope(one, deadline) for one in (first, scope))
             if here != there:
-                raise _apart(first, here, scope, there)
+                raise CrossScope(
+                    f"scope {first!r} is on control partition {here} and {scope!r} on {there}: this call needs all on one"
+                )
         return first
 
     def are_together(self, scopes: Iterable[str], deadline: float) -> bool:
