@@ -439,7 +439,9 @@ class Session:
         for scope in scopes:
             here, there = (self.find_scope(one, deadline) for one in (first, scope))
             if here != there:
-                raise _apart(first, here, scope, there)
+                raise CrossScope(
+                    f"scope {first!r} is on control partition {here} and {scope!r} on {there}: this call needs all on one"
+                )
         return first
 
     def are_together(self, scopes: Iterable[str], deadline: float) -> bool:
@@ -1254,8 +1256,8 @@ class Session:
 
 def _apart(one: str, here: int, other: str, there: int) -> CrossScope:
     return CrossScope(
-        f"scope {one!r} is on control partition {here} and {other!r} on {there}: one transaction is of one control "
-        "partition; make new scopes with `near`"
+        f"scope {one!r} is on control partition {here} and {other!r} on {there}: below feature level 4, a transaction "
+        "is of one control partition. Raise it (`anabranch cluster feature --raise 4`), or make new scopes with `near`"
     )
 
 

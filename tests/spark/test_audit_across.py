@@ -91,7 +91,10 @@ def test_nothing_is_found_in_real_streams_of_two_control_partitions(
                     for number in to:
                         txn.write(streams[number], b"v", key=b"k")
                     txn.flush()
-                    _ = txn.commit() if commits else txn.abort()
+                    if commits:
+                        txn.commit()
+                    else:
+                        txn.abort()
         for stream in streams:
             report = audit(spark, Connection(broker.bootstrap, prefix, 60.0, ()), [stream])
             assert report.breaches == 0, report.to_json()

@@ -53,11 +53,10 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     _check(turn, command)
     row = turn.state.txn_row(command.txn_id)
     if control_partition_of(command.txn_id) != turn.settings.control_partition:
-        if row is None:
+        if (
+            row is None
+        ):  # else it is repeated: the coordinator alone answers it, as it knows the whole
             _wait(turn, command, to)
-        elif to is not None:
-            _check_secret(row, command)
-            turn.answer(to, row, full=False)
     elif row is None:
         _begin(turn, command, to)
     else:
