@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import random
 import statistics
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, Literal
 
 import anabranch
 from anabranch.client.replica import Replica
 from anabranch.client.table_transaction import TableTransaction
-from anabranch.infra.broker import EmbeddedBroker
 from anabranch.protocol.ids import control_partition_of
+from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.protocol.schemas.codec import LEVEL
 from bench import setting
 from bench.oneshot import EVENTS, VALUE, Figures, measure
 
@@ -49,12 +48,12 @@ def run(*, quick: bool = False) -> dict[str, Any]:
     rounds, seconds = (1, 2.0) if quick else (5, 6.0)
     found: dict[str, list[Figures]] = {}
     with (
-        EmbeddedBroker() as broker,
-        tempfile.TemporaryDirectory(prefix="anabranch-bench-") as folder,
-        setting.controller(broker.bootstrap, Path(folder), ["--control-partitions", "2"]),
-        anabranch.connect(broker.bootstrap, timeout=60) as client,
+        setting.place("--control-partitions", "2") as place,
+        anabranch.connect(place.bootstrap, timeout=60) as client,
         ExitStack() as stack,
     ):
+        with anabranch.connect(place.bootstrap, lane=ADMIN_LANE) as operator:
+            operator.feature_level(raise_to=LEVEL)
         for stream in (*WITHIN, OVER[1], OTHER):
             client.create_stream(stream, 2)
         served = [control_partition_of(client.transact(_write([s])).txn_id) for s in OVER]
