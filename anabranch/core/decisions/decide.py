@@ -11,7 +11,6 @@ from anabranch.core.decisions import (
     claims,
     cleanup,
     commit,
-    forcing,
     lanes,
     merge,
     one_shot,
@@ -23,7 +22,7 @@ from anabranch.core.decisions import (
     transactions,
     writers,
 )
-from anabranch.core.decisions.across import deciding, holding, receiving
+from anabranch.core.decisions.across import deciding, forcing, holding, receiving
 from anabranch.core.decisions.times import check_waits, observed
 from anabranch.core.decisions.turn import Turn, attempt
 from anabranch.core.locks import registering, row_turns, segment_locks
