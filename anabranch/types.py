@@ -317,6 +317,9 @@ class OpenTransaction:
       at most 100 each, 10 in lists. They have ``stream``, ``segment``, ``txn_id`` (who has it), ``owner``,
       ``held_ms``, ``left_ms`` (until the hold limit; -1: it is committing, or prepared) and ``waiting`` (ids; empty
       in lists, and in ``asks`` this transaction alone).
+    - ``partitions``: its parts on other control partitions than its coordinator's. They have ``partition``,
+      ``scopes``, ``state``, ``votes_round``, ``vote`` (None: none that counts), and ``waited_ms``, for which the
+      coordinator has been waiting for an answer (-1: it waits for none).
     """
 
     info: TransactionInfo
@@ -334,6 +337,7 @@ class OpenTransaction:
     ends: str = ""
     locked_segments: tuple[r.LockedSegment, ...] = ()
     asks: tuple[r.LockedSegment, ...] = ()
+    partitions: tuple[r.PartInfo, ...] = ()
 
 
 class TimelineStep(NamedTuple):
@@ -341,8 +345,9 @@ class TimelineStep(NamedTuple):
     controller that decided, or of the broker that ended the round; ``clock`` says which.
 
     ``what``: id made, leader, begun, touched, joined, receipt, locked, prepared, commit asked, decided, staging,
-    staged, merged, readable or aborted. ``about``: the stream, writer, leader or reason. ``waited_for``: what had
-    to happen between the step before and this one; empty if the logs do not say.
+    staged, merged, readable or aborted; of a transaction over several control partitions also part opened, votes
+    asked, votes taken back and part ended. ``about``: the stream, writer, leader or reason. ``waited_for``: what
+    had to happen between the step before and this one; empty if the logs do not say.
     """
 
     at_ms: int
@@ -570,6 +575,7 @@ def open_of(info: r.OpenInfo) -> OpenTransaction:
         info.ends,
         info.locked_segments,
         info.asks,
+        info.partitions,
     )
 
 

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from bench import (
     across,
+    across_commits,
     adds,
     aio,
     big_table,
@@ -185,6 +186,10 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
     "across": (
         "one snapshot of three control partitions against one of a single one",
         _on_own(across),
+    ),
+    "across_commits": (
+        "short transactions over two control partitions against those within one",
+        _on_own(across_commits),
     ),
     "lookups": ("snapshots of the past, by the length of the history", _on_cluster(lookups)),
     "trouble": ("small commits while other streams are in trouble", _on_own(trouble)),

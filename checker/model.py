@@ -355,3 +355,8 @@ class History:
         """The clock of a scope or stream: scopes of one control partition have the same, and share transactions."""
         scope = name.split("/")[0]
         return self.near.get(scope, scope)
+
+    def clocks_of(self, txn: Txn) -> list[str]:
+        """The clocks of a transaction's scope, and of all streams in which it is: its time is later by each."""
+        names = {txn.scope, *[record.line.stream for record in txn.records]} - {""}
+        return sorted({self.clock_of(name) for name in names})

@@ -49,10 +49,10 @@ def facts(history: History) -> dict[str, list[Fact]]:
     """Clock -> commit timestamps in answers, and those that readers by the history got."""
     found: dict[str, list[Fact]] = defaultdict(list)
     for txn in history.all_txns:
-        clock = history.clock_of(txn.scope or next((r.line.stream for r in txn.records), ""))
-        for answer in txn.answered("committed") if clock else ():
-            if answer.timestamp is not None:
-                found[clock].append((answer.op, answer.timestamp, (txn, answer.op)))
+        for clock in history.clocks_of(txn):
+            for answer in txn.answered("committed"):
+                if answer.timestamp is not None:
+                    found[clock].append((answer.op, answer.timestamp, (txn, answer.op)))
     for reader in history.readers.values():
         for poll in reader.polls if reader.mode != "raw" else ():
             if not poll.ok:
@@ -75,7 +75,8 @@ def questions(history: History) -> dict[str, list[Question]]:
     found: dict[str, list[Question]] = defaultdict(list)
     for txn in history.txns.values():
         if txn.is_committed and txn.timestamp is not None and txn.first_asked is not None:
-            found[history.clock_of(txn.scope)].append((txn.first_asked, txn))
+            for clock in history.clocks_of(txn):
+                found[clock].append((txn.first_asked, txn))
     for event in history.events.values():
         if event.txn is None and event.timestamp is not None:
             found[history.clock_of(event.stream)].append((event.op, event))

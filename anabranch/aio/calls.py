@@ -45,10 +45,7 @@ if TYPE_CHECKING:
     from anabranch.client.table_access import (
         Isolation,
     )
-    from anabranch.client.table_transaction import (
-        JoinedTransaction,
-        TableTransaction,
-    )
+    from anabranch.client.table_transaction import JoinedTransaction, TableTransaction
     from anabranch.client.transaction import Transaction
     from anabranch.client.write_session import (
         Flush,
@@ -1816,9 +1813,11 @@ class AsyncClient(Handle):
             ),
         )
 
-    async def safe_time(self, streams: Sequence[str], *, timeout: float | None = None) -> int:
+    async def safe_time(
+        self, streams: Sequence[str], at: int | None = None, *, timeout: float | None = None
+    ) -> int:
         """As `Client.safe_time`."""
-        return await self._waits.call(self._blocking.safe_time, streams, timeout=timeout)
+        return await self._waits.call(self._blocking.safe_time, streams, at, timeout=timeout)
 
     async def progress(
         self, streams: str | Sequence[str], group: str, *, timeout: float | None = None

@@ -69,6 +69,9 @@ CHECKS: dict[str, Kind] = {
     "status-count": Kind(
         "transactions", "has as many events in all streams together as its row says"
     ),
+    "across": Kind(
+        "parts", "ended as its transaction did on the other control partitions, at the same time"
+    ),
     "receipt": Kind("receipts", "has the count and checksums of the writer's events in the stream"),
     "journal-content": Kind("writers", "has each of its journal records once in the stream"),
     "journal-order": Kind("writers", "has the events of each key in the journal's order"),

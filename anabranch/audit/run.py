@@ -136,6 +136,7 @@ class _Audit:
         known = _known(status, streams)
         status_of.check_status(matched, known.expired_ms, findings)
         self._ledger(ledger, there.control_partition, status, known.expired_ms)
+        self._across(there.control_partition, status)
         events_of.check_events(placed, matched, _named(sound), findings)
         events_of.check_counts(placed, ranges, findings)
         lives = {s: extents[s].since if s in extents else MAX for s in there.again}
@@ -172,6 +173,19 @@ class _Audit:
         if rows:
             decided = self._spark.createDataFrame(rows, "txn_id binary, outcome string")
             status_of.check_ledger(status, decided, expired_ms, self._findings)
+
+    def _across(self, here: int, status: DataFrame) -> None:
+        """Compare with other control partitions. Their status is read later: it has what was decided here."""
+        topic = status_topic(self._connection.prefix)
+        count, others = self._log.describe_topics([topic])[topic].partitions, {}
+        for number in status_of.elsewhere(status, here):
+            rows = status.limit(0)  # a record that names no control partition of this cluster
+            if number < count:
+                place = TopicPartition(topic, number)
+                end = self._log.end_offsets([place], committed=False)[place]
+                rows = read_status(self._spark, self._connection, number, end, 0)
+            others[number] = self._findings.keep(rows)
+        status_of.check_across(status, here, others, self._findings)
 
     # -- reading --------------------------------------------------------------------------------------
 

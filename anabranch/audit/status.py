@@ -14,6 +14,10 @@ from anabranch.audit.tables import COMMIT
 from anabranch.core.rows import Entry
 from anabranch.protocol.ids import MARK_MS, NO_TXN
 
+# A transaction's id has its coordinator's control partition, and the Unix milliseconds when it was made.
+_COORDINATOR = "cast(conv(hex(substring(txn_id, 1, 2)), 16, 10) as int)"
+_MADE_MS = "cast(conv(hex(substring(txn_id, 3, 6)), 16, 10) as long)"
+
 
 def commits_of(ranges: DataFrame) -> DataFrame:
     """Each transaction, from all histories together."""
@@ -60,6 +64,11 @@ def match(status: DataFrame, commits: DataFrame, elsewhere: DataFrame, asked: As
     rows = status.where(F.col("entry") == Entry.TXN).select(
         "txn_id", "scope", "state", "timestamp", "committed"
     )
+    # A coordinator's row has the events of all parts, and only its own part is in these streams.
+    parts = status.where((F.col("entry") == Entry.PARTITION) & F.col("committed").isNotNull())
+    parts = parts.groupBy("txn_id").agg(F.sum("committed").alias("in_parts"))
+    own = F.col("committed") - F.coalesce("in_parts", F.lit(0))
+    rows = rows.join(parts, "txn_id", "left").withColumn("committed", own).drop("in_parts")
     touched = (
         status.where(F.col("entry") == Entry.PARTICIPANT)
         .join(F.broadcast(cut), "stream", "left")
@@ -91,6 +100,78 @@ def match(status: DataFrame, commits: DataFrame, elsewhere: DataFrame, asked: As
         )
         .withColumn("fits", F.col("has_row") & (F.col("told") == F.col("committed")))
     )
+
+
+def elsewhere(status: DataFrame, here: int) -> list[int]:
+    """The control partitions that coordinate transactions of this status log, or take part in them."""
+    coordinator = F.expr(_COORDINATOR)
+    txns = status.where((F.col("entry") == Entry.TXN) & (coordinator != here))
+    parts = status.where(F.col("entry") == Entry.PARTITION)
+    found = txns.select(coordinator.alias("other")).union(parts.select("partition")).distinct()
+    return sorted(row["other"] for row in found.collect())
+
+
+# The fate of a transaction by a row: what it is, or is certain to become.
+_FATE = """case when {0}state in ('COMMITTED', 'FINALIZE_IN_PROGRESS') then 'COMMITTED'
+    when {0}state in ('ABORTED', 'ABORT_IN_PROGRESS') then 'ABORTED' else {0}state end"""
+_ACROSS = (
+    Rule(
+        "across",
+        "judged and their_state is null and not old",
+        "a row on control partition {other}",
+        "none, and it is not old enough to be forgotten",
+    ),
+    Rule(
+        "across",
+        "judged and their_state is not null and (their_fate != state or their_timestamp != timestamp)",
+        "{their_fate} at {their_timestamp}, as on control partition {other}",
+        "{state} at {timestamp}",
+    ),
+)
+
+
+def check_across(
+    status: DataFrame, here: int, others: Mapping[int, DataFrame], findings: Findings
+) -> None:
+    """Compare the ends of transactions with those on other control partitions, whose status was read later.
+
+    Participants are compared with their coordinator, and the other way round. ``others``: their status logs.
+    """
+    txns = status.where(F.col("entry") == Entry.TXN)
+    coordinator = F.expr(_COORDINATOR)
+    parts = status.where(F.col("entry") == Entry.PARTITION)
+    pairs = parts.select("txn_id", F.col("partition").alias("other")).union(
+        txns.where(coordinator != here).select("txn_id", coordinator.alias("other"))
+    )
+    theirs = None
+    for number, rows in others.items():
+        expired = rows.where(F.col("entry") == Entry.ROUND).agg(F.max("expired_ms")).collect()
+        its = rows.where(F.col("entry") == Entry.TXN).select(
+            "txn_id",
+            F.lit(number).alias("other"),
+            F.col("state").alias("their_state"),
+            F.col("timestamp").alias("their_timestamp"),
+        )
+        ours = pairs.where(F.col("other") == number).withColumn(
+            "expired", F.lit(expired[0][0] or 0)
+        )
+        its = ours.join(its, ["txn_id", "other"], "left")
+        theirs = its if theirs is None else theirs.unionByName(its)
+    if theirs is None:
+        findings.add("across", 0)
+        return
+    both = txns.select("txn_id", "state", "timestamp").join(theirs, "txn_id")
+    rows = findings.keep(
+        both.withColumns(
+            {
+                "judged": F.expr("state in ('COMMITTED', 'ABORTED')"),
+                "their_fate": F.expr(_FATE.format("their_")),
+                "old": F.expr(f"their_state is null and {_MADE_MS} <= expired"),
+            }
+        )
+    )
+    findings.count(rows, {"across": ("judged and not old", "judged and old")})
+    findings.judge(rows, _ACROSS, stream="''", partition="other", offset="null")
 
 
 _RULES = (
@@ -126,8 +207,6 @@ _COUNTS: Counts = {
     "status-seen": ("is_committed and seen is not null", "false"),
     "status-count": ("counted and not cut", "old or counted and cut"),
 }
-# Unix milliseconds of a transaction's begin, which are in its id.
-_MADE_MS = "cast(conv(hex(substring(txn_id, 3, 6)), 16, 10) as long)"
 
 
 def check_status(matched: DataFrame, expired_ms: int, findings: Findings) -> None:

@@ -21,7 +21,14 @@ from anabranch.audit.log import (
     records_of,
 )
 from anabranch.core.history_records import OWN, ends_in
-from anabranch.core.rows import ROUND_KEY, Entry, forgotten_key, scope_key, stream_key
+from anabranch.core.rows import (
+    ROUND_KEY,
+    Entry,
+    forgotten_key,
+    partition_of,
+    scope_key,
+    stream_key,
+)
 from anabranch.core.stream_states import ACTIVE, GIVEN_UP
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownScope
 from anabranch.kafka.log import KafkaLog
@@ -35,6 +42,7 @@ from anabranch.protocol.schemas.records import (
     ForgottenRow,
     LowWaterRow,
     ParticipantRow,
+    PartitionRow,
     PlainRow,
     PreparedRow,
     RoundRow,
@@ -129,7 +137,7 @@ def _history_rows(span: Span, batches: Iterable[RawBatch]) -> Iterator[dict[str,
 _RAW = columns("partition int32, offset int64, key binary, value binary, written int64")
 # Each extent of a receipt is a row, with the highest time that its writer had seen as ``timestamp``. ``offset``: of
 # low waters and plain writes. A PREPARED row has its secret's hash as ``writer``, and Unix milliseconds as
-# ``timestamp``.
+# ``timestamp``. A PARTITION row has the control partition of a participant, and how many events that committed.
 STATUS = columns(
     "entry int32, txn_id binary, scope string, state string, timestamp int64, committed int64, "
     "expired_ms int64, stream string, reference int32, writer binary, partition int32, "
@@ -152,6 +160,7 @@ _OF_INTEREST = tuple(
             Entry.PARTICIPANT,
             Entry.WRITER,
             Entry.PREPARED,
+            Entry.PARTITION,
         ),
     )
 )
@@ -243,6 +252,8 @@ def _status_rows(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
         yield common | {"stream": row.stream, "partition": row.partition, "offset": row.offset}
     elif isinstance(row, PreparedRow):
         yield common | {"writer": row.prepare.by, "timestamp": row.prepared_ms}
+    elif isinstance(row, PartitionRow):
+        yield common | {"partition": partition_of(key[17:]), "committed": row.committed}
     elif isinstance(row, RoundRow):
         yield common | {"timestamp": row.hybrid_time, "expired_ms": row.expired_ms}
 

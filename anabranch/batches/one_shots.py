@@ -14,6 +14,7 @@ import numpy as np
 
 from anabranch.batches.framing import kernels
 from anabranch.core.command_events import COLUMNS, RUN_COLUMNS, CommandEvents, EventRun, SomeEvents
+from anabranch.protocol.ids import TXN_ID_SIZE
 from anabranch.protocol.schemas import fast
 from anabranch.protocol.schemas.codec import decode
 
@@ -73,6 +74,7 @@ class EventCopies:
 
     def __init__(self) -> None:
         self._payloads: list[bytes] = []
+        self._last = b""  # the commit of the part that was made last
         self._size = 0
         self._events = 0
         self._arrays: tuple[Any, Any] | None = None
@@ -80,10 +82,12 @@ class EventCopies:
     def part(self, events: SomeEvents, timestamp_ms: int, txn: bytes) -> EventPart:
         """Make a part, which `anabranch.batches.packer.Packer.events` takes. ``txn``: the value of ab.txn."""
         payload = events.of.payload
-        # The parts of one command are made one after the other.
-        if not self._payloads or self._payloads[-1] is not payload:
+        # The parts of one commit are made one after the other. Two commits may have the same bytes, as rows with
+        # equal events are decoded once.
+        if self._last != txn[:TXN_ID_SIZE] or self._payloads[-1] is not payload:
             self._payloads.append(payload)
             self._size += len(payload)
+            self._last = txn[:TXN_ID_SIZE]
         self._events += len(events)
         txn = kernels().events.TXN_START + txn
         return EventPart(events, timestamp_ms, txn, self._size - len(payload))

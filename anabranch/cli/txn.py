@@ -215,7 +215,7 @@ def describe(
         bool, option("--timeline", "Show when each step happened, and what it waited for.")
     ] = False,
 ) -> None:
-    """Show a transaction: its state and outcome, streams, writers, locks, and the progress of its merge."""
+    """Show a transaction: state, outcome, streams, writers, locks, control partitions, merge."""
     if watch and timeline:
         raise InvalidArgument("give --watch or --timeline, not both")
     with options.client() as client:
@@ -234,6 +234,14 @@ def describe(
             time.sleep(_WATCH_S)
 
 
+_PART_COLUMNS: Columns = (
+    "control_partition",
+    "scopes",
+    "state",
+    Column("round of votes", "votes_round"),
+    "vote",
+    Column("waited for", _span_of("waited_s")),
+)
 _TIMELINE_COLUMNS: Columns = (
     "at",
     Column("since begun, ms", "since_begun_ms"),
@@ -432,11 +440,12 @@ def _show(
         fields["… which are locked by"] = ", ".join(sorted({one["txn_id"] for one in segments[1]}))
     if waiting := sorted({txn_id for one in segments[0] for txn_id in one["waiting"]}):
         fields["others wait"] = ", ".join(waiting)
-    writers = fields.pop("writers")
+    writers, parts = fields.pop("writers"), fields.pop("control_partitions", ())
     fields["commit_timestamp"] = fields["commit_timestamp"] or None
     fields |= counts if info.state in _FINISHED else {}
     columns = ("writer", Column("label", lambda row: row.get("label")), "events", "finished")
     tables = [Grid("Writers", writers, columns)] if writers else []
+    tables += [Grid("Parts on other control partitions", parts, _PART_COLUMNS)] if parts else []
     print_result(document, *merge, fields_of("Transaction", fields), *tables, as_json=as_json)
 
 

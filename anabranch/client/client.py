@@ -935,13 +935,19 @@ class Client:
         self._shared.check()
         return self._session.control_partitions(streams, self._shared.deadline(None))
 
-    def safe_time(self, streams: Sequence[str], *, timeout: float | None = None) -> int:
-        """A hybrid time of now: the streams have all commits up to it, and get no more of them.
+    def safe_time(
+        self, streams: Sequence[str], at: int | None = None, *, timeout: float | None = None
+    ) -> int:
+        """A hybrid time up to which the streams have all commits, and get no more of them.
 
-        Every commit that was answered before this call has a time up to it. Raises: UnknownScope, NotReady,
-        DeadlineExceeded, NotAuthorized.
+        ``at``: at or above this time, which a record of such a stream has. None: a time of now: every commit that
+        was answered before this call has a time up to it. Raises: UnknownScope, NotReady, DeadlineExceeded,
+        NotAuthorized.
         """
-        return self._session.instant(streams, None, self._shared.checked_deadline(timeout))
+        deadline = self._shared.checked_deadline(timeout)
+        if at is None:
+            return self._session.instant(streams, None, deadline)
+        return self._session.reach(streams, at, deadline)
 
     # -- typed streams ------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from anabranch.client.own_writes import Writers
 from anabranch.client.row_chain import Chain, Member
 from anabranch.client.shared import Shared
 from anabranch.client.table_access import Isolation
-from anabranch.client.table_locks import explained
+from anabranch.client.table_locks import explained, name_tables
 from anabranch.client.table_transaction import JoinedTransaction, TableTransaction
 from anabranch.client.transact import ownership_of, transact
 from anabranch.client.writer import join
@@ -63,8 +63,6 @@ class Replica(ReadReplica):
     def __init__(self, shared: Shared, ports: ReaderPorts, settings: ReplicaSettings) -> None:
         super().__init__(ports, ControllerTimes(shared), settings)
         self._shared = shared
-        # Several control partitions serve its tables: it has snapshots, and no transactions.
-        self._is_apart = not shared.session.serves_all(self.tables, shared.deadline(None))
         self._chain = Chain(shared.session, self.observe, self._newest_from, self.tables)
 
     def begin(
@@ -86,11 +84,10 @@ class Replica(ReadReplica):
         ``writers``: 'all' also reads what the transaction's other processes wrote, once they have finished
         (`TableTransaction.refresh`); they can't read the writes of this handle, which never finishes.
         ``ownership``: the ownership of the tasks whose positions the commit will move. ``timeout``: seconds to
-        catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`; CrossScope (the tasks are on another
-        control partition).
+        catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`.
         """
         _check(isolation, writers)
-        view = self._newest(ownership, self.deadline(timeout), fresh=fresh)
+        view = self._newest(self.deadline(timeout), fresh=fresh)
         return TableTransaction(
             self._shared, self, view, isolation, keepalive, writers, ownership=ownership
         )
@@ -104,18 +101,10 @@ class Replica(ReadReplica):
         view = self._open_snapshot(wanted, None, self.deadline(None))
         return TableTransaction(self._shared, self, view, "serializable", ownership=ownership)
 
-    def _newest(
-        self, ownership: TaskOwnership | None, deadline: float, *, fresh: bool
-    ) -> TableSnapshot:
+    def _newest(self, deadline: float, *, fresh: bool) -> TableSnapshot:
         """A snapshot with the last commit that broke locks here and, if ``fresh``, all that this client saw."""
-        self._check_together(deadline, "" if ownership is None else ownership.scope)
         seen = self._controller.last_timestamp if fresh else 0
         return self._open_snapshot(max(1, seen, self.broken_at), None, deadline)
-
-    def _check_together(self, deadline: float, also: str = "") -> None:
-        """`CrossScope` unless one control partition serves all tables, and the scope ``also`` if given."""
-        if self._is_apart or also:
-            self._shared.session.check_together(self.tables, deadline, also=also)
 
     def join(
         self,
@@ -135,19 +124,18 @@ class Replica(ReadReplica):
         """
         _check(isolation, writers)
         deadline = self.deadline(timeout)
-        self._check_together(deadline)
         writer = join(self._shared, token, heartbeat=heartbeat, label=label)
         try:
-            command = r.LockReads(*writer.identity, 0, tables=self.tables)
             with explained(self._shared, token):
-                answer = self._shared.session.lock_reads(command, deadline)
-            if answer.broken is not None:
-                raise locks_broken(answer.broken)
+                answers = name_tables(self._shared, writer.identity, self.tables, deadline)
+            for answer in answers:
+                if answer.broken is not None:
+                    raise locks_broken(answer.broken)
+                self.observe(answer.timestamp, {each.table: each.last for each in answer.tables})
             if not answer.snapshot:
                 raise InvalidArgument(
                     "the transaction reads no tables: join it by `Client.join`, or begin it by a replica"
                 )
-            self.observe(answer.timestamp, {each.table: each.last for each in answer.tables})
             self.wait(answer.snapshot, {}, deadline)
             view = self.snapshot(at=answer.snapshot)
             try:
@@ -195,7 +183,7 @@ class Replica(ReadReplica):
             if member.is_inside:
                 view = member.snapshot(deadline)
             else:
-                view = self._newest(ownership, deadline, fresh=fresh)
+                view = self._newest(deadline, fresh=fresh)
             return TableTransaction(
                 self._shared, self, view, isolation, ownership=ownership, member=member
             )

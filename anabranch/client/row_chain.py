@@ -547,7 +547,9 @@ class Member:
         """Wait for a turn of the leader. The commits that were sent before are decided by then."""
         chain, now = self._chain, self._session.now()
         deadline, there = min(deadline, now + defaults.TURN_WAIT_S), (row[0], fingerprint(row[1]))
-        tables = chain.tables if len(chain.tables) <= limits.TURN_TABLES.value else (row[0],)
+        tables = self._session.beside(row[:1], chain.tables, deadline)
+        if len(tables) > limits.TURN_TABLES.value:
+            tables = row[:1]
         before = None if former is None else former.txn_id
         wait_ms = max(1, int((deadline - now) * 1000))
         command = r.TakeTurn(txn_id, before, *there, tuple(tables), wait_ms)

@@ -9,6 +9,7 @@ The file is long because each command has its call here, over one loop that repe
 
 from __future__ import annotations
 
+import hmac
 import logging
 import threading
 from collections import deque
@@ -80,6 +81,7 @@ from anabranch.protocol.limits import MAX_WAIT_MS
 from anabranch.protocol.messages import SETS
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode_as, encode
+from anabranch.protocol.schemas.fast import EncodedEvents
 from anabranch.protocol.tokens import Token, TokenBytes, id_named, make, peek
 from anabranch.tracing import TRACE_HEADER, Tracing
 from anabranch.types import Listed, committed
@@ -106,13 +108,15 @@ class Copy(NamedTuple):
     """A command to send, perhaps several times; every copy has the same bytes and headers.
 
     The headers have the time that the client knew at the first copy, by which the controller refuses a late copy
-    that would undo a change made meanwhile.
+    that would undo a change made meanwhile. ``beside``: the commands of the same one-shot to other control
+    partitions. They are sent with each copy, before it, and nobody waits for their answers.
     """
 
     partition: int
     correlation_id: bytes
     payload: bytes
     headers: RecordHeaders
+    beside: tuple[Copy, ...] = ()
 
 
 class Session:
@@ -131,6 +135,9 @@ class Session:
         self.highest_timestamp = 0
         self._reported: dict[int, int] = {}  # the highest time that each control partition reported
         self._scopes: dict[str, int] = {}
+        self._shot_key = b""  # of the secrets of one-shots over several control partitions
+        # Whether the cluster has accepted a touch over control partitions, so that it accepts such one-shots.
+        self.writes_apart = False
         self._names_streams_from = 0.0  # in questions for safe times: feature level 4 has that
         self._answered = False
         self._closed = False
@@ -262,7 +269,9 @@ class Session:
                 refused = result
                 if not (type(command) in SETS and copy.correlation_id in unanswered):
                     self._bus.forget(copy.correlation_id)
+                    beside = copy.beside
                     copy = self._new_copy(partition, command, copy.payload, also)
+                    copy = copy._replace(beside=beside)
         finally:
             self._bus.forget(copy.correlation_id)
 
@@ -277,6 +286,9 @@ class Session:
         return copy
 
     def _send(self, copy: Copy) -> None:
+        for other in copy.beside:
+            self._bus.send(other.partition, other.correlation_id, other.payload, other.headers)
+            self._bus.forget(other.correlation_id)
         self._bus.send(copy.partition, copy.correlation_id, copy.payload, copy.headers)
 
     def _first_copy(
@@ -447,6 +459,31 @@ class Session:
             return True
         return self.are_together(scopes, deadline)
 
+    def places(
+        self, token: bytes, streams: Iterable[str], deadline: float
+    ) -> dict[int | None, tuple[str, ...]]:
+        """Control partition -> those of these streams that it serves. Raises `UnknownScope`.
+
+        None: the transaction's own control partition. It comes first, even if it serves none of them.
+        """
+        self._bus.ready(deadline)
+        is_one, home = self._bus.control_partitions(deadline) == 1, _partition(token)
+        found: dict[int | None, tuple[str, ...]] = {None: ()}
+        for stream in streams:
+            there = home if is_one else self._partition_of(token, stream, deadline)
+            place = None if there == home else there
+            found[place] = (*found.get(place, ()), stream)
+        return found
+
+    def beside(
+        self, streams: Iterable[str], tables: Sequence[str], deadline: float
+    ) -> Sequence[str]:
+        """Those of some tables that control partitions of these streams serve. Raises `UnknownScope`."""
+        if self.serves_all((*tables, *streams), deadline):
+            return tables
+        places = {self.find_scope(split_stream(one)[0], deadline) for one in streams}
+        return [t for t in tables if self.find_scope(split_stream(t)[0], deadline) in places]
+
     def control_partitions(self, streams: Iterable[str], deadline: float) -> dict[str, int]:
         """The number of each stream's control partition. If this lane may not see one, all get the same number.
 
@@ -567,7 +604,8 @@ class Session:
         Such a commit may be later than the safe time. Raises: as `instant`.
         """
         questions = self._safe_times(tables, tables, deadline)
-        at, answers = self._instant(questions, least, None, deadline)
+        seen = max(least, self.highest_timestamp)
+        at, answers = self._instant(questions, seen, None, deadline)
         return at, {each.table: each.last for answer in answers for each in answer.tables}
 
     def _safe_times(
@@ -595,16 +633,46 @@ class Session:
         The first questions fix the time, and later ones are for the same time. So transactions that are committed
         without a pause can't delay the answer.
         """
-        try:
-            answers = self.ask_at_once(questions, r.SafeTimeReply, deadline)
-        except (FeatureNotEnabled, UnsupportedVersion):  # here no stream is ever held
-            self._names_streams_from = self.now() + _NAMES_AGAIN_S
-            questions = {number: replace(one, streams=()) for number, one in questions.items()}
-            answers = self.ask_at_once(questions, r.SafeTimeReply, deadline)
+        questions, answers = self._first_answers(questions, deadline)
         times = {number: answer.timestamp for number, answer in answers.items()}
         wanted, early = instant(times, seen, at)
         if at is not None:
             self._check_near(at, max(times.values()), deadline)
+        return wanted, self._settled(questions, wanted, answers, early, deadline)
+
+    def reach(self, names: Iterable[str], at: int, deadline: float) -> int:
+        """A time that is safe for streams: ``at``, which a reader found in a record, or a later one.
+
+        That is the present time of the slowest controller, if it is later than ``at``. The present time of the
+        fastest one, as of `instant`, would not do: a lane that writes nowhere can't raise slow clocks to it, so a
+        reader would wait for ever later times.
+        """
+        questions, answers = self._first_answers(self._safe_times(names, (), deadline), deadline)
+        wanted = max(at, min(answer.timestamp for answer in answers.values()))
+        early = [number for number, answer in answers.items() if answer.timestamp < wanted]
+        self._settled(questions, wanted, answers, early, deadline)
+        return wanted
+
+    def _first_answers(
+        self, questions: Mapping[int, r.SafeTime], deadline: float
+    ) -> tuple[Mapping[int, r.SafeTime], dict[int, r.SafeTimeReply]]:
+        """The answers to these questions, and the questions as the controllers understand them."""
+        try:
+            return questions, self.ask_at_once(questions, r.SafeTimeReply, deadline)
+        except (FeatureNotEnabled, UnsupportedVersion):  # here no stream is ever held
+            self._names_streams_from = self.now() + _NAMES_AGAIN_S
+            questions = {number: replace(one, streams=()) for number, one in questions.items()}
+            return questions, self.ask_at_once(questions, r.SafeTimeReply, deadline)
+
+    def _settled(
+        self,
+        questions: Mapping[int, r.SafeTime],
+        wanted: int,
+        answers: dict[int, r.SafeTimeReply],
+        early: Iterable[int],
+        deadline: float,
+    ) -> Sequence[r.SafeTimeReply]:
+        """The answers when a time is safe everywhere. ``early``: control partitions that answered a lower one."""
         left = {*early, *[number for number, answer in answers.items() if not answer.safe]}
         pauses: Backoff | None = None
         while left:
@@ -617,7 +685,7 @@ class Session:
                     f"streams of control partition {min(left)} are held below {to_text(wanted)} until another "
                     "control partition has decided a transaction: ask again"
                 )
-        return wanted, [*answers.values()]
+        return [*answers.values()]
 
     def _check_near(self, wanted: int, now: int, deadline: float) -> None:
         """`NotReady` at once if a time comes only after the deadline. ``now``: the latest time of a controller."""
@@ -651,7 +719,13 @@ class Session:
         """Open transactions, the oldest first; or one, by its id. Raises `UnknownScope`, `UnknownTransaction`."""
         if wanted.txn_id is not None:
             return Listed([self._open_one(wanted, control_partition_of(wanted.txn_id), deadline)])
-        found = self.in_pages(wanted, r.OpenList, lambda part: part.transactions, deadline)
+        found = self.in_pages(
+            wanted,
+            r.OpenList,
+            lambda part: part.transactions,
+            deadline,
+            txn_of=lambda info: info.outcome.txn_id,
+        )
         found.sort(key=lambda info: made_ms_of(info.outcome.txn_id))
         del found[wanted.limit :]
         return found
@@ -678,10 +752,16 @@ class Session:
         deadline: float,
         *,
         by: str = "after",
+        txn_of: Callable[[T], bytes] | None = None,
     ) -> Listed[T]:
-        """`of_each` in pages, up to ``wanted.limit`` items of each. ``by``: the field that names the next page."""
+        """`of_each` in pages, up to ``wanted.limit`` items of each. ``by``: the field that names the next page.
+
+        ``txn_of``: the transaction of an item. Its coordinator's item is listed; a participant's only if the
+        coordinator does not answer.
+        """
 
         most: int | None = getattr(wanted, "limit", None)
+        parts: dict[bytes, T] = {}
 
         def ask(partition: int, until: float) -> list[T]:
             found: list[T] = []
@@ -690,12 +770,20 @@ class Session:
                 left = {} if most is None else {"limit": most - len(found)}
                 command = replace(wanted, **left, **{by: more})
                 part: Any = self.ask(partition, command, expected, until)
-                found += of(part)
+                for item in of(part):
+                    txn_id = None if txn_of is None else txn_of(item)
+                    if txn_id is None or control_partition_of(txn_id) == partition:
+                        found.append(item)
+                    else:
+                        parts[txn_id] = item
                 more = part.more
                 if more is None or (most is not None and len(found) >= most):
                     return found
 
-        return self.of_each(wanted.scope, ask, deadline)
+        whole = self.of_each(wanted.scope, ask, deadline)
+        away = whole.missing
+        whole += [item for txn_id, item in parts.items() if control_partition_of(txn_id) in away]
+        return whole
 
     # -- transactions ---------------------------------------------------------------------------------
 
@@ -746,7 +834,9 @@ class Session:
             command = r.Touch(token, stream, writer, ran, at, wait_ms)
             try:
                 with _about(token):
-                    return self.ask(there, command, r.Touched, deadline)
+                    found = self.ask(there, command, r.Touched, deadline)
+                self.writes_apart |= there != _partition(token)
+                return found
             except Locked:
                 if left_ms <= 0 or not pauses.sleep(deadline):
                     raise
@@ -786,10 +876,24 @@ class Session:
         with _about(token):
             return self._until_known(id_named(token), command, token, deadline, decided=decided)
 
-    def lock_reads(self, command: r.LockReads | r.ListLocks, deadline: float) -> r.ReadsLocked:
-        """Register locks of a transaction, or list some of its registered locks."""
-        with _about(command.token):
-            return self.ask(_partition(command.token), command, r.ReadsLocked, deadline)
+    def lock_reads(
+        self, command: r.LockReads | r.ListLocks, deadline: float, there: int | None = None
+    ) -> r.ReadsLocked:
+        """Register locks of a transaction, or list some of its registered locks.
+
+        ``there``: the control partition of the locked tables; None: that of the transaction.
+        """
+        home = _partition(command.token)
+        there = home if there is None else there
+        try:
+            with _about(command.token):
+                return self.ask(there, command, r.ReadsLocked, deadline)
+        except InvalidToken as error:
+            if there == home or not isinstance(command, r.LockReads) or not command.tables:
+                raise
+            # A controller of an older release knows no transactions of other control partitions.
+            scope, other = peek(command.token).scope, split_stream(command.tables[0])[0]
+            raise _apart(scope, home, other, there) from error
 
     def take_turn(self, command: r.TakeTurn, deadline: float) -> r.Revalidate:
         """Wait for a turn at a row. Raises: NotReady, DeadlineExceeded (not in time), FeatureNotEnabled."""
@@ -801,24 +905,35 @@ class Session:
         self._send(copy)
         self._bus.forget(copy.correlation_id)
 
-    def one_shot(self, command: r.OneShot, deadline: float) -> r.Outcome:
+    def one_shot(self, command: r.OneShot, deadline: float, *, decided: bool = False) -> r.Outcome:
         """Send a one-shot until it is COMMITTED. Raises `OutcomeUnknown` at the deadline.
 
-        A one-shot that moves positions may raise `OwnershipLost`.
+        ``decided``: as of `locked_shot`. A one-shot that moves positions may raise `OwnershipLost`.
         """
-        return _outcome(self.locked_shot(command, deadline))
+        return _outcome(self.locked_shot(command, deadline, decided=decided))
 
     def locked_shot(
-        self, command: r.OneShot, deadline: float, posted: Copy | None = None
+        self,
+        command: r.OneShot,
+        deadline: float,
+        posted: Copy | None = None,
+        *,
+        decided: bool = False,
     ) -> r.Outcome | r.Revalidate:
         """Send a one-shot with locks until it is COMMITTED. Returns `Revalidate`, without effect, for newer marks.
 
-        ``posted``: the first copy, if `post` has sent it. Raises `OutcomeUnknown` at the deadline. An earlier copy
-        that arrives late is judged by its own locks.
+        ``posted``: the first copy, if `post` has sent it. ``decided``: the decision is enough; only a one-shot over
+        several control partitions is merged later. Raises `OutcomeUnknown` at the deadline. An earlier copy that
+        arrives late is judged by its own locks.
         """
         txn_id = command.txn_id
         if not is_marked(txn_id):
-            return self._until_known(txn_id, command, None, deadline, posted)
+            if posted is None and self.is_apart(command, deadline):
+                also: RecordHeaders = [(DECIDED_HEADER, b"")] if decided else ()
+                command, posted = self._post_parts(command, deadline, also)
+            else:
+                decided = False
+            return self._until_known(txn_id, command, None, deadline, posted, decided=decided)
         # RESOLVE takes no marked id: the rows of the tasks show the outcome.
         unanswered: list[bytes] = []
         try:
@@ -834,6 +949,50 @@ class Session:
         if not isinstance(answer, r.Outcome):
             raise MalformedRecord(f"the controller answered {type(answer).__name__} to OneShot")
         return committed(answer)
+
+    def is_apart(self, command: r.OneShot, deadline: float) -> bool:
+        """Whether a one-shot concerns several control partitions. Raises: UnknownScope."""
+        self._bus.ready(deadline)
+        if self._bus.control_partitions(deadline) == 1 or isinstance(command.events, EncodedEvents):
+            return False  # those of a write session are of one control partition each
+        scopes = {split_stream(stream)[0] for stream in _streams_of(command)}
+        scopes.add(command.scope)
+        return len(scopes) > 1 and not self.are_together(scopes, deadline)
+
+    def _post_parts(
+        self, command: r.OneShot, deadline: float, also: RecordHeaders
+    ) -> tuple[r.OneShot, Copy]:
+        """Send a one-shot to each control partition that it concerns. Returns the coordinator's command and copy.
+
+        All commands have one secret, which is the same when the one-shot is sent again.
+        """
+        home, places = control_partition_of(command.txn_id), dict[str, int]()
+        for stream in _streams_of(command):
+            places[stream] = self.find_scope(split_stream(stream)[0], deadline)
+        others = tuple(sorted({*places.values()} - {home}))
+        with self._raising:
+            self._shot_key = self._shot_key or self.new_secret()
+        secret = hmac.digest(self._shot_key, command.txn_id, "sha256")
+
+        def part(number: int) -> r.OneShot:
+            mine = {stream for stream, place in places.items() if place == number}
+            is_home = number == home
+            return command._replace(
+                scope=command.scope if is_home else split_stream(min(mine))[0],
+                name=command.name if is_home else None,
+                events=tuple([event for event in command.events if event.stream in mine]),
+                locks=tuple([each for each in command.locks if each.table in mine]),
+                changes=tuple([each for each in command.changes if each.table in mine]),
+                turn_to=None,
+                places=others if is_home else (),
+                secret=secret,
+            )
+
+        beside = tuple([self._first_copy(number, part(number), deadline) for number in others])
+        command = part(home)
+        copy = self._first_copy(home, command, deadline, also)._replace(beside=beside)
+        self._send(copy)
+        return command, copy
 
     def prepare_events(self, command: r.PrepareEvents, deadline: float) -> r.Outcome | r.Revalidate:
         """Prepare a whole transaction: send it until it is PREPARED, or another one of its name is COMMITTED.
@@ -1036,7 +1195,12 @@ class Session:
     def transactions(self, wanted: r.ListTransactions, deadline: float) -> Listed[r.Outcome]:
         """Open transactions, oldest first, or all, newest first. Raises `UnknownScope`, `InvalidArgument`."""
         found = self.in_pages(
-            wanted, r.TransactionList, lambda part: part.transactions, deadline, by="before"
+            wanted,
+            r.TransactionList,
+            lambda part: part.transactions,
+            deadline,
+            by="before",
+            txn_of=lambda outcome: outcome.txn_id,
         )
         found.sort(key=lambda outcome: made_ms_of(outcome.txn_id), reverse=wanted.include_finished)
         del found[wanted.limit :]
@@ -1099,6 +1263,13 @@ def _outcome(answer: r.Outcome | r.Revalidate) -> r.Outcome:
     if isinstance(answer, r.Revalidate):
         raise no_replica()
     return answer
+
+
+def _streams_of(command: r.OneShot) -> set[str]:
+    """The streams to which a one-shot writes, and the tables that it locks or changes."""
+    found = {event.stream for event in command.events}
+    found |= {each.table for each in command.locks}
+    return found | {each.table for each in command.changes}
 
 
 def no_replica() -> NotReady:

@@ -973,9 +973,7 @@ class TableAccess:
             self._shared.check_time(stream, timestamp)
         check_event(key, value, timestamp)
         self._check_writable()
-        home = split_stream(self._replica.tables[0])[0]
-        if self._shared.check_stream(home, stream):
-            self._shared.session.check_together((stream,), self._shared.deadline(None), also=home)
+        self._shared.check_stream(split_stream(self._replica.tables[0])[0], stream)
         self._wrote = True
         kept = tuple([r.EventHeader(*pair) for pair in pairs])
         self._write(r.Event(stream, -1, key, value, kept, timestamp or -1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
 
 from anabranch.client.row_chain import SentRows
 from anabranch.client.shared import Shared
@@ -171,11 +172,16 @@ class Locks:
                 return key
         return b""
 
-    def fresh(self) -> tuple[r.TableLocks, ...]:
-        """As many unregistered locks as fit into a command; empty if all are registered."""
+    @property
+    def tables(self) -> set[str]:
+        """The locked tables."""
+        return {*self._points, *self._spans, *[table for table, _ in self._followed]}
+
+    def fresh(self, tables: Collection[str]) -> tuple[r.TableLocks, ...]:
+        """As many unregistered locks of these tables as fit into a command; empty if all are registered."""
         left = limits.LOCK_BYTES.value
         found: list[r.TableLocks] = []
-        for table in sorted({*self._points, *self._spans}):
+        for table in sorted({*self._points, *self._spans} & {*tables}):
             known = self._registered
             prints = {fingerprint(key) for key in self._points.get(table, ())}
             points = sorted(each for each in prints if (table, each) not in known)[: left // 8]
@@ -256,18 +262,39 @@ def joined(spans: Iterable[Span | r.LockedRange]) -> tuple[r.LockedRange, ...]:
 
 
 @contextmanager
-def explained(shared: Shared, token: bytes) -> Iterator[None]:
-    """Make an error about broken locks name the lock, and the transaction that broke it."""
+def explained(
+    shared: Shared, token: bytes, places: Iterable[int | None] = (None,)
+) -> Iterator[None]:
+    """Make an error about broken locks name the lock, and the transaction that broke it.
+
+    ``places``: the control partitions where the transaction has locks; None: its own one.
+    """
     try:
         yield
     except (TransactionAborted, LocksBroken) as error:
-        answer = None
-        if not isinstance(error, LocksBroken) or not error.table:
+        if isinstance(error, LocksBroken) and error.table:
+            raise
+        for place in places:
             with suppress(AnabranchError):
-                answer = shared.session.lock_reads(r.ListLocks(token, 0, 0), shared.deadline(None))
-        if answer is not None and answer.broken is not None:
-            raise locks_broken(answer.broken) from error
+                deadline, question = shared.deadline(None), r.ListLocks(token, 0, 0)
+                answer = shared.session.lock_reads(question, deadline, place)
+                if answer.broken is not None:
+                    raise locks_broken(answer.broken) from error
         raise
+
+
+def name_tables(
+    shared: Shared, identity: tuple[bytes, int], tables: Sequence[str], deadline: float
+) -> list[r.ReadsLocked]:
+    """Make the controllers of these tables keep them readable for a transaction. Returns their answers.
+
+    Its own controller comes first, and the others join it.
+    """
+    token, session = identity[0], shared.session
+    return [
+        session.lock_reads(r.LockReads(*identity, 0, tables=its), deadline, place)
+        for place, its in session.places(token, tables, deadline).items()
+    ]
 
 
 class SentLocks:
@@ -275,8 +302,11 @@ class SentLocks:
 
     validated: tuple[r.Validated, ...] = ()
 
-    def __init__(self, replica: ReadReplica, view: TableSnapshot, locks: Locks) -> None:
-        self._replica, self._view, self._locks = replica, view, locks
+    def __init__(
+        self, replica: ReadReplica, view: TableSnapshot, locks: Locks, tables: Sequence[str]
+    ) -> None:
+        """``tables``: those that the command names."""
+        self._replica, self._view, self._locks, self._tables = replica, view, locks, tables
 
     def locks(self) -> tuple[r.TableLocks, ...]:
         # Take the marks before validating, so that the validation includes everything up to them.
@@ -284,21 +314,44 @@ class SentLocks:
         found = self._locks.validate(self._view, marks)
         if found is not None:
             raise found
-        return self._locks.records(self._replica.tables, marks)
+        return self._locks.records(self._tables, marks)
 
     def revalidate(self, answer: r.Revalidate, deadline: float) -> None:
         last = {each.table: each.last for each in answer.tables}
         self._replica.wait(answer.timestamp, last, deadline)
 
 
-class RegisteredLocks:
-    """Registers and validates the reads of one process of an open transaction.
+@dataclass(slots=True)
+class _Place:
+    """What one control partition knows of a process's locks of the tables there, in three states.
 
-    A set of locks passes through three states. After an error the next call continues from the present one:
+    After an error the next call continues from the present one:
 
     - *sent*: in a command without an answer, which is repeated unchanged;
     - *registered*: the controller has it, and the replica was not searched for newer versions yet;
-    - *validated* through a time. The commit names these sets, and the controller may ask for a later time.
+    - *validated* through a time. The controller may ask for a later time.
+
+    ``number``: the control partition; None: that of the transaction. ``through``: (writer, set) -> validated
+    through. ``reported``: what of it the controller was told; the commit tells the transaction's own one.
+    """
+
+    number: int | None
+    tables: tuple[str, ...]
+    sequence: int = 0
+    sent: r.LockReads | None = None
+    registered: r.ReadsLocked | None = None  # the answer
+    through: dict[tuple[int, int], int] = field(default_factory=dict)
+    reported: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    @property
+    def validated(self) -> tuple[r.Validated, ...]:
+        return tuple(r.Validated(*which, through) for which, through in self.through.items())
+
+
+class RegisteredLocks:
+    """Registers and validates the reads of one process of an open transaction.
+
+    Each control partition has the locks of its tables, in sets with numbers of their own.
     """
 
     def __init__(
@@ -316,70 +369,87 @@ class RegisteredLocks:
         self._view, self._locks = view, locks
         self._read_from = read_from
         self._reported_from: dict[int, int] = {}
-        self._sequence = 0
-        self._sent: r.LockReads | None = None
-        self._registered: r.ReadsLocked | None = None  # the answer
-        self._through: dict[tuple[int, int], int] = {}  # (writer, set) -> validated through
+        places = shared.session.places(self._token, replica.tables, shared.deadline(None))
+        self._places = [_Place(*each) for each in places.items()]
+        self._home = self._places[0]
 
     @property
     def validated(self) -> tuple[r.Validated, ...]:
         """The validated sets, for the commit."""
-        return tuple(r.Validated(*which, through) for which, through in self._through.items())
+        return self._home.validated
 
     def locks(self) -> tuple[r.TableLocks, ...]:
-        """No locks: the controller has registered them already."""
+        """No locks: the controllers have registered them already."""
         return ()
 
     def flush(self, deadline: float) -> None:
-        """Register what was read, validate it, and report that to the controller.
+        """Register what was read, validate it, and report that to the controllers.
 
         Then other processes may rely on what was read.
 
         Raises: LocksBroken, TooManyLocks, TooMuchLocked, NotReady (the replica did not catch up in time).
         """
         if self.register(deadline):
-            self._ask(r.LockReads(self._token, self._writer, 0, validated=self.validated), deadline)
+            self._report(self._home, deadline)
 
     def register(self, deadline: float) -> bool:
-        """Register what was read, and validate it. Returns whether that was new, to report. Raises: as `flush`."""
-        if self._sent is not None:
-            self._register(self._sent, deadline)
+        """Register what was read, and validate it. Returns whether that was new, to report. Raises: as `flush`.
+
+        The other control partitions are told at once, as the commit does not go there.
+        """
+        for place in self._places:
+            if place.sent is not None:
+                self._register(place, place.sent, deadline)
         sources = self._fresh_sources()
-        while (locks := self._locks.fresh()) or sources:
-            command = r.LockReads(
-                self._token,
-                self._writer,
-                self._sequence + 1,
-                locks,
-                sources,
-                tables=self._replica.tables,
-            )
-            self._register(command, deadline)
-            sources = ()
-        due = self._registered
-        if due is not None:
-            self._validate(due.timestamp, due.tables, deadline)
-            self._registered = None
-        return due is not None
+        for place in self._places:
+            while (locks := self._locks.fresh(place.tables)) or sources:
+                command = r.LockReads(
+                    self._token,
+                    self._writer,
+                    place.sequence + 1,
+                    locks,
+                    sources,
+                    tables=place.tables,
+                )
+                self._register(place, command, deadline)
+                sources = ()
+        due = {place.number: place.registered for place in self._places if place.registered}
+        self._validate(due, deadline)
+        for place in self._places:
+            place.registered = None
+        self._report_elsewhere(deadline)
+        return bool(due)
 
     def _fresh_sources(self) -> tuple[r.WriterAt, ...]:
         fresh = self._read_from.items() - self._reported_from.items()
         self._reported_from = dict(self._read_from)
         return tuple(r.WriterAt(*each) for each in sorted(fresh))
 
-    def _register(self, command: r.LockReads, deadline: float) -> None:
-        self._sent = command  # repeated unchanged if it is not answered
-        self._registered = self._ask(command, deadline)
-        self._sent, self._sequence = None, command.sequence
+    def _register(self, place: _Place, command: r.LockReads, deadline: float) -> None:
+        place.sent = command  # repeated unchanged if it is not answered
+        place.registered = self._ask(command, place, deadline)
+        place.sent, place.sequence = None, command.sequence
         self._locks.registered(command.locks)
+
+    def _report_elsewhere(self, deadline: float) -> None:
+        for place in self._places:
+            if place is not self._home and place.reported != place.through:
+                self._report(place, deadline)
+
+    def _report(self, place: _Place, deadline: float) -> None:
+        through = dict(place.through)
+        self._ask(
+            r.LockReads(self._token, self._writer, 0, validated=place.validated), place, deadline
+        )
+        place.reported = through
 
     def explained(self) -> AbstractContextManager[None]:
         """As the function `explained`, for this transaction."""
-        return explained(self._shared, self._token)
+        return explained(self._shared, self._token, [place.number for place in self._places])
 
-    def _ask(self, command: r.LockReads, deadline: float) -> r.ReadsLocked:
+    def _ask(self, command: r.LockReads, place: _Place, deadline: float) -> r.ReadsLocked:
         with self.explained():
-            answer = self._session.lock_reads(command, deadline)
+            answer = self._session.lock_reads(command, deadline, place.number)
         if answer.broken is not None:
             raise locks_broken(answer.broken)
         return answer
@@ -389,18 +459,25 @@ class RegisteredLocks:
         with suppress(RetryError, LocksBroken), self.explained():
             self._session.lock_reads(r.LockReads(self._token, self._writer, 0), deadline)
 
-    def _validate(self, timestamp: int, tables: Iterable[r.TableTime], deadline: float) -> None:
-        """Validate all locks of this process through a time that the controller reported."""
-        self._replica.wait(timestamp, {each.table: each.last for each in tables}, deadline)
+    def _validate(
+        self, reported: Mapping[int | None, r.ReadsLocked | r.Revalidate], deadline: float
+    ) -> None:
+        """Validate all locks of this process through the times that controllers reported, by their places."""
+        for answer in reported.values():
+            last = {each.table: each.last for each in answer.tables}
+            self._replica.wait(answer.timestamp, last, deadline)
+        if not reported:
+            return
         with self._shown() as view:
             found = self._locks.validate(view)
         if found is not None:
             raise found
-        self._through = {
-            which: through for which, through in self._through.items() if which[0] != self._writer
-        }
-        if self._sequence:
-            self._through[self._writer, self._sequence] = timestamp
+        for place in self._places:
+            if place.number in reported:
+                its = {which: at for which, at in place.through.items() if which[0] != self._writer}
+                if place.sequence:
+                    its[self._writer, place.sequence] = reported[place.number].timestamp
+                place.through = its
 
     @contextmanager
     def _shown(self) -> Iterator[TableSnapshot]:
@@ -414,17 +491,29 @@ class RegisteredLocks:
     # -- validation for a commit --------------------------------------------------------------------------
 
     def revalidate(self, answer: r.Revalidate, deadline: float) -> None:
-        """Validate the locks of the writers that the controller names, also of processes that have ended."""
-        self._validate(answer.timestamp, answer.tables, deadline)
-        for writer in answer.writers:
-            if writer != self._writer:
-                self._validate_of(writer, answer.timestamp, deadline)
+        """Validate the locks of the writers that a controller names, also of processes that have ended.
 
-    def _validate_of(self, writer: int, timestamp: int, deadline: float) -> None:
+        With several control partitions any of them may have asked: then the locks are validated at all of them.
+        """
+        reported: dict[int | None, r.ReadsLocked | r.Revalidate] = {None: answer}
+        if len(self._places) > 1:
+            for place in self._places:
+                question = r.LockReads(self._token, self._writer, 0, tables=place.tables)
+                reported[place.number] = self._ask(question, place, deadline)
+        self._validate(reported, deadline)
+        for place in self._places:
+            for writer in answer.writers:
+                if writer != self._writer:
+                    through = reported[place.number].timestamp
+                    self._validate_of(place, writer, through, deadline)
+        self._report_elsewhere(deadline)
+
+    def _validate_of(self, place: _Place, writer: int, through: int, deadline: float) -> None:
         """Validate the locks of another writer, of whose keys only fingerprints are known here."""
         sequence = 0
         while True:
-            answer = self._session.lock_reads(r.ListLocks(self._token, writer, sequence), deadline)
+            question = r.ListLocks(self._token, writer, sequence)
+            answer = self._session.lock_reads(question, deadline, place.number)
             if answer.broken is not None:
                 raise locks_broken(answer.broken)
             if not answer.sequence:
@@ -432,7 +521,7 @@ class RegisteredLocks:
             sequence = answer.sequence
             for locks in answer.locks:
                 self._search(locks)
-        self._through[writer, sequence] = timestamp
+        place.through[writer, sequence] = through
 
     def _search(self, locks: r.TableLocks) -> None:
         points, snapshot = set(locks.points), self._view.timestamp

@@ -6,7 +6,7 @@ commits, the locks are validated again, and the command is sent again with its n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, MutableSequence
+from collections.abc import Collection, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 
 from anabranch.backoff import Backoff
@@ -56,6 +56,12 @@ class InMemory:
     changes: Mapping[tuple[str, bytes], tuple[r.ChangeKind, int]]
     broken: LocksBroken | None
     ran: Collection[r.Derivation] = ()
+
+    @property
+    def streams(self) -> set[str]:
+        """The tables that it has locked or changes, and the streams to which it writes."""
+        found = {*self.locks.tables, *[table for table, _ in self.changes]}
+        return found | {event.stream for event in self.events}
 
     def changes_since(self, marks: Mapping[str, tuple[int, int]]) -> tuple[r.RowChange, ...]:
         """The changes, each with its row as of its table's mark. Raises: SnapshotExpired."""
@@ -136,6 +142,9 @@ class TableOneShot:
             if found is not None:
                 raise found
             command = self._made(txn_id, held, parts, marks, changes, deadline)
+            apart = self._session.is_apart(command, deadline)
+            if apart and self._member is not None and (self._member.is_inside or command.follows):
+                raise needs_commits("it concerns several control partitions")
             try:
                 with self._replica.report_due():
                     answer = self._send(command, deadline, held)
@@ -150,8 +159,10 @@ class TableOneShot:
             # A copy of this command may still be carried out, in three cases: the answer was only the advice to
             # take a turn; the command follows a commit under way, which comes; or it has changes, and another
             # commit leaves the numbers of their rows with the controller.
-            self.is_sent = bool(answer.writers or changes or command.follows)
-            unsure = bool(answer.writers or (changes and not command.follows))
+            self.is_sent = not apart and bool(answer.writers or changes or command.follows)
+            unsure = not apart and bool(answer.writers or (changes and not command.follows))
+            if apart:  # the id is used up
+                txn_id = self.txn_id = self._new_id(scope, deadline, marked=parts.are_marked)
             timestamp, last = self._time_to_wait_for(answer, txn_id, held.locks, deadline)
             try:
                 self._replica.wait(timestamp, last, deadline)
@@ -180,12 +191,16 @@ class TableOneShot:
             parts.name,
             with_trace(held.events, self.trace),
             parts.consumed,
-            held.locks.records(self._replica.tables, marks),
+            held.locks.records(self._named(held, deadline), marks),
             changes,
             held.locks.follows(),
             None if self._member is None else self._member.heir(txn_id, deadline),
             tuple(sorted(held.ran)),
         )
+
+    def _named(self, held: InMemory, deadline: float) -> Sequence[str]:
+        """The tables that the command names: those of the control partitions where it reads or writes."""
+        return self._session.beside(held.streams, self._replica.tables, deadline)
 
     def _time_to_wait_for(
         self, answer: r.Revalidate, txn_id: bytes, locks: Locks, deadline: float

@@ -31,7 +31,7 @@ from anabranch.client.table_access import (
     TableAccess,
     alone,
 )
-from anabranch.client.table_locks import RegisteredLocks, SentLocks
+from anabranch.client.table_locks import RegisteredLocks, SentLocks, name_tables
 from anabranch.client.table_one_shot import InMemory, TableOneShot
 from anabranch.client.transaction import (
     EVENT_OVERHEAD,
@@ -126,6 +126,7 @@ class TableTransaction(TableAccess):
         # Events that were not passed to the handle of a long one yet.
         self._events: deque[r.Event] = deque()
         self._bytes = 0
+        self._home = ""  # the scope for which it has an id
         self._result: Result | None = None
         self._opened: Transaction | None = None
         self._prepares = False  # the handle in `_opened` prepares by one command
@@ -206,8 +207,9 @@ class TableTransaction(TableAccess):
         """The id, 16 bytes, made now if it has none. This does not begin the transaction. Raises: as `token`."""
         self._check()
         if self._one_shot.txn_id is None:
+            self._home = self._scope()
             self._one_shot.txn_id = self._session.new_txn_id(
-                self._scope(), self._shared.deadline(None)
+                self._home, self._shared.deadline(None)
             )
         return self._one_shot.txn_id
 
@@ -332,10 +334,8 @@ class TableTransaction(TableAccess):
         tries = 0
         while True:
             if self._opened is None:
-                ownership = self._ownership
-                table = self._replica.tables[0]
-                scope = split_stream(table)[0] if ownership is None else ownership.scope
-                self._opened = self._handle(scope)
+                self._home = self._scope()
+                self._opened = self._handle(self._home)
             opened = self._opened
             tries += 1
             try:
@@ -371,9 +371,9 @@ class TableTransaction(TableAccess):
 
     def _name_tables(self, opened: Transaction, timeout: float | None) -> None:
         """Make the controller keep the tables readable at the snapshot; raise `TransactionAborted` if too old."""
-        named = r.LockReads(*opened.identity, 0, tables=self._replica.tables)
+        deadline = self._shared.deadline(timeout)
         try:
-            self._session.lock_reads(named, self._shared.deadline(timeout))
+            name_tables(self._shared, opened.identity, self._replica.tables, deadline)
         except FixCallError as error:
             self._drop(opened, str(error))
             self._opened = None
@@ -475,7 +475,7 @@ class TableTransaction(TableAccess):
         if not late:
             super()._check()
             self._check_outside("commit", writes=bool(parts.receipts or parts.name))
-        if opened is not None or (parts.number is not None and not late):
+        if opened is not None or (not late and self._takes_a_long_one(parts, timeout)):
             try:
                 self._result = self._commit_open(parts, timeout)
             except AlreadyCommitted:  # by another process, perhaps with all writes of this one
@@ -530,8 +530,24 @@ class TableTransaction(TableAccess):
             self._ran,
         )
 
+    def _takes_a_long_one(self, parts: CommitParts, timeout: float | None) -> bool:
+        """Whether no single command can have these parts."""
+        if parts.number is not None:
+            return True
+        return parts.consumed is not None and self._is_apart(self._shared.deadline(timeout))
+
+    def _is_apart(self, deadline: float) -> bool:
+        """Whether it concerns several control partitions."""
+        streams = {*self._in_memory().streams, f"{self._scope()}/s"}
+        return not self._session.serves_all(streams, deadline)
+
     def _scope(self) -> str:
-        """The scope of its tasks; without tasks of the first row that it writes, else of the first table."""
+        """The scope of its tasks; without tasks of the first row that it writes, else of the first table.
+
+        Once it has an id, the scope stays the same: the id names the scope's control partition.
+        """
+        if self._home and self._one_shot.txn_id is not None:
+            return self._home
         if self._ownership is not None:
             return self._ownership.scope
         tables = self._replica.tables
@@ -583,7 +599,8 @@ class TableTransaction(TableAccess):
                 self._fail(self._broken)
         try:
             info = None
-            if self._prepares or (self._opened is None and parts.fit_one_command):
+            fits = parts.fit_one_command and self._opened is None
+            if self._prepares or (fits and not self._is_apart(self._shared.deadline(timeout))):
                 info = self._prepare_shot(parts, prepare, timeout)
             info = info or self._prepare_open(parts, prepare, timeout)
         except LocksBroken as error:
@@ -603,7 +620,9 @@ class TableTransaction(TableAccess):
         """Prepare by one command. Returns None if the writes are too big for that."""
         if self._opened is None:
             self._opened, self._prepares = self._handle(self._scope()), True
-            self._opened.read_by(SentLocks(self._replica, self._view, self._locks))
+            deadline, streams = self._shared.deadline(timeout), self._in_memory().streams
+            tables = self._session.beside(streams, self._replica.tables, deadline)
+            self._opened.read_by(SentLocks(self._replica, self._view, self._locks, tables))
             self._opened.keep(self._events)
         opened = self._opened
         try:

@@ -152,6 +152,7 @@ class Transaction:
         self._reads: Reads | None = None
         self._own: r.Receipt | None = None  # receipt in the commit that was sent
         self._shot: r.PrepareEvents | None = None  # the prepare that was sent as one command
+        self._sent_shot: r.OneShot | None = None  # the one-shot that was sent last
         self._outcome: r.Outcome | None = None  # of the prepare or commit
         self._result: Result | None = None
         self._parts: CommitParts | None = None  # of the commit that was sent last
@@ -538,12 +539,13 @@ class Transaction:
     def _check_stream(self, stream: str) -> bool:
         """Raise as `write` does, unless this transaction may write to the stream, which may give it its scope.
 
-        Returns whether another control partition serves the stream; then a one-shot can't have its events.
+        Returns whether another control partition serves the stream, and this client has not yet learned that one
+        transaction may write to several (`Session.writes_apart`): then a one-shot can't have its events.
         """
         scope = self._scope or split_stream(stream)[0]
         elsewhere = self._shared.check_stream(scope, stream)
         self._scope = scope
-        return elsewhere
+        return elsewhere and not self._session.writes_apart
 
     def _lane(
         self, stream: str, pieces: Sequence[EventColumns], *, elsewhere: bool
@@ -683,7 +685,10 @@ class Transaction:
             if not self._scope and parts.name is None:
                 return self._commit_nothing()
             self._check_outside("commit")
-            if self._token is None and self.state != "open" and parts.fit_one_command:
+            fits = parts.fit_one_command and not (
+                parts.consumed is not None and self._is_apart(deadline)
+            )
+            if self._token is None and self.state != "open" and fits:
                 return self._commit_one_shot(parts, deadline)
             if self._token is None and parts.receipts:
                 raise InvalidArgument(
@@ -753,7 +758,9 @@ class Transaction:
 
         With reads of tables, raises EventTooLarge if the writes are too big.
         """
-        if self._shot is None and (self._token is not None or self.state == "open"):
+        if self._shot is None and (
+            self._token is not None or self.state == "open" or self._is_apart(deadline)
+        ):
             return False
         txn_id = self._make_id(deadline)
         self._secret = self._secret or self._session.new_secret()
@@ -821,6 +828,11 @@ class Transaction:
         self._result = Result(NO_TXN, self._session.highest_timestamp, Counts(0, 0, 0))
         return self._result
 
+    def _is_apart(self, deadline: float) -> bool:
+        """Whether the buffered events are for several control partitions."""
+        streams = {event.stream for event in self._buffer}
+        return not self._session.serves_all({*streams, f"{self._scope}/s"}, deadline)
+
     def _commit_one_shot(self, parts: CommitParts, deadline: float) -> Result:
         parts.check_id(self._txn_id)
         txn_id = self._make_id(deadline, marked=parts.are_marked)
@@ -828,16 +840,17 @@ class Transaction:
         # From here on an interruption leaves the outcome in doubt.
         self._move("send")
         try:
-            events = with_trace(self._buffer, self.trace)
-            shot = r.OneShot(
-                txn_id,
-                self._scope,
-                parts.name,
-                events,
-                parts.consumed,
-                derivations=tuple(sorted(self.ran)),
-            )
-            outcome = self._session.one_shot(shot, deadline)
+            shot = self._sent_shot
+            if shot is None or self._result is None:  # else it is decided, and its merge is awaited
+                shot = self._sent_shot = r.OneShot(
+                    txn_id,
+                    self._scope,
+                    parts.name,
+                    with_trace(self._buffer, self.trace),
+                    parts.consumed,
+                    derivations=tuple(sorted(self.ran)),
+                )
+            outcome = self._session.one_shot(shot, deadline, decided=parts.decided)
         except EventTooLarge:
             self._move("refuse_shot")
             # A marked id is for one-shots only.
@@ -1079,16 +1092,18 @@ def check_task(ownership: TaskOwnership | None, task: int) -> TaskOwnership:
 def checked_rows(rows: Iterable[StateRow]) -> list[StateRow]:
     """The rows of a state. Raises `InvalidArgument` if one is no row."""
     given: list[tuple[Any, Any]] = list(rows)  # callers without a type checker pass anything
-    for key, value in given:
-        if type(key) is not bytes or not (value is None or type(value) is bytes):
+    if given:
+        keys, values = zip(*given, strict=True)
+        if {*map(type, keys)} != {bytes} or not {*map(type, values)} <= {bytes, type(None)}:
             raise InvalidArgument("a row of state is a key, bytes, and a value, bytes or None")
     return given
 
 
 def state_size(stream: str, rows: Sequence[StateRow]) -> int:
     """About how many bytes rows of a state take in a command."""
-    sizes = (len(key) + len(value or b"") for key, value in rows)
-    return sum(sizes) + len(rows) * (len(stream) + EVENT_OVERHEAD)
+    keys, values = zip(*rows, strict=True) if rows else ((), ())
+    size = sum(map(len, keys)) + sum(map(len, filter(None, values)))
+    return size + len(rows) * (len(stream) + EVENT_OVERHEAD)
 
 
 def place_null_keys(shared: Shared, events: MutableSequence[r.Event], deadline: float) -> None:

@@ -153,6 +153,8 @@ def _check_place(report: Report, sent: Sent) -> None:
     report.check("R3.8", sent.producer >= 0, f"{sent.kind} is of a producer that is not idempotent")
     report.check("R3.8", not sent.transactional, f"{sent.kind} is inside a native transaction")
     command = sent.command
+    if isinstance(command, r.Touch | r.ListRuns | r.LabelWriter):
+        return  # they go where the stream is served, and a controller refuses others
     if isinstance(command, r.FindScope):
         at = 0
     elif hasattr(command, "txn_id"):

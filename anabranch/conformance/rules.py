@@ -18,7 +18,8 @@ RULES = {
     "R3.6": "An `Outcome` of another transaction is dropped, unless the command claims a name or number.",
     "R3.7": "A new attempt after a refusal has a new correlation id.",
     "R3.8": "Commands come from one idempotent producer, outside of native transactions.",
-    "R4.1": "A command goes to the control partition of its scope or transaction, `FindScope` to partition 0.",
+    "R4.1": "A command goes to the control partition of its scope or transaction, `FindScope` to partition 0; "
+    "`Touch`, `ListRuns` and `LabelWriter` to that of the stream's scope.",
     "R5.1": "A transaction id has the control partition, the time, and 8 random bytes.",
     "R5.2": "Each transaction has a new secret of 32 random bytes.",
     "R5.3": "A token has the layout and the MAC of the section.",

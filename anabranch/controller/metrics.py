@@ -43,6 +43,9 @@ NUMBERS = {
     "rounds": Number("counter", "Rounds written"),
     "commands": Number("counter", "Commands decided"),
     "refusals": Number("counter", "Answers that were refusals, by code", ("code",)),
+    "messages": Number(
+        "counter", "Messages sent to other controllers, repeated ones included", ("message",)
+    ),
     "messages_ignored": Number(
         "counter",
         "Messages of other controllers that were not acted on: forged, unknown, misdirected, impossible or off",
@@ -77,6 +80,9 @@ NUMBERS = {
     ),
     "prepared_transactions": Number("gauge", "Transactions that wait for their coordinator's word"),
     "committing_transactions": Number("gauge", "Transactions whose commit is decided, not done"),
+    "held_streams": Number(
+        "gauge", "Streams whose commits wait for a transaction over several control partitions"
+    ),
     "row_turns": Number("gauge", "Transactions that have or want a turn at a hot row", ("lane",)),
     "uncommitted_bytes": Number("gauge", "Bytes of open transactions in journals"),
     "streams": Number("gauge", "Streams by state", ("state",)),
@@ -138,6 +144,8 @@ class Metrics(Numbers):
         for _, result in round_.replies:
             if isinstance(result, Refusal):
                 self.add("refusals", result.code)
+        for message in round_.messages:
+            self.add("messages", type(message.record).__name__)
 
     def _ahead(self, by_s: float) -> None:
         """Set how far the hybrid time is ahead of the clock. Warn once it exceeds `AHEAD_S`."""
@@ -198,6 +206,7 @@ class Metrics(Numbers):
             "open_transactions": len(state.open),
             "committing_transactions": len(state.committing),
             "prepared_transactions": len(state.prepared),
+            "held_streams": memory.holds.streams,
             "uncommitted_bytes": index.uncommitted.total,
             "outcomes": state.outcomes,
             "plain_writes_refused": sum(state.plain_refused.values()),

@@ -328,12 +328,32 @@ class Sent(NamedTuple):
     pause_ms: int
 
 
-class WaitingTouch(NamedTuple):
-    """A touch that waits for the coordinator of its transaction to say whether it may."""
+class WaitingCommand(NamedTuple):
+    """A touch, or a `LockReads`, that waits for the coordinator of its transaction to say whether it may."""
 
-    command: r.Touch
+    command: r.Touch | r.LockReads
     lane: str
     to: ReplyTo | None
+    until_ms: int
+
+
+class WaitingPart(NamedTuple):
+    """A part of a one-shot that waits for its coordinator's question. ``size``: of its command, bytes."""
+
+    command: r.OneShot
+    lane: str
+    to: ReplyTo | None
+    until_ms: int
+    size: int
+
+
+class EarlyAsk(NamedTuple):
+    """A question for a vote that came before the part of the one-shot. Nothing proves it yet."""
+
+    ask: r.AskVote
+    payload: bytes
+    mac: bytes | None
+    seen: int
     until_ms: int
 
 
@@ -343,8 +363,9 @@ class Across(Part):
 
     At a coordinator: ``votes`` and ``sent`` by transaction and participant; ``held_ms``: since when there is a vote
     with a timestamp; ``again_ms``: before this time no new votes are asked for; ``exactly``: the commits that name
-    all their writers. At a participant: ``touches`` by transaction and scope; ``asked``: questions whose vote has
-    to wait. ``on``: whether there may be such transactions at all; if not, turns share this without a draft.
+    all their writers. At a participant: ``joining``: commands that wait, by transaction and scope; ``asked``:
+    questions whose vote has to wait; ``parts`` of one-shots, and ``early`` questions, which wait for each other.
+    ``on``: whether there may be such transactions at all; if not, turns share this without a draft.
     """
 
     on: bool = False
@@ -353,8 +374,12 @@ class Across(Part):
     held_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
     again_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
     exactly: DraftMap[bytes, bool] = field(default_factory=DraftMap)
-    touches: DraftMap[tuple[bytes, str], tuple[WaitingTouch, ...]] = field(default_factory=DraftMap)
+    joining: DraftMap[tuple[bytes, str], tuple[WaitingCommand, ...]] = field(
+        default_factory=DraftMap
+    )
     asked: DraftMap[bytes, r.AskVote] = field(default_factory=DraftMap)
+    parts: DraftMap[bytes, WaitingPart] = field(default_factory=DraftMap)
+    early: DraftMap[bytes, EarlyAsk] = field(default_factory=DraftMap)
 
 
 def across_of(state: State, *, on: bool) -> Across:
@@ -442,7 +467,9 @@ class LeaderMemory:
         self.row_turns.follow(drafts.row_turns)
         if drafts.holds.in_use or self.holds.in_use:
             self.holds.follow(drafts.holds)
-        if self.across.on:
+        if (
+            self.across.on and drafts.across is not self.across
+        ):  # a turn before it was on has no draft
             self.across.follow(drafts.across)
         self.segment_asks.follow(drafts.segment_asks)
         self.recent_writes.follow(drafts.recent_writes)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core.decisions import claims, positions, prepared
+from anabranch.core.decisions.across import locking
 from anabranch.core.decisions.transactions import earlier_outcome, supersede
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal_index import Weighed
@@ -185,19 +186,28 @@ def _check_locks(turn: Turn, ending: Ending) -> None:
         return
     if ending.placed and turn.state.exclusive:
         locked_segments.check_free(turn, ending.placed, locks=ending.prepare is not None)
-    if ending.prepare is not None:
-        if ending.locks:
-            more = held_by(r.ReadLockRow(ending.locks, ()))
-            registering.check_room(turn, ending.owner, ending.locks, more)
-        frozen.check_prepare(turn, txn_id, partial(ending.writes, turn, ending), ending.locks)
+    if _freezes(turn, ending):
+        locks = row_changes.locked_with(ending.locks, ending.changes)
+        if locks:
+            more = held_by(r.ReadLockRow(locks, ()))
+            registering.check_room(turn, ending.owner, locks, more)
+        frozen.check_prepare(turn, txn_id, partial(ending.writes, turn, ending), locks)
     elif ending.at_once:
         frozen.check_free(turn, txn_id, partial(ending.writes, turn, ending))
 
 
+def _freezes(turn: Turn, ending: Ending) -> bool:
+    """Whether the locks are frozen now: it is prepared, or decided with parts at other control partitions."""
+    if ending.prepare is not None:
+        return True
+    return not ending.at_once and locking.is_across(turn, ending.txn_id)
+
+
 def _hold_locks(turn: Turn, ending: Ending) -> None:
-    if ending.prepare is not None and ending.locks:
+    locks = row_changes.locked_with(ending.locks, ending.changes)
+    if locks and _freezes(turn, ending):
         key = k.read_lock_key(ending.txn_id, 0, 1)  # no writer has the number 0
-        turn.put(key, r.ReadLockRow(ending.locks, ()))
+        turn.put(key, r.ReadLockRow(locks, ()))
 
 
 # -- changes of rows that commute -----------------------------------------------------------------------

@@ -427,7 +427,7 @@ class State:
         if entry is Entry.TXN:
             self._note_commit(txn_id, txn)
             self._note_asking(txn_id, txn)
-            self.locks.follow(txn_id, txn.row)
+            self._follow_locks(txn_id, txn)
         elif entry is Entry.PARTICIPANT:
             self._pin(txn, identifier.decode(), row)
         elif entry is Entry.WRITER:
@@ -454,6 +454,7 @@ class State:
         elif entry is Entry.VOTES:
             txn.votes = row
             self._note_asking(txn_id, txn)
+            self._follow_locks(txn_id, txn)
         elif entry is Entry.PARTITION:
             _put(txn.partitions, k.partition_of(identifier), row)
             _put(self.coordinated, txn_id, bool(txn.partitions) or None)
@@ -466,6 +467,10 @@ class State:
         prepared = txn.row.state == "PREPARED"
         self.prepared.put(txn_id, prepared)
         _put(self.committing, txn_id, (txn.pending and not prepared) or None)
+
+    def _follow_locks(self, txn_id: bytes, txn: OpenTxn) -> None:
+        merged = txn.votes is not None and txn.votes.own_merged
+        self.locks.follow(txn_id, txn.row, merged=merged)
 
     def _note_asking(self, txn_id: bytes, txn: OpenTxn) -> None:
         # A prepared one has all votes, and sends nothing until its commit or abort.

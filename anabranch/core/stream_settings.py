@@ -250,10 +250,15 @@ _KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Derived(NamedTuple):
-    """The derivation of a derived table, and its kind."""
+    """The derivation of a derived table, and its kind.
+
+    ``since``: the hybrid time of the base of the source that a worker begins with: the table can't be read as of an
+    earlier time. 0: it has the rows of all times.
+    """
 
     of: r.Derivation
     kind: Kind
+    since: int = 0
 
     @property
     def asynchronous(self) -> bool:
@@ -263,7 +268,8 @@ class Derived(NamedTuple):
     @property
     def text(self) -> str:
         """The setting of the derived table."""
-        return " ".join((*map(str, self.of), *([] if self.kind == "index" else [self.kind])))
+        kind = [] if self.kind == "index" else [self.kind]
+        return " ".join((*map(str, self.of), *kind, *([str(self.since)] if self.since else [])))
 
 
 def check_derivation(name: str) -> str:
@@ -290,7 +296,12 @@ def derived_from(settings: Mapping[str, str]) -> Derived | None:
     if text is None:
         return None
     words = text.split(" ")
-    if len(words) < 3 or words[3:] not in ([], *([kind] for kind in _KINDS[1:])):
+    kind, since = words[3:4], words[4:]
+    if (
+        len(words) < 3
+        or kind not in ([], *([kind] for kind in _KINDS[1:]))
+        or len(since) > (kind == ["asynchronous"])
+    ):
         raise InvalidArgument(
             f"{DERIVED}={text}: give a table, a name and a version, and {' or '.join(_KINDS[1:])} if it is that"
         )
@@ -299,7 +310,8 @@ def derived_from(settings: Mapping[str, str]) -> Derived | None:
     source, name, version = words[:3]
     split_stream(source)
     of = r.Derivation(source, check_derivation(name), whole_number(DERIVED, version, *_VERSION))
-    return Derived(of, cast("Kind", words[3]) if len(words) > 3 else "index")
+    at = whole_number(DERIVED, since[0], 1, (1 << 63) - 1) if since else 0
+    return Derived(of, cast("Kind", kind[0]) if kind else "index", at)
 
 
 def is_by_worker(settings: Mapping[str, str]) -> bool:

@@ -111,6 +111,18 @@ def _segment_row(found: r.LockedSegment) -> dict[str, Any]:
     }
 
 
+def _part_row(found: r.PartInfo) -> dict[str, Any]:
+    """The part of a transaction on another control partition."""
+    return {
+        "control_partition": found.partition,
+        "scopes": list(found.scopes),
+        "state": found.state,
+        "votes_round": found.votes_round,
+        "vote": found.vote,
+        "waited_s": None if found.waited_ms < 0 else found.waited_ms / 1000,
+    }
+
+
 def segment_text(found: r.LockedSegment) -> str:
     """A locked segment of an exclusive stream, and who waits for it."""
     waiting = f"; {len(found.waiting):,} wait: " if found.waiting else ""
@@ -172,6 +184,7 @@ def open_transaction_row(found: OpenTransaction) -> dict[str, Any]:
         "ended_by": found.ends,
         "locked_segments": [_segment_row(one) for one in found.locked_segments],
         "waits_for_segments": [_segment_row(one) for one in found.asks],
+        "control_partitions": [_part_row(one) for one in found.partitions],
     }
     if found.writers:
         row["writers"] = [

@@ -468,18 +468,18 @@ class HandlerContext:
     whether the call may use only this key's rows, because other handlers run concurrently. ``strays``: collects the
     errors of asyncio tasks that write after the event is done. ``seen``: how often `Handlers.slow_tasks` has found
     the call at work on its event. ``begins``: whether the call waits for its batch's snapshot, which would take as
-    long for any other event.
+    long for any other event. ``removals``: raised whenever rows that the call has found may be deleted.
     """
 
     __slots__ = (
-        "batch", "begins", "key", "name", "over", "own_key", "seen", "strays", "task", "timestamp", "undo",
-        "value", "waited",
+        "batch", "begins", "key", "name", "over", "own_key", "removals", "seen", "strays", "task", "timestamp",
+        "undo", "value", "waited",
     )  # fmt: skip
 
     def __init__(self, batch: WorkBatch) -> None:
         self.batch = batch
         self.task = -1
-        self.seen = 0
+        self.seen = self.removals = 0
         self.key: bytes | None = None
         self.name: Any = None
         self.timestamp: int | None = None
@@ -587,6 +587,7 @@ class HandlerContext:
 
     def take_back(self) -> None:
         """Undo all changes of a handler that failed."""
+        self.removals += 1
         if not self.undo:
             return
         batch = self.batch

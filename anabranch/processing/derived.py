@@ -6,30 +6,34 @@ each timestamp.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, cast
 
 from anabranch.client.calls.derivations import function_of
 from anabranch.client.client import Client
-from anabranch.core.stream_settings import check_derivation, derived_table
+from anabranch.core.stream_settings import check_derivation, derived_from, derived_table
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.processing.app import Processor
 from anabranch.protocol import defaults
 from anabranch.protocol.hybrid_time import to_text
-from anabranch.protocol.ids import NO_TXN, VERSION_HEADER, pack_version
+from anabranch.protocol.ids import NO_TXN, VERSION_HEADER, pack_version, unpack_version
 from anabranch.protocol.legal_names import check_type, split_stream
+from anabranch.protocol.partitioner import task_of
 from anabranch.protocol.schemas import records as r
 from anabranch.reading.history import HistorySearch
+from anabranch.tables.follow import base_runs
 from anabranch.types import Event
 
 if TYPE_CHECKING:
     from anabranch.core.derived_rows import Function
+    from anabranch.protocol.schemas.records import BaseRow, ProcessorInfo
     from anabranch.tables.indexes import IndexFunction
 
 _ENTRIES = "entries"
 _SIZE = 2  # bytes of the length of an entry's key
 _ASK_S = 30.0
+_AT_ONCE = 5_000  # rows of a base in one commit
 _EVERY = (1 << 64) - 1
 
 
@@ -75,6 +79,7 @@ class DerivedTable(Processor):
         self.of, self.function = of, function
         self._made = cast("Function", function_of(of, function, "asynchronous"))
         self.derivation = self._made
+        self._since = 0  # hybrid time of the base that it begins with; 0: with the first commit
         self._entries, self._derived = self.store(_ENTRIES), self.output(self.name)
         self.on(self.input(source))(self._derive)
 
@@ -110,32 +115,77 @@ class DerivedTable(Processor):
                 del self._entries[key]
 
     def prepare(self, client: Client) -> None:
-        """As of `Program`: create the derived table, unless it exists."""
+        """As of `Program`: create the derived table, unless it exists.
+
+        If the source was compacted, the processor begins with the base, and reads the commits after it.
+        """
         of = self.of
         client.derive(of.source, of.name, self.function, version=of.version, asynchronous=True)
+        derived = derived_from(client.describe(self.name).settings)
+        self._since = 0 if derived is None else derived.since
+        self.start = self._since or "begin"
 
     def check_created(self, client: Client) -> None:
         """As of `Program`: a processor that has consumed nothing yet has to make the whole table.
 
         Raises: InvalidArgument (older changes of the source are deleted), IllegalState (the table has rows).
         """
-        if any(task.positions for task in client.processor(self.name).tasks):
+        if _has_begun(client.processor(self.name)):
             return
-        source = self.of.source
-        base = client.describe(source).base
-        if base is not None:
-            raise InvalidArgument(
-                f"{source} was compacted, so its changes up to {to_text(base.timestamp)} are deleted, which "
-                f"{self.name} would be made of: use `client.derive`, which reads rows"
-            )
+        self._base(client)
         with closing(client.reader_ports().committed_log(_ASK_S)) as log:
             search = HistorySearch(log, self.name, _ASK_S)
             used = bool(search.commits(0, _EVERY, 1)) or search.is_cut()
-        # Another worker may have begun meanwhile: its commits move positions, too.
-        if used and not any(task.positions for task in client.processor(self.name).tasks):
+        # Another worker may have begun meanwhile: its commits raise sequences, too.
+        if used and not _has_begun(client.processor(self.name)):
             raise IllegalState(
                 f"{self.name} has rows of an earlier processor: take a higher version, or delete the table first"
             )
+
+    def first_events(
+        self, client: Client, tasks: Collection[int]
+    ) -> Iterator[tuple[list[Event], list[int]]]:
+        """As of `Program`: the rows of the base that the processor begins with.
+
+        Raises: as `check_created`, SnapshotExpired (the base is deleted).
+        """
+        base = self._base(client) if tasks else None
+        if base is None:
+            return
+        with closing(client.reader_ports().committed_log(_ASK_S)) as log:
+            for run in base_runs(log, self.of.source, base, _ASK_S):
+                events, of_events = list[Event](), list[int]()
+                for event in run.events(self.of.source):
+                    if event.key is None or (task := task_of(event.key, self.tasks)) not in tasks:
+                        continue
+                    at, txn_id = unpack_version(dict(event.headers).get(VERSION_HEADER))
+                    events.append(event._replace(headers=[], commit_timestamp=at, txn_id=txn_id))
+                    of_events.append(task)
+                    if len(events) == _AT_ONCE:
+                        yield events, of_events
+                        events, of_events = [], []
+                if events:
+                    yield events, of_events
+
+    def _base(self, client: Client) -> BaseRow | None:
+        """The base that the processor begins with; None if it begins with the first commit.
+
+        Raises: InvalidArgument (the source begins with another base).
+        """
+        base = client.describe(self.of.source).base
+        if (0 if base is None else base.timestamp) == self._since:
+            return base
+        was = f"with its base of {to_text(self._since)}" if self._since else "with its first commit"
+        now = "without a base" if base is None else f"with its base of {to_text(base.timestamp)}"
+        raise InvalidArgument(
+            f"{self.name} would begin {was}, and {self.of.source} begins {now} now, so changes in between are "
+            f"deleted: delete the processor {self.name}, and the table, then start it again"
+        )
+
+
+def _has_begun(processor: ProcessorInfo) -> bool:
+    """Whether a worker has committed anything, be it a part of the base alone."""
+    return any(task.sequence for task in processor.tasks)
 
 
 def _packed(entries: Collection[bytes]) -> bytes:

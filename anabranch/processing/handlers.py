@@ -570,9 +570,10 @@ def _move_time(
     for piece in commit:
         if not app.moves_time(piece.stream):
             continue
-        for task, event in zip(piece.tasks, piece.events, strict=True):
-            if event.timestamp > latest.setdefault(task, 0) and not time.is_ahead(event):
-                latest[task] = event.timestamp
+        most = time.latest_of(piece.stream, piece.timestamp)
+        for task, timestamp in zip(piece.tasks, piece.timestamps(), strict=True):
+            if latest.setdefault(task, 0) < timestamp <= most:
+                latest[task] = timestamp
     time.move(at, *_of_commit(commit[-1]), latest, whole=whole)
 
 

@@ -6,7 +6,7 @@ Both are stores with handlers of their inputs. A `Join` keeps the events of a ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any
@@ -16,7 +16,15 @@ from anabranch.errors import InvalidArgument
 from anabranch.processing.batch import HandlerContext, current_context
 from anabranch.processing.failures import Case
 from anabranch.processing.program import Input, Output, check_plain, check_result
-from anabranch.processing.spans import Entry, Row, Spans, entries_of, milliseconds
+from anabranch.processing.spans import (
+    ENTRY,
+    HEAD,
+    Entry,
+    Row,
+    Spans,
+    entries_of,
+    milliseconds,
+)
 from anabranch.processing.stores import Keyed, after
 from anabranch.processing.timers import event_time
 from anabranch.protocol.limits import NAME
@@ -25,6 +33,10 @@ from anabranch.values import RAW
 
 # A waiting event: flags; commit timestamp, segment, partition, offset. Its value follows.
 _WAITING = Struct(">BQQIQ")
+# The same as an entry of a row, which begins with its time and size; and that up to the flags.
+_ADDED = Struct(">QIBQQIQ")
+_FLAGGED = Struct(">QIB")
+_NO_ROW = bytes(HEAD.size)
 _RIGHT = 1
 _MATCHED = 2
 _HAS_VALUE = 4
@@ -104,21 +116,32 @@ class Join(Spans):
         self._take(1, event)
 
     def _take(self, right: int, event: Event) -> None:
-        row = self.row_of(event)
-        at, within = row.at, self._within
-        now, time = event_time(at.batch, row.task), max(event.timestamp, 0)
+        at, within = current_context(), self._within
+        task, place = self.place_of(at, event)
+        now, time = event_time(at.batch, task), max(event.timestamp, 0)
         if time + within.reach(right) < now or at.batch.is_ahead(event):
             self.note_late(at, event)
             return
-        flags = right if at.value is None else right | _HAS_VALUE
-        found = self._found(row, right, time)
+        data = bytearray(at.batch.get(task, place) or _NO_ROW)
+        found, end = self._found(data, right, time)
+        flags = (_MATCHED if found else 0) | (right if at.value is None else right | _HAS_VALUE)
+        value = at.value or b""
+        data[end:end] = value
+        data[end:end] = _ADDED.pack(
+            time, _WAITING.size + len(value), flags, event.commit_timestamp, event.segment_id,
+            event.partition, event.offset,
+        )  # fmt: skip
+        armed, due = int.from_bytes(data[: HEAD.size], "big"), time + within.reach(right) + 1
+        if not armed or due < armed:
+            data[: HEAD.size] = HEAD.pack(self.arm(at, task, place, armed, due))
+        self._set(at, task, place, bytes(data))
         if found:
-            flags |= _MATCHED
-        data = self._waiting(event, flags) + (at.value or b"")
-        row.add(time, data)
-        self.save(row, added=self._due_of((time, data)))
-        if not found:
-            return
+            self._call_with(at, right, event, found)
+
+    def _call_with(
+        self, at: HandlerContext, right: int, event: Event, found: Sequence[Entry]
+    ) -> None:
+        """Call the function with an event and each of those that waited for it."""
         own, call = at.timestamp, self._call
         for entry in found:
             first = self._event(entry, event.key)
@@ -129,27 +152,30 @@ class Join(Spans):
                 check_result(call, result)
         at.timestamp, at.waited = own, None
 
-    def _found(self, row: Row, right: int, time: int) -> list[Entry]:
-        """The waiting events of the other side that are near a time, which are then marked as matched."""
-        within = self._within
+    def _found(self, data: bytearray, right: int, time: int) -> tuple[list[Entry], int]:
+        """The waiting events of the other side that are near a time, which are then marked as matched.
+
+        ``data``: the row. Returns also the place for an event of this time, after those of the same time.
+        """
+        within, other = self._within, _RIGHT - right
         low, high = (within.after, within.before) if right else (within.before, within.after)
         first, last, found = time - low, time + high, list[Entry]()
-        for n, entry in enumerate(row.entries):
-            other, data = entry
-            if data[0] & _RIGHT != right and first <= other <= last:
-                found.append(entry)
-                if not data[0] & _MATCHED:
-                    row.entries[n] = other, bytes([data[0] | _MATCHED]) + data[1:]
-        return found
+        place, end, size_of_head, unpack = HEAD.size, len(data), ENTRY.size, _FLAGGED.unpack_from
+        own = end
+        while place < end:
+            when, size, flags = unpack(data, place)
+            begin, after_it = place + size_of_head, place + size_of_head + size
+            if when > time and own == end:
+                own = place
+            if flags & _RIGHT == other and first <= when <= last:
+                found.append((when, bytes(data[begin:after_it])))
+                data[begin] = flags | _MATCHED
+            place = after_it
+        return found, own
 
     def _raw(self, entry: Entry) -> bytes | None:
         """The value of an event that waited, undecoded."""
         return entry[1][_WAITING.size :] if entry[1][0] & _HAS_VALUE else None
-
-    def _waiting(self, event: Event, flags: int) -> bytes:
-        """The data of an event that waits, without its value."""
-        commit, segment = event.commit_timestamp, event.segment_id
-        return _WAITING.pack(flags, commit, segment, event.partition, event.offset)
 
     def _event(self, entry: Entry, key: Any) -> Event[Any, Any]:
         """An event that waited, decoded; without headers and transaction."""

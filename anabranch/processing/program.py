@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -183,6 +183,15 @@ class Program:
 
     def check_created(self, client: Client) -> None:
         """Check that the processor, which was created or is there, may begin. Raises: FixCallError."""
+
+    def first_events(
+        self, client: Client, tasks: Collection[int]
+    ) -> Iterator[tuple[list[Event], list[int]]]:
+        """Events that come before those of the inputs, in parts, with the task of each.
+
+        ``tasks``: those that have consumed nothing yet. If a worker ends in the middle, the same come again.
+        """
+        return iter(())
 
     def drawn(self, stream: str) -> Sequence[Registered]:
         """The functions that a topology shows for an input: its handlers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import tempfile
@@ -64,7 +65,19 @@ def run_worker(
                 for number in (signal.SIGTERM, signal.SIGINT):
                     before = signal.signal(number, lambda *_: worker.stop.set())
                     stack.callback(signal.signal, number, before)
+            spare_collections()
             worker.run()
+
+
+def spare_collections() -> None:
+    """Let the garbage collector visit only what is new, and less often: loaded code stays.
+
+    A batch has tens of thousands of objects, without circles. With Python's defaults the collector takes a tenth of
+    a worker's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def _stop_when(worker: Worker | ThreadedWorker, until: Callable[[ProcessorInfo], bool]) -> None:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from anabranch.types import Event
 
 _NUMBER = 2  # bytes of a store's number
-_HEAD = Struct(">Q")  # the time for which the key's timer is set; 0: no timer is set
-_ENTRY = Struct(">QI")  # of an entry: its time, and the bytes of its data, which follow
+HEAD = Struct(">Q")  # the time for which the key's timer is set; 0: no timer is set
+ENTRY = Struct(">QI")  # of an entry: its time, and the bytes of its data, which follow
 _END = Struct(">Q")  # of a session: its last event's time
 # A sliding window's states.
 _OPEN = b"\x00"
@@ -61,14 +61,14 @@ class Row:
         data = at.batch.get(task, row)
         if data is None:
             return
-        self.armed = int.from_bytes(data[: _HEAD.size], "big")
+        self.armed = int.from_bytes(data[: HEAD.size], "big")
         self.entries = entries_of(data)
 
     def packed(self) -> bytes:
         """The row's value."""
-        parts = [_HEAD.pack(self.armed)]
+        parts = [HEAD.pack(self.armed)]
         for time, data in self.entries:
-            parts += (_ENTRY.pack(time, len(data)), data)
+            parts += (ENTRY.pack(time, len(data)), data)
         return b"".join(parts)
 
     def add(self, time: int, data: bytes) -> None:
@@ -82,10 +82,10 @@ class Row:
 
 def entries_of(data: bytes) -> list[Entry]:
     """The entries of a stored row."""
-    found, place, end, unpack = list[Entry](), _HEAD.size, len(data), _ENTRY.unpack_from
+    found, place, end, unpack = list[Entry](), HEAD.size, len(data), ENTRY.unpack_from
     while place < end:
         time, size = unpack(data, place)
-        place += _ENTRY.size + size
+        place += ENTRY.size + size
         found.append((time, data[place - size : place]))
     return found
 
@@ -112,13 +112,27 @@ class Spans(Timed):
         raise NotImplementedError
 
     def row_of(self, event: Event) -> Row:
-        """The row of an event's key. Raises: InvalidArgument (it has no key, or belongs to another task)."""
+        """The row of an event's key. Raises: as `place_of`."""
         at = current_context()
+        return Row(at, *self.place_of(at, event))
+
+    def place_of(self, at: HandlerContext, event: Event) -> tuple[int, bytes]:
+        """Task and row of an event's key. Raises: InvalidArgument (it has no key, or belongs to another task)."""
         key: Any = event.key
         if key.__class__ is not bytes:
             self.key_of(event)
             key = self.raw_of(event, at.key)
-        return Row(at, *self._place(at, key))
+        return self._place(at, key)
+
+    def arm(self, at: HandlerContext, task: int, place: bytes, armed: int, due: int) -> int:
+        """Set the timer of a row, in which an entry is due then. Returns its time. ``armed``: as of `Row`."""
+        if armed and due < armed:
+            self.cancel_due(at, task, place, armed)
+            armed = 0
+        if not armed:
+            self.set_due(at, task, place, due)
+            armed = due
+        return armed
 
     def save(self, row: Row, *, firing: bool = False, added: int | None = None) -> None:
         """Store the row, and set its timer. Raises: EventTooLarge.
@@ -134,12 +148,11 @@ class Spans(Timed):
             row.armed = due or 0
             if due is not None:
                 self.set_due(at, task, place, due, firing=True)
-        elif row.armed and (due is None or due < row.armed):
+        elif due is not None:
+            row.armed = self.arm(at, task, place, row.armed, due)
+        elif row.armed:
             self.cancel_due(at, task, place, row.armed)
             row.armed = 0
-        if due is not None and not row.armed:
-            self.set_due(at, task, place, due)
-            row.armed = due
         if row.entries:
             self._set(at, task, place, row.packed())
         else:
@@ -160,7 +173,7 @@ class Spans(Timed):
 
     def next_due(self, at: HandlerContext, place: bytes) -> int | None:
         data = at.batch.get(at.task, place)
-        return None if data is None else _HEAD.unpack_from(data)[0] or None
+        return None if data is None else HEAD.unpack_from(data)[0] or None
 
     def name_of(self, key: bytes) -> Any:
         """A key as handlers see it."""
@@ -550,17 +563,17 @@ class Expiring(Store, Timed):
         self._next[at.task] = self.prefix if len(found) < most else found[-1][0] + b"\0"
 
     def entry(self, row: bytes, data: bytes) -> tuple[bytes, Any]:
-        return row, self._result(data[_HEAD.size :])
+        return row, self._result(data[HEAD.size :])
 
     def _find(self, at: HandlerContext, task: int, row: bytes) -> bytes | None:
         data = at.batch.get(task, row)
         return None if data is None else self._value(at, data)
 
     def _value(self, at: HandlerContext, data: bytes) -> bytes | None:
-        (since,) = _HEAD.unpack_from(data)
-        return None if since + self._ttl <= event_time(at.batch, at.task) else data[_HEAD.size :]
+        (since,) = HEAD.unpack_from(data)
+        return None if since + self._ttl <= event_time(at.batch, at.task) else data[HEAD.size :]
 
     def _stored(self, at: HandlerContext, value: bytes) -> bytes:
         self._unswept[at.task] = self._unswept.get(at.task, 0) + 2
         since = max(event_time(at.batch, at.task), at.timestamp or 0)
-        return _HEAD.pack(since) + value
+        return HEAD.pack(since) + value

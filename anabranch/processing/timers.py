@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing
 from functools import partial
 from heapq import heappop, heappush
+from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from anabranch.errors import IllegalState, InvalidArgument
@@ -237,13 +238,21 @@ class Clock:
 class Window:
     """The value of a key in a window, from ``start`` up to ``end`` (Unix milliseconds). For handlers only."""
 
-    __slots__ = ("_at", "_closed", "_row", "_task", "_windows", "end", "raw", "start")
+    __slots__ = ("_at", "_closed", "_found", "_row", "_task", "_windows", "end", "raw", "start")
 
-    def __init__(self, windows: Windows, key: bytes, start: int, *, closed: bool = False) -> None:
+    def __init__(
+        self, windows: Windows, key: bytes, start: int, at: HandlerContext | None = None,
+        *, closed: bool = False,
+    ) -> None:  # fmt: skip
+        """``at``: the call of a handler, if the key is known to be of its task."""
         self.start, self.end = start, start + windows.size
         self._windows, self.raw, self._closed = windows, key, closed
-        self._at: HandlerContext | None = None  # of the last call
-        self._task, self._row = -1, b""
+        self._at = at  # the last call
+        self._found = -1  # `HandlerContext.removals` when the last read has found a value
+        if at is not None:
+            self._task, self._row = at.task, windows.prefix + _time(start) + key
+        else:
+            self._task, self._row = -1, b""
 
     @property
     def key(self) -> Any:
@@ -253,21 +262,28 @@ class Window:
     @property
     def value(self) -> Any:
         """The value; None if it is not set yet. Setting it raises `IllegalState` once the window is closed."""
-        windows = self._windows
-        return windows.result(windows.state(self._place(), self._row))
+        windows, at = self._windows, self._place()
+        data = at.batch.get(self._task, self._row)
+        if data is None:
+            return None
+        self._found = at.removals
+        return windows.result(windows.decoded(data))
 
     @value.setter
     def value(self, value: Any) -> None:
         if self._closed:
             self._windows.refuse(self.start)
-        self._windows.put(self._place(), self._row, self.start, value)
+        at = self._place()
+        exists = self._found == at.removals
+        self._windows.put(at, self._row, self.start, value, exists=exists)
+        self._found = at.removals
 
     def _place(self) -> HandlerContext:
         """Find out the window's row, once in a call of a handler. Returns that call."""
         at = current_context()
         if at is not self._at or at.task != self._task:
             self._task, self._row = self._windows.row(at, self.raw, self.start)
-            self._at = at
+            self._at, self._found = at, -1
         return at
 
 
@@ -291,7 +307,7 @@ class Windows(Timed):
         self.size = round(size * 1000)
         self._every = round((every or size) * 1000)
         self._grace = round(grace * 1000)
-        self.late = late
+        self.late, self.decoded = late, codec.decode
         self._closed: Callable[[Window], Any] | None = None
 
     @property
@@ -315,7 +331,8 @@ class Windows(Timed):
         """
         at = current_context()
         key = self._raw(at, event)
-        return iter([Window(self, key, start) for start in self._open(at, event)])
+        known = at if at.batch.known.get(key) == at.task and not at.own_key else None
+        return iter([Window(self, key, start, known) for start in self._open(at, event)])
 
     def add(self, event: Event) -> None:
         """Add an event to all of its open windows by ``into``. Raises: InvalidArgument, EventTooLarge."""
@@ -374,15 +391,17 @@ class Windows(Timed):
     def state(self, at: HandlerContext, row: bytes) -> Any:
         """The state in a window's row; None without one."""
         data = at.batch.get(at.task, row)
-        return None if data is None else self._codec.decode(data)
+        return None if data is None else self.decoded(data)
 
-    def put(self, at: HandlerContext, row: bytes, start: int, state: Any) -> None:
+    def put(
+        self, at: HandlerContext, row: bytes, start: int, state: Any, *, exists: bool = False
+    ) -> None:
         """Set the state in a window's row. The first one also sets the timer that closes the window.
 
-        Raises: IllegalState (the window is closed), EventTooLarge.
+        ``exists``: whether there is surely a row. Raises: IllegalState (the window is closed), EventTooLarge.
         """
         task = at.task
-        if at.batch.get(task, row) is None:
+        if not exists and at.batch.get(task, row) is None:
             closes = start + self.size + self._grace
             if closes <= event_time(at.batch, task):
                 self.refuse(start)
@@ -453,9 +472,16 @@ class TimeOfTasks:
         """Whether an event's time is too far after its commit, or, of a plain topic, after the worker's clock."""
         if self._ahead_ms is None:
             return False
-        plain = is_plain(event.stream)
-        since = self._wall_ms if plain else to_ms(event.commit_timestamp)
-        return event.timestamp > since + self._ahead_ms
+        return event.timestamp > self.latest_of(event.stream, event.commit_timestamp)
+
+    def latest_of(self, stream: str, commit: int) -> float:
+        """The highest time of an event of an input commit that is not too far ahead, in Unix milliseconds.
+
+        ``commit``: its commit timestamp.
+        """
+        if self._ahead_ms is None:
+            return inf
+        return (self._wall_ms if is_plain(stream) else to_ms(commit)) + self._ahead_ms
 
     def before(self, at: HandlerContext, scope: str, commit: int) -> None:
         """End earlier input commits of the scope before this one begins. ``commit``: its commit timestamp.
@@ -563,6 +589,7 @@ class TimeOfTasks:
         due, place = int.from_bytes(row[size : size + _SIZE], "big"), row[size + _SIZE :]
 
         at.seen = 0
+        at.removals += 1
 
         def fire() -> None:
             at.undo.clear()

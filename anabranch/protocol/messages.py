@@ -64,9 +64,9 @@ def weight(answer: object) -> int:
         case r.OpenInfo():
             writers = sum(128 + 4 * len(one.label) for one in answer.writers)
             segments = _weight_of((*answer.locked_segments, *answer.asks))
-            return (
-                96 + weight(answer.outcome) + writers + 160 * len(answer.staged_merges) + segments
-            )
+            parts = sum(64 + 4 * sum(map(len, one.scopes)) for one in answer.partitions)
+            merges = 160 * len(answer.staged_merges)
+            return 96 + weight(answer.outcome) + writers + merges + segments + parts
         case r.SeriesList():
             return sum(256 + 4 * len(one.series) + 8 * len(one.runs) for one in answer.series)
         case r.AuditList():

@@ -59,6 +59,9 @@ class Block(Protocol):
     def sizes(self, low: int, high: int) -> Longs:
         """The bytes of key and value of each record."""
 
+    def timestamps(self, low: int, high: int) -> list[int]:
+        """The timestamps of the records, in Unix milliseconds."""
+
     def txn_ids(self, low: int, high: int, default: bytes | None) -> Iterable[bytes | None]:
         """The transaction ids of the records; ``default`` for a record without one."""
 
@@ -167,8 +170,11 @@ class RecordsBlock:
             [record.key for record in some],
             [record.value for record in some],
             self._headers[low:high],
-            [record.timestamp_ms for record in some],
+            self.timestamps(low, high),
         )
+
+    def timestamps(self, low: int, high: int) -> list[int]:
+        return [record.timestamp_ms for record in self._records[low:high]]
 
     def keys(self, low: int, high: int) -> Sequence[bytes | None]:
         return [record.key for record in self._records[low:high]]
@@ -199,8 +205,12 @@ class ColumnsBlock:
             _cut(columns.keys, low, high),
             _cut(columns.values, low, high),
             self._headers(low, high),
-            columns.timestamps[low:high].tolist(),
+            self.timestamps(low, high),
         )
+
+    def timestamps(self, low: int, high: int) -> list[int]:
+        found: list[int] = self.columns.timestamps[low:high].tolist()
+        return found
 
     def keys(self, low: int, high: int) -> Sequence[bytes | None]:
         return _cut(self.columns.keys, low, high)

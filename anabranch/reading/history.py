@@ -223,12 +223,12 @@ class SafeTimeOf(NamedTuple):
     """The safe time of some streams: up to it, none of them gets another commit.
 
     ``apart``: whether several control partitions serve the streams; then a record of one of them says nothing about
-    another. ``ask``: asks the controllers for a safe time of now; takes a deadline in monotonic seconds. Raises:
-    RetryError, UnknownScope, NotAuthorized.
+    another. ``ask``: a safe time at or above that of a record, or of now (None); takes a deadline in
+    monotonic seconds, too. Raises: RetryError, UnknownScope, NotAuthorized.
     """
 
     apart: bool
-    ask: Callable[[float], int]
+    ask: Callable[[int | None, float], int]
 
 
 def safe_time_in(record: HistoryRecord) -> int:
@@ -243,6 +243,8 @@ def heads(searches: Mapping[str, HistorySearch], start: str | int) -> dict[str, 
     """
     found = {stream: search.as_of(start) for stream, search in searches.items()}
     newest = max((safe_time_in(at.record) for at in found.values() if at is not None), default=0)
+    if not isinstance(start, str):
+        newest = min(newest, start)  # a later time may be safe at one control partition only
     for stream, at in found.items():
         if newest and (at is None or at.record.timestamp != newest):
             # This history may have been read before a commit of the same round became visible in it.

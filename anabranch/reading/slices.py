@@ -55,6 +55,11 @@ class Slice:
         at = -1 if self.places is None else int(self.places[-1])
         return self.run.stretch.segment_id, self.run.offsets[at]
 
+    def timestamps(self) -> list[int]:
+        """The timestamps of the events, which are not made for this."""
+        found = self.run.block.timestamps(self.run.low, self.run.low + self.run.stretch.length)
+        return found if self.places is None else [found[place] for place in self.places.tolist()]
+
     def events(self, stream: str) -> Iterator[Event]:
         """The events, each made on demand."""
         events = self.run.events(stream)
@@ -144,6 +149,12 @@ class Piece(NamedTuple):
             part = events.order[segment]
             rest = rest._replace(before=Place(events.record, part, offset + 1, segment, since))
         return self._replace(events=handled, tasks=self.tasks[:at], whole=False), rest
+
+    def timestamps(self) -> list[int]:
+        """The timestamp of each event, in Unix milliseconds."""
+        if isinstance(self.events, Slices):
+            return [one for some in self.events.slices for one in some.timestamps()]
+        return [event.timestamp for event in self.events]
 
     def batch(self) -> pa.RecordBatch:
         """The events as an Arrow batch, with the columns of `anabranch.reading.event_columns`."""

@@ -492,7 +492,7 @@ class TaskReader(Iteration[Event]):
                 if first > self._safe_time:  # not for each commit: what is safe remains so
                     if not asks:
                         return False
-                    self._safe_time = self._safe.ask(deadline)
+                    self._safe_time = self._safe.ask(first, deadline)
                 sure = min(sure, self._safe_time)
             except RetryError as error:
                 log.warning(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from anabranch.batches.compression import decompress
 from anabranch.batches.format import HEADER_SIZE, read_header
 from anabranch.batches.records import Record, decode_records
-from anabranch.core.rows import TERM_KEY, Entry, read_row, split_key
+from anabranch.core.rows import TERM_KEY, Entry, partition_of, read_row, split_key
 from anabranch.errors import AnabranchError, NotAuthorized, NotReady, count_of
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.protocol.hybrid_time import to_ms, to_text
@@ -53,6 +53,7 @@ class _Fold:
     seen: set[object] = field(default_factory=set)
     pending: r.PendingCommitRow | None = None
     staged: int = 0
+    parts: set[int] = field(default_factory=set)  # the other control partitions that take part
 
     def add(self, row: StatusRow, what: str, about: str = "", waited_for: str = "") -> None:
         self.steps.append(TimelineStep(row.at_ms, "controller", what, about, waited_for))
@@ -105,15 +106,38 @@ def _txn(fold: _Fold, row: StatusRow) -> None:
     elif state == "FINALIZE_IN_PROGRESS":
         # A prepared transaction skips COMMIT_IN_PROGRESS.
         staging = (Entry.TXN, "COMMIT_IN_PROGRESS") in fold.seen
-        fold.add(row, "staging" if staging else "decided")
+        voted = _of_parts("votes", fold.parts) if (Entry.VOTES,) in fold.seen else ""
+        fold.add(row, "staging" if staging else "decided", waited_for=voted)
     elif state == "COMMITTED":
         events = count_of(row.row.committed, "event")
         waited = f"{count_of(fold.staged, 'segment')} to be staged" if fold.staged else ""
+        waited = _of_parts("merges", fold.parts) if fold.parts else waited
         fold.add(
             row, "merged", f"{events}, commit timestamp {to_text(row.row.commit_timestamp)}", waited
         )
     elif state == "ABORTED":
         fold.add(row, "aborted", row.row.reason)
+
+
+def _of_parts(what: str, parts: Iterable[int]) -> str:
+    return f"the {what} of control partitions {', '.join(map(str, sorted(parts)))}"
+
+
+def _part(fold: _Fold, row: StatusRow) -> None:
+    number = partition_of(row.identifier)
+    fold.parts.add(number)
+    if fold.first(Entry.PARTITION, number, row.row.scopes):
+        scopes = ", ".join(row.row.scopes)
+        fold.add(row, "part opened", f"control partition {number}: {scopes}")
+    if row.row.done and fold.first(Entry.PARTITION, number):
+        fold.add(row, "part ended", f"control partition {number}")
+
+
+def _votes(fold: _Fold, row: StatusRow) -> None:
+    fold.seen.add((Entry.VOTES,))
+    if fold.first(Entry.VOTES, row.row.votes_round):
+        what = "votes taken back" if row.row.asks == "REOPEN" else "votes asked"
+        fold.add(row, what, f"round of votes {row.row.votes_round}")
 
 
 def _journals_of(fold: _Fold) -> str:
@@ -176,6 +200,8 @@ _FOLDS = {
     Entry.PENDING_COMMIT: _pending,
     Entry.STAGED_MERGE: _staged,
     Entry.READ_LOCK: _locks,
+    Entry.PARTITION: _part,
+    Entry.VOTES: _votes,
 }
 
 

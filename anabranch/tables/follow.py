@@ -96,15 +96,17 @@ class Follower:
         timeout: float,
         base_of: Callable[[str, float], BaseRow | None],
         sources: Mapping[str, str] = MappingProxyType({}),
+        floors: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """``timeout``: seconds of a question. ``base_of``: asks for a table's present base, with a deadline.
 
-        ``sources``: the source of each derived table that a worker writes.
+        ``sources``: the source of each derived table that a worker writes. ``floors``: since when such a table
+        can be read, if it begins with a base of its source.
         """
         self._store = store
         self._ports = ports
         self.streams = tuple(dict.fromkeys(streams))
-        self._sources = sources
+        self._sources, self._floors = sources, floors
         # Tables of which the controller's reports are needed.
         self.reported_of = tuple(dict.fromkeys([*self.streams, *sources.values()]))
         self._timeout = timeout
@@ -274,6 +276,8 @@ class Follower:
             base = None if mark.last else self._base_of(stream, deadline)
             if mark.base != ("" if base is None else _base_id(base)):
                 mark = self._begin_again(stream, own)  # the folder's rows come from another base
+            if (floor := self._floors.get(stream, 0)) > mark.floor:
+                mark = self._store.marks[stream] = mark._replace(floor=floor)
             with self._lock:
                 self._note(stream, mark)
             tables.append(_Table(source, stream, mark, self._timeout, base))

@@ -160,9 +160,10 @@ class ReadReplica:
             raise
         self._derived = settings.derived
         sources = {t: of.of.source for t, of in self._derived.items() if of.asynchronous}
+        floors = {t: of.since for t, of in self._derived.items() if of.since}
         self.without_locks = frozenset(sources)  # tables that transactions can't lock
         self._follower = Follower(
-            self._store, ports, settings.tables, settings.timeout, controller.base, sources
+            self._store, ports, settings.tables, settings.timeout, controller.base, sources, floors
         )
         self.tables = self._follower.streams
         self._moved = here().condition()

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import anabranch
 from anabranch import aggregates
 from anabranch.processing.app import Processor
+from anabranch.processing.run import spare_collections
 from anabranch.processing.worker import AllTasks, Worker
 
 JSON = msgspec.json.encode, msgspec.json.decode
@@ -154,6 +155,7 @@ def main(job: dict[str, Any]) -> None:
             folder, standby = Path(job["folder"]), settings.get("standby") == "1"
             worker = Telling(app, client, folder, standby=standby)
             signal.signal(signal.SIGTERM, lambda *_: worker.stop.set())
+            spare_collections()  # as of `run_worker`
             try:
                 worker.run()
             finally:

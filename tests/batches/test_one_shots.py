@@ -163,12 +163,18 @@ def made(packer: Packer, add: Any) -> list[Any]:
 def test_copies_are_what_a_batch_of_rows_is(
     commands: list[tuple[list[r.Event], Any]], limit: int, now_ms: int
 ) -> None:
-    """Byte for byte, with the bounds of the batches. Each command's events go to two parts."""
+    """Byte for byte, with the bounds of the batches. Each commit's events go to two parts.
+
+    Two commits may have the same events: then these are decoded once.
+    """
     copies = EventCopies()
     parts: list[tuple[int, EventPart]] = []
     rows: list[list[Row]] = []
-    for number, (its, draw) in enumerate(commands):
-        shot = decode_lazily(codec._encode(r.OneShot(TXN_ID, "nyc", None, tuple(its))))
+    shots = [
+        (decode_lazily(codec._encode(r.OneShot(TXN_ID, "nyc", None, tuple(its)))), its, draw)
+        for its, draw in commands
+    ]
+    for number, (shot, its, draw) in enumerate([*shots, shots[-1]]):
         txn = bytes([number]) * 28
         chosen = [n for n in range(len(its)) if draw.random() < 0.6]
         others = [n for n in range(len(its)) if n not in chosen]

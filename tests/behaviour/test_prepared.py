@@ -139,35 +139,35 @@ def test_locked_rows_and_positions_are_held_until_the_end(
     """By one command, and by journals."""
     with anabranch.connect(broker.bootstrap, prefix="prepared", lane="admin") as operator:
         operator.feature_level(raise_to=3)
-    client.create_stream("shop/orders")
-    client.create_table("shop/stock")
-    client.create_processor("shop/sell", "shop/orders", tasks=1)
-    client.transact(lambda txn: txn.write_many("shop/orders", [(b"1", b"a"), (b"2", b"a")]))
+    client.create_stream("held/orders")
+    client.create_table("held/stock")
+    client.create_processor("held/sell", "held/orders", tasks=1)
+    client.transact(lambda txn: txn.write_many("held/orders", [(b"1", b"a"), (b"2", b"a")]))
 
     def sold(left: int) -> None:
         with anabranch.connect(broker.bootstrap, prefix="prepared") as other:
-            txn = other.begin("shop")
-            txn.write("shop/stock", b"%d" % left, key=b"tea")
+            txn = other.begin("held")
+            txn.write("held/stock", b"%d" % left, key=b"tea")
             with pytest.raises(RetryError):
                 txn.commit(timeout=0.5)
             txn.abort()
 
-    with client.replica("shop/stock") as stock:
+    with client.replica("held/stock") as stock:
         for keepalive in (None, 60.0):
-            ownership = client.take_tasks("shop/sell")
+            ownership = client.take_tasks("held/sell")
             with (
-                client.read("shop/orders", timeout=5, ownership=ownership) as reader,
+                client.read("held/orders", timeout=5, ownership=ownership) as reader,
                 stock.begin(keepalive=keepalive, ownership=ownership) as txn,
             ):
                 next(reader)
-                left = int(txn.get("shop/stock", b"tea") or b"9")
-                txn.put("shop/stock", b"tea", b"%d" % (left - 1))
+                left = int(txn.get("held/stock", b"tea") or b"9")
+                txn.put("held/stock", b"tea", b"%d" % (left - 1))
                 txn.prepare(consumed=reader.consumed())
                 sold(100)
                 txn.commit()
         with stock.snapshot() as view:
-            assert view.get("shop/stock", b"tea") == b"7"
+            assert view.get("held/stock", b"tea") == b"7"
     with client.read(
-        "shop/orders", timeout=0.5, ownership=client.take_tasks("shop/sell")
+        "held/orders", timeout=0.5, ownership=client.take_tasks("held/sell")
     ) as reader:
         assert list(reader) == []

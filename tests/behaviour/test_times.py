@@ -45,11 +45,13 @@ class OwnClock(SystemClock):
 class Controllers:
     """Leaders in this process, each with a clock of its own."""
 
-    def __init__(self, bootstrap: str, prefix: str, folder: Path) -> None:
+    def __init__(
+        self, bootstrap: str, prefix: str, folder: Path, control_partitions: int = 2
+    ) -> None:
         self.bootstrap, self.prefix, self.folder = bootstrap, prefix, folder
         self.leaders: dict[int, Leader] = {}
         with closing(KafkaLog(bootstrap)) as log:
-            self.topics = create_control_topics(log, prefix, control_partitions=2)
+            self.topics = create_control_topics(log, prefix, control_partitions=control_partitions)
 
     def lead(self, partition: int, ahead_s: float, **settings: Any) -> None:
         """Let a controller with this clock take over a control partition."""

@@ -25,6 +25,32 @@ def the_later_one_is_older(tape: Tape) -> None:
     tape.commit("u", TWO, 10, 0, file="q")
 
 
+def over_two_control_partitions(tape: Tape, timestamp: int) -> None:
+    """It comes after one that only the other scope has."""
+    tape.do("q", "begin", {"txn_id": TWO}, txn="u", scope="z")
+    tape.write("u", "b", stream="z/b", file="q")
+    tape.commit("u", TWO, 20, 1, file="q")
+    tape.begin("t", ONE)
+    tape.write("t", "a", stream="s/a")
+    tape.write("t", "c", stream="z/c")
+    tape.commit("t", ONE, timestamp, 2)
+    for stream, name, txn_id, at in (
+        ("s/a", "a", ONE, timestamp), ("z/b", "b", TWO, 20), ("z/c", "c", ONE, timestamp)
+    ):  # fmt: skip
+        tape.log(0, [0, "k", name, txn_id], stream=stream)
+        tape.commits([1, at, [txn_id], [[0, 0, 1]]], stream=stream)
+
+
+@wrong("non-monotone-timestamps")
+def earlier_than_what_another_scope_of_it_had(tape: Tape) -> None:
+    over_two_control_partitions(tape, 10)
+
+
+@right
+def later_than_what_all_its_scopes_had(tape: Tape) -> None:
+    over_two_control_partitions(tape, 30)
+
+
 @wrong("non-monotone-timestamps")
 def not_above_what_was_seen(tape: Tape) -> None:
     tape.begin("t", ONE)

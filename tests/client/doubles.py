@@ -33,7 +33,7 @@ class ManualClock(SteppedClock):
         super().__init__(1000.0, START_S)
 
 
-def _no_question(_: float) -> int:
+def _no_question(_at: int | None, _until: float) -> int:
     raise AssertionError("one control partition serves all streams: no controller need be asked")
 
 

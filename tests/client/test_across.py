@@ -12,6 +12,8 @@ from typing import NoReturn
 import pytest
 
 from anabranch.client.client import Client
+from anabranch.client.session import Copy, Session
+from anabranch.client.transaction import Transaction
 from anabranch.errors import (
     CrossScope,
     NotReady,
@@ -21,14 +23,15 @@ from anabranch.errors import (
 )
 from anabranch.ledger import Ledger
 from anabranch.protocol.ids import control_partition_of
+from anabranch.protocol.schemas.codec import LEVEL
 from anabranch.testing import MemoryCluster
 
 HERE, THERE = STREAMS = ("ams/s", "ber/s")  # on control partitions 0 and 1
 BOTH = 0, 1
 
 
-def cluster_of(*, across: bool = True) -> MemoryCluster:
-    made = MemoryCluster(control_partitions=2, controllers=2, across=across)
+def cluster_of(feature_level: int = LEVEL) -> MemoryCluster:
+    made = MemoryCluster(control_partitions=2, controllers=2, feature_level=feature_level)
     with made.connect() as client:
         for number, stream in enumerate(STREAMS):
             client.create_stream(stream, 2)
@@ -87,6 +90,33 @@ def test_what_two_processes_write_to_both_is_there_at_one_time(
     }
 
 
+def test_while_it_waits_it_is_listed_once_and_then_its_timeline_has_each_part(
+    cluster: MemoryCluster, client: Client
+) -> None:
+    reader = cluster.connect(timeout=8)
+    with client.begin("ams", keepalive=600) as txn:
+        txn.write(HERE, b"own", key=b"k")
+        txn.write(THERE, b"own", key=b"k")
+        txn.flush()
+        assert txn.txn_id is not None
+        with client.outside():
+            assert [one.info.txn_id for one in reader.open_transactions()] == [txn.txn_id]
+            (part,) = reader.open_transaction(txn.txn_id).partitions
+        assert (part.partition, part.scopes, part.state) == (1, ("ber",), "OPEN")
+        cluster.stop_controller(0)
+        with client.outside():
+            (alone,) = reader.open_transactions()
+        assert alone.info.txn_id == txn.txn_id, "as the participant has it"
+        cluster.start_controller(0)
+        txn.commit()
+    assert [one.txn_id for one in client.transactions(finished=True)].count(txn.txn_id) == 1
+    steps = {step.what: step.about for step in client.timeline(txn.txn_id).steps}
+    assert steps["part opened"] == "control partition 1: ber"
+    assert steps["part ended"] == "control partition 1"
+    order = ["part opened", "commit asked", "votes asked", "decided", "part ended", "merged"]
+    assert [what for what in steps if what in order] == order
+
+
 def test_a_writer_elsewhere_that_did_not_finish_refuses_the_commit_until_it_has(
     cluster: MemoryCluster, client: Client
 ) -> None:
@@ -124,8 +154,8 @@ def test_after_an_abort_nothing_is_there_and_late_writers_hear_of_it(
     assert client.open_transactions() == []
 
 
-def test_without_the_right_settings_only_the_write_is_refused() -> None:
-    client = cluster_of(across=False).connect()
+def test_below_feature_level_4_only_the_write_is_refused() -> None:
+    client = cluster_of(3).connect()
     with client.begin("ams") as txn:
         txn.write(HERE, b"own", key=b"k")
         with pytest.raises(CrossScope, match="'ams' is on control partition 0 and 'ber' on 1"):
@@ -250,3 +280,65 @@ def test_money_that_moves_between_control_partitions_is_whole_in_every_snapshot(
             at = txn.commit().commit_timestamp
         look()
         assert former >= (at or 0), (seed, step)
+
+
+@pytest.mark.parametrize("home", BOTH)
+@pytest.mark.parametrize("wait", ["merged", "decided"])
+def test_a_short_transaction_over_both_is_one_command_to_each(
+    client: Client, home: int, wait: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client.begin("ams") as first:  # by this the client learns that it may
+        first.write(THERE, b"0", key=b"k")
+        first.commit()
+    commands, send = [], Session._first_copy
+
+    def noted(session: Session, number: int, command: object, *rest: object) -> Copy:
+        commands.append(type(command).__name__)
+        return send(session, number, command, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Session, "_first_copy", noted)
+
+    def write(txn: Transaction) -> None:
+        for number in range(3):
+            for stream in STREAMS:
+                txn.write(stream, b"%d!" % number, key=b"k%d" % number)
+
+    done = client.transact(write, scope=STREAMS[home].partition("/")[0], wait=wait)  # type: ignore[arg-type]
+    monkeypatch.undo()
+    (whole,) = client.finished([done.txn_id])
+    at = whole.commit_timestamp
+    assert (done.commit_timestamp, whole.counts.committed, commands) == (at, 6, ["OneShot"] * 2)
+    assert control_partition_of(whole.txn_id) == home
+    found = {value: sorted(places) for value, places in events(client).items()}
+    assert found == {b"%d!" % number: [(HERE, at), (THERE, at)] for number in range(3)}
+    assert client.open_transactions() == []
+
+
+def test_short_transactions_are_committed_once_while_controllers_die(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = random.randrange(1 << 32)
+    chance, step = random.Random(seed), cluster.step
+
+    def die_now_and_then() -> None:
+        step()
+        if chance.random() < 0.1:
+            dead = chance.choice(BOTH)
+            cluster.stop_controller(dead)
+            cluster.start_controller(dead)
+
+    client = cluster.connect(timeout=120)
+    monkeypatch.setattr(cluster.clock, "on_sleep", die_now_and_then)
+    for number in range(12):
+
+        def write(txn: Transaction, number: int = number) -> None:
+            for stream in chance.sample(STREAMS, 2):
+                txn.write(stream, b"%d!" % number, key=b"k")
+
+        client.transact(write)
+    monkeypatch.setattr(cluster.clock, "on_sleep", step)
+    found = events(client)
+    assert sorted(found) == sorted(b"%d!" % number for number in range(12)), seed
+    assert {len(places) for places in found.values()} == {2}, seed
+    assert all(len({at for _, at in places}) == 1 for places in found.values()), seed
+    assert client.open_transactions() == []

@@ -94,8 +94,11 @@ def test_new_scopes_get_the_control_partitions_that_are_in_use() -> None:
     assert placed == ["ber at 1", "par at 2", "nyc at 0"]
     elsewhere = World(control_partition=1, control_partitions=3)
     elsewhere.ask("level", r.SetFeatureLevel(4), lane=ADMIN_LANE)
-    said = elsewhere.ask("grow", r.SetFeatureLevel(None, 3), lane=ADMIN_LANE)
-    assert said == "InvalidArgument"
+    for count, then in ((5, 5), (4, 5)):
+        elsewhere.ask("grow", r.SetFeatureLevel(None, count), lane=ADMIN_LANE)
+        assert (
+            elsewhere.result.control_partitions == elsewhere.new_turn().control_partitions == then
+        )
 
 
 def test_a_scope_is_adopted_unless_it_is_served_elsewhere() -> None:

@@ -77,9 +77,7 @@ class Process:
         self.thread.start()
 
     def _run(self) -> None:
-        settings = Settings(
-            self.number, 2, self.prefix, reply_partitions=8, trusts_open=True, across=True
-        )
+        settings = Settings(self.number, 2, self.prefix, reply_partitions=8, trusts_open=True)
         while not self.stopped.is_set():
             table = RocksTable(self.folder / f"table{self.number}-{self.deaths}")
             controller = Controller(self.log, table, SystemClock(), settings, f"p{self.deaths}")
@@ -102,6 +100,7 @@ class Process:
 class Pair:
     """Two control partitions with a stream each, and a client."""
 
+    bootstrap: str
     log: KafkaLog
     prefix: str
     processes: list[Process]
@@ -116,6 +115,15 @@ class Pair:
             scope = stream.partition("/")[0]
             assert self.clients[0].ask(r.FindScope(scope, True)).control_partition == number
             self.clients[number].ask(r.CreateStream(stream, 1, {}))
+
+    def short(self, client: anabranch.Client, value: bytes) -> None:
+        """Write to both streams by one command to each; the first time by journals, as the client learns then."""
+
+        def write(txn: anabranch.Transaction) -> None:
+            for stream in self.streams:
+                txn.write(stream, value, key=b"k")
+
+        assert client.transact(write).counts.committed == 2
 
     def transaction(self, value: bytes) -> r.Outcome:
         """Write to both streams, and commit."""
@@ -141,7 +149,7 @@ def pair(broker: Broker, unique: str, tmp_path: Path) -> Iterator[Pair]:
     ]
     with anabranch.connect(broker.bootstrap, prefix=prefix, lane=ADMIN_LANE) as operator:
         operator.feature_level(raise_to=LEVEL)
-    yield Pair(log, prefix, processes, clients)
+    yield Pair(broker.bootstrap, log, prefix, processes, clients)
     for process in processes:
         process.stop()
     log.close()
@@ -160,6 +168,11 @@ def test_controllers_that_die_between_messages_change_no_outcome(pair: Pair) -> 
         assert (outcome.state, outcome.committed) == ("COMMITTED", 2), kind
         deaths[number] += kind is not None
         wait_until(lambda: [process.deaths for process in pair.processes] == deaths)  # noqa: B023
+    with anabranch.connect(pair.bootstrap, prefix=pair.prefix, timeout=60) as client:
+        for number, kind in ((0, None), (1, r.Vote), (0, r.AskVote), (0, None)):
+            pair.processes[number].log.dies_after = kind
+            values.append(b"short " + str(kind).encode())
+            pair.short(client, values[-1])
     logs = [read_stream(pair.log, stream) for stream in pair.streams]
     for one in logs:
         check_stream(one)

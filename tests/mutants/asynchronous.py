@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from anabranch.core.decisions import ownership
+from anabranch.errors import InvalidArgument
 from anabranch.processing import derived
 from anabranch.processing.derived import DerivedTable
+from anabranch.processing.worker import Worker
+from anabranch.protocol.schemas.records import TaskPosition
 from anabranch.reading.task_reader import TaskReader
 from anabranch.tables import follow
 from anabranch.tables import store as stores
 from anabranch.tables.follow import Follower
 from anabranch.tables.store import Rows
+from anabranch.types import TaskOwnership
 from tests.mutants.planting import instead_of, wrapping
 
 
@@ -65,6 +69,31 @@ def over_old_rows(*_: object) -> None:
 def row_before_is_unknown(_: bytes) -> frozenset[bytes]:
     """Entries of the row before stay."""
     return frozenset()
+
+
+@wrapping(DerivedTable, "_base")
+def any_base(right: Any, self: DerivedTable, client: Any) -> Any:
+    """A processor begins with the base that its source has by now."""
+    try:
+        return right(self, client)
+    except InvalidArgument:
+        return client.describe(self.of.source).base
+
+
+@wrapping(Worker, "_commit_first")
+def positions_at_once(
+    right: Any, self: Worker, ownership: TaskOwnership, batch: Any, of: Any, _: Any
+) -> Any:
+    """The first commit of a base's rows gives the tasks their positions."""
+    begin = (TaskPosition(n, at.record, at.timestamp) for n, at in enumerate(ownership.inputs))
+    return right(self, ownership, batch, of, tuple(begin))
+
+
+@wrapping(Follower, "_begin")
+def before_the_base(right: Any, self: Follower, deadline: float) -> Any:
+    """A table that begins with a base can be read as of earlier times."""
+    self._floors = {}
+    return right(self, deadline)
 
 
 def patch_version(at: int, txn_id: bytes) -> Any:

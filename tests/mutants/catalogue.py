@@ -1,7 +1,7 @@
 """All planted bugs: each breaks one rule that the design rests on, and the suites must find it.
 
 `docs/inside/mutants.md` says which judges found which, and within how many seeds. ``scripts/simulate --mutants``
-and ``scripts/mutants`` look for all of them; `tests/sim/test_mutants.py` and `test_mutated_broker.py` for some.
+and ``scripts/mutants`` look for all of them; `tests/sim/test_mutants.py` for some.
 """
 
 from __future__ import annotations
@@ -102,6 +102,8 @@ ASYNCHRONOUS = "tests/processing/test_derived.py"
 IN_MEMORY = "tests/tables/test_transactions.py"
 HOLDING = "tests/core/test_holding.py"
 ACROSS = "tests/core/across/test_leaders.py"
+ONE_SHOTS = "tests/core/across/test_one_shots.py"
+LOCKS = "tests/core/across/test_locks.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
 COUNTED = TABLED | {"tables": 0, "counters": 3}
 CHAINED = TABLED | {"tables": 0, "chains": 3}
@@ -341,6 +343,19 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("unknown aborts are forgotten", across.unknown_aborts_are_forgotten, simulated=False, suite=ACROSS),
     Mutant("no message is forged", across.nothing_is_forged, simulated=False, suite=ACROSS),
     Mutant("messages are sent once", across.sent_once, simulated=False, suite=ACROSS),
+    Mutant("questions prove themselves", across.questions_prove_themselves, simulated=False, suite=ONE_SHOTS),
+    Mutant("one-shots are logged at once", across.parts_are_logged_at_once, simulated=False, suite=ONE_SHOTS),
+    Mutant("early questions are dropped", across.early_questions_are_dropped, simulated=False, suite=ONE_SHOTS),
+    Mutant("one-shots begin again", across.repeated_commands_begin_again, simulated=False, suite=ONE_SHOTS),
+    Mutant("refused one-shots stay open", across.refused_one_shots_stay_open, simulated=False, suite=ONE_SHOTS),
+    Mutant("one-shots join what rolls", across.one_shots_join_what_rolls, simulated=False, suite=ONE_SHOTS),
+    Mutant("locked tables hold nothing", across.locked_tables_hold_nothing, simulated=False, suite=LOCKS),
+    Mutant("all that meet wait", across.all_that_meet_wait, simulated=False, suite=LOCKS),
+    Mutant("all that meet give way", across.all_that_meet_give_way, simulated=False, suite=LOCKS),
+    Mutant("votes meet no staged merge", across.staged_merges_are_not_met, simulated=False, suite=LOCKS),
+    Mutant("a coordinator's locks are not frozen", across.own_locks_are_not_frozen, simulated=False, suite=LOCKS),
+    Mutant("waiting commits keep times", across.waiting_commits_keep_their_times, simulated=False, suite=LOCKS),
+    Mutant("reopened locks stay frozen", across.reopened_locks_stay_frozen, simulated=False, suite=LOCKS),
     # -- journals
     Mutant("a zombie writes its journal index", journals.zombie_index, weather=BLIND,
            play=plays.a_zombie_reads_on),
@@ -540,6 +555,12 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a table with rows gets a new processor", asynchronous.over_old_rows, simulated=False,
            by_clients=True, suite=ASYNCHRONOUS),
     Mutant("a worker does not know the row before", asynchronous.row_before_is_unknown, simulated=False,
+           by_clients=True, suite=ASYNCHRONOUS),
+    Mutant("a table is derived from a base that came later", asynchronous.any_base, simulated=False,
+           by_clients=True, suite=ASYNCHRONOUS),
+    Mutant("a task has its position before all of a base", asynchronous.positions_at_once, simulated=False,
+           by_clients=True, suite=ASYNCHRONOUS),
+    Mutant("a derived table is read before its base", asynchronous.before_the_base, simulated=False,
            by_clients=True, suite=ASYNCHRONOUS),
     Mutant("changes that are given up are not resolved", tables.given_up_unresolved, simulated=False,
            by_clients=True, suite="tests/tables/test_row_changes.py"),

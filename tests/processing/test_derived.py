@@ -34,6 +34,8 @@ from anabranch.errors import (
     UnsupportedSetting,
 )
 from anabranch.ports import TopicPartition
+from anabranch.processing import derived
+from anabranch.processing.commits import Commits
 from anabranch.processing.failures import HandlerFailed
 from anabranch.processing.operations.copies import copy_processor
 from anabranch.processing.worker import AllTasks, Worker
@@ -573,14 +575,67 @@ def test_a_worker_of_a_deleted_processor_does_not_derive_again(shop: Shop) -> No
         assert len(shop.events(BY_CITY)) == before
 
 
-def test_a_source_that_was_compacted_before_is_refused(shop: Shop) -> None:
-    shop.put(k0="oslo")
-    shop.clock.sleep(4000)
-    shop.put(k1="rome")
+def compacted(shop: Shop) -> int:
+    """Compact the orders. Returns the time of the base."""
+    shop.clock.sleep(4000)  # longer than versions are kept
+    shop.put(k9="last")
     admin = shop.connect(lane=ADMIN_LANE)
     let_read(admin, reader_ports(shop), 30.0)
-    admin.compact_table(ORDERS, plain_readers_lose_history=True)
-    with pytest.raises(InvalidArgument, match="compacted"):
+    return admin.compact_table(ORDERS, plain_readers_lose_history=True).timestamp
+
+
+def test_a_source_that_was_compacted_is_derived_from_its_base(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = shop.put(k0="oslo", k1="rome", k2="rome", k3="bonn")
+    second = shop.put(k0="oslo rome", k3=None)
+    base = compacted(shop)
+    then = {b"k0": b"oslo rome", b"k1": b"rome", b"k2": b"rome"}
+    now = {b"k0": b"oslo rome", b"k1": b"oslo", b"k9": b"last"}
+    written, commit = [0], Commits.send
+
+    def send(
+        self: Commits, *of: Any
+    ) -> None:  # dies after the second of the commits of the base's rows
+        if written[0] == 2:
+            raise NotReady("killed")
+        written[0] += 1
+        commit(self, *of)
+
+    with monkeypatch.context() as patched, closing(shop.worker(tasks=1)) as worker:
+        patched.setattr(Commits, "send", send)
+        patched.setattr(derived, "_AT_ONCE", 1)
+        shop.put(k1="oslo")
+        with pytest.raises(NotReady, match="killed"):
+            steps(worker)
+    with closing(shop.worker(tasks=1)) as worker:
+        steps(worker)
+        last = shop.put(k2=None)
+        steps(worker)
+        replica = shop.replica()
+        for at, rows in (
+            (base, then),
+            (last - 1, now | {b"k2": b"rome"}),
+            (last, now),
+        ):
+            with replica.snapshot(at=at) as view:
+                assert entries(view) == fold(rows), at
+        with replica.snapshot() as view:
+            versions = [view.get_version(BY_CITY, key).timestamp for key in sorted(entries(view))]
+            assert (second in versions, first in versions) == (True, False)
+        assert shop.client.check_derivation(ORDERS, "by-city", cities) == []
+        with pytest.raises(SnapshotExpired):
+            shop.replica(BY_CITY).snapshot(at=base - 1)
+        seen = [(e.key, e.value) for e in shop.events(BY_CITY) if is_entry(e.key or b"")]
+        assert len(seen) == len(set(seen))  # each entry came once, and went once
+
+
+def test_a_base_that_moved_before_the_processor_was_made_is_refused(shop: Shop) -> None:
+    shop.put(k0="oslo")
+    compacted(shop)
+    shop.client.derive(ORDERS, "by-city", cities, asynchronous=True)
+    compacted(shop)
+    with pytest.raises(InvalidArgument, match="delete the processor"):
         shop.worker()
 
 

@@ -69,6 +69,8 @@ one_shots = st.builds(
     st.just(()) | st.lists(record_strategy("FollowedRows"), max_size=3).map(tuple),
     st.none() | st.binary(min_size=16, max_size=16),
     st.just(()) | st.lists(derivations, max_size=3).map(tuple),
+    st.just(()) | st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=3).map(tuple),
+    st.none() | st.binary(min_size=32, max_size=32),
 )
 outcomes = st.builds(
     r.Outcome,
@@ -145,6 +147,8 @@ USUAL: list[Any] = [
     r.OneShot(
         TXN_ID, "nyc", None, (), None, (LOCKS,), (), (), None, (r.Derivation("nyc/a", "by-b", 1),)
     ),
+    r.OneShot(TXN_ID, "nyc", None, plain_events(2), places=(1, 2), secret=b"s" * 32),
+    r.OneShot(TXN_ID, "ber", None, plain_events(2), None, (LOCKS,), CHANGES, secret=b"s" * 32),
     r.Commit(b"t" * 120, (), None, "daily", 10_000, secret=b"s" * 32),
     r.PrepareEvents(TXN_ID, "nyc", None, plain_events(10), b"s" * 32, PREPARE),
     r.PreparedRow(PREPARE, NOW, plain_events(10)),

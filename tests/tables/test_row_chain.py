@@ -52,14 +52,16 @@ class Chain(Hot):
         session = self.rows._shared.session
         shot = session.locked_shot
 
-        def noted(command: r.OneShot, deadline: float, posted: Copy | None = None) -> Any:
+        def noted(
+            command: r.OneShot, deadline: float, posted: Copy | None = None, **_: bool
+        ) -> Any:
             self.commands.append(command)
             posted = posted or session.post(command, deadline)
             if self.nested:
                 Context().run(self.nested.pop(0))
             return shot(command, deadline, posted)
 
-        session.locked_shot = noted  # type: ignore[method-assign]
+        session.locked_shot = noted  # type: ignore[method-assign, assignment]
         self.rows._chain.note((A, ROW))
 
     def value(self, key: bytes = ROW, table: str = A) -> bytes | None:

@@ -166,11 +166,14 @@ class Administration:
             self._await_leaders(new, deadline)
             for _ in range(2):  # other operators may change grants and lanes during the first time
                 self._make_alike(range(in_use), new, log, deadline)
-        return self._in_use(control_partitions, deadline)
+        for number in reversed(range(control_partitions)):
+            # The directory is last: then a scope may be on a new one, of which all others know.
+            in_use = self._in_use(control_partitions, deadline, number)
+        return in_use
 
-    def _in_use(self, control_partitions: int, deadline: float) -> int:
+    def _in_use(self, control_partitions: int, deadline: float, there: int = DIRECTORY) -> int:
         command = r.SetFeatureLevel(None, control_partitions)
-        return self._session.ask(DIRECTORY, command, r.FeatureLevel, deadline).control_partitions
+        return self._session.ask(there, command, r.FeatureLevel, deadline).control_partitions
 
     def _await_leaders(self, new: Iterable[int], deadline: float) -> None:
         """Wait until each of these control partitions is led. Raises: NotReady, DeadlineExceeded."""

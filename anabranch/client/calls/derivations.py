@@ -121,15 +121,24 @@ class Deriving:
                 f"version {versions[-1]} of derivation {made.of.name!r} of {made.of.source} is in force, and its "
                 "writers write its rows: take another name"
             )
-        self._create(made, "asynchronous", source, timeout)
+        since = 0 if source.base is None else source.base.timestamp
+        self._create(made, "asynchronous", source, timeout, since)
         self._later[made.of] = made
         return made.table
 
     def _create(
-        self, made: AnyFunction, kind: Kind, source: r.StreamInfo, timeout: float | None
+        self,
+        made: AnyFunction,
+        kind: Kind,
+        source: r.StreamInfo,
+        timeout: float | None,
+        since: int = 0,
     ) -> bool:
-        """Create the derived table unless it exists; returns whether it is built. Raises: StreamExists."""
-        wanted = {TABLE: "true", DERIVED: Derived(made.of, kind).text}
+        """Create the derived table unless it exists; returns whether it is built. Raises: StreamExists.
+
+        ``since``: as of `Derived`, for a table that does not exist.
+        """
+        wanted = {TABLE: "true", DERIVED: Derived(made.of, kind, since).text}
         deadline = self._shared.deadline(timeout)
         try:
             found = self._session.describe(made.table, deadline)
@@ -137,6 +146,8 @@ class Deriving:
             kept = {n: v for n, v in source.settings.items() if n == VERSIONS_MS}
             command = r.CreateStream(made.table, len(source.segments), wanted | kept, adopt=False)
             found = self._session.create_stream(command, deadline)
+        if (there := derived_from(found.settings)) is not None:
+            wanted[DERIVED] = Derived(made.of, kind, there.since).text
         if unlike := differences(wanted, found.settings, only_asked=True):
             raise StreamExists(f"{made.table} exists, but {', '.join(unlike)}")
         return BUILT in found.settings

@@ -137,7 +137,13 @@ class Reading:
     def _safe_time_of(self, streams: Sequence[str], deadline: float) -> SafeTimeOf:
         session = self._session
         apart = len(set(session.control_partitions(streams, deadline).values())) > 1
-        return SafeTimeOf(apart, lambda until: session.instant(streams, None, until))
+
+        def ask(at: int | None, until: float) -> int:
+            if at is None:
+                return session.instant(streams, None, until)
+            return session.reach(streams, at, until)
+
+        return SafeTimeOf(apart, ask)
 
     def decoder(self, stream: Stream[Any, Any]) -> Decoder:
         """The decoder of one reader of a stream."""
@@ -196,7 +202,7 @@ class Reading:
         """The inputs of a new processor, each with the place where it starts."""
         readers, safe = self.readers(), self._safe_time_of(streams, deadline)
         if safe.apart and start == "end":
-            start = safe.ask(deadline)
+            start = safe.ask(None, deadline)
         elif safe.apart and start != "begin":
             start = self._session.instant(streams, check_at(start, "start"), deadline)
         with readers.source() as source:

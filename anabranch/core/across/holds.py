@@ -130,6 +130,11 @@ class Holds:
         for stream in self._of if streams is None else streams:
             yield from self._of.get(stream, {}).values()
 
+    @property
+    def streams(self) -> int:
+        """The number of streams with entries."""
+        return len(self._of)
+
     def of(self, txn_id: bytes) -> Entry | None:
         """The entry of a transaction."""
         streams = self._streams.get(txn_id)
@@ -190,7 +195,12 @@ class Holds:
         No client has received them. A one-shot is then refused. Another commit still waits, and gets a new one when
         it is merged.
         """
-        late = {entry.txn_id for entry in self.on() if 0 <= entry.since_ms <= now_ms - KEPT_MS}
+        since_ms = now_ms - KEPT_MS
+        return self.take_back(e.txn_id for e in self.on() if 0 <= e.since_ms <= since_ms)
+
+    def take_back(self, txn_ids: Iterable[bytes]) -> list[bytes]:
+        """Take back the timestamps of these waiting commits, and return them."""
+        late = set(txn_ids)
         for txn_id in late:
             self.put(txn_id, (), None)
         if late:

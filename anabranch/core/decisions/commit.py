@@ -17,9 +17,11 @@ from functools import partial
 from anabranch import errors
 from anabranch.core import parts, work
 from anabranch.core import rows as k
+from anabranch.core.across.coordinator import Step
 from anabranch.core.authorize import check_writes
 from anabranch.core.decisions import claims, one_shot, positions, prepared
 from anabranch.core.decisions.across import coordinating
+from anabranch.core.decisions.across.locking import GivesWay
 from anabranch.core.decisions.merge import merge_decided
 from anabranch.core.decisions.transactions import (
     abort_txn,
@@ -159,10 +161,8 @@ def _check_across(turn: Turn, request: _Request) -> None:
     txn = request.txn
     if not txn.partitions:
         return
-    if turn.state.locks.of(txn.row.txn_id).rows:
-        raise errors.CrossScope(
-            "locks in a transaction over several control partitions: that is not built yet"
-        )
+    if prepared.shot_of(turn.state, txn.row.txn_id) is not None:
+        raise errors.InvalidArgument("this transaction is a one-shot, whose commit is under way")
 
 
 def _check_rights(turn: Turn, request: _Request) -> None:
@@ -441,8 +441,22 @@ def next_due_ms(
     return min(due, default=None)
 
 
-def ending_of(txn: OpenTxn, pending: r.PendingCommitRow, *, late: bool = False) -> parts.Ending:
-    """A commit through journals while it is decided. ``late``: whether its deadline has passed."""
+def ending_of(
+    txn: OpenTxn,
+    pending: r.PendingCommitRow,
+    kept: r.PreparedRow | None = None,
+    *,
+    late: bool = False,
+) -> parts.Ending:
+    """A commit while it is decided. ``kept``: the row with the events of a one-shot; None: they are in journals.
+
+    ``late``: whether its deadline has passed.
+    """
+    check_events, writes = (
+        (partial(_check_events, txn, pending, late), partial(_writes_in_journals, pending))
+        if kept is None
+        else (partial(one_shot.check_kept, txn), lambda turn, _: frozen.writes_kept(turn, kept))
+    )
     return parts.Ending(
         txn_id=txn.row.txn_id,
         scope=txn.row.scope,
@@ -452,8 +466,8 @@ def ending_of(txn: OpenTxn, pending: r.PendingCommitRow, *, late: bool = False) 
         number=pending.number,
         consumed=pending.consumed,
         prepare=pending.prepare,
-        check_events=partial(_check_events, txn, pending, late),
-        writes=partial(_writes_in_journals, pending),
+        check_events=check_events,
+        writes=writes,
         pending=pending,
     )
 
@@ -463,13 +477,20 @@ def judge(
 ) -> parts.Ending | None:
     """The commit, if it can be decided now. None: it waits, or it has ended without a decision."""
     late = turn.wall_ms >= pending.deadline_ms
-    ending = ending_of(txn, pending, late=late)
+    kept = prepared.shot_of(turn.state, txn_id) if txn.partitions else None
+    ending = ending_of(txn, pending, kept, late=late)
     try:
         may = parts.check(turn, ending)
     except (errors.OwnershipLost, errors.UnknownProcessor) as lost:
         # Another worker has the tasks, so the transaction can never commit.
         end_pending(turn, txn_id, lost)
         abort_txn(turn, txn_id, str(lost))
+    except GivesWay as error:
+        if late:
+            end_pending(turn, txn_id, error)
+            turn.hear(txn_id)
+        else:
+            coordinating.carry_out(turn, txn_id, Step.AGAIN)
     except (errors.FixCallError, errors.RetryError, errors.LocksBroken) as error:
         if late or not isinstance(error, errors.ReceiptsNotCovered | errors.NotReady):
             end_pending(turn, txn_id, error)

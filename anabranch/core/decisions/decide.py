@@ -22,7 +22,14 @@ from anabranch.core.decisions import (
     transactions,
     writers,
 )
-from anabranch.core.decisions.across import deciding, forcing, holding, receiving
+from anabranch.core.decisions.across import (
+    deciding,
+    forcing,
+    holding,
+    joining,
+    parts_of_one_shots,
+    receiving,
+)
 from anabranch.core.decisions.times import check_waits, observed
 from anabranch.core.decisions.turn import Turn, attempt
 from anabranch.core.locks import registering, row_turns, segment_locks
@@ -55,12 +62,12 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.ListOpen: questions.list_open,
     r.ListRuns: questions.list_runs,
     r.LabelWriter: writers.label,
-    r.LockReads: registering.lock_reads,
+    r.LockReads: joining.lock_reads,
     r.ListLocks: registering.list_locks,
     r.ListTableLocks: questions.list_table_locks,
     r.ListCommands: lanes.list_commands,
     r.Commit: commit.commit,
-    r.OneShot: one_shot.one_shot,
+    r.OneShot: parts_of_one_shots.one_shot,
     r.TakeTurn: row_turns.take,
     r.PrepareEvents: one_shot.prepare_events,
     r.SafeTime: questions.safe_time,

@@ -239,14 +239,16 @@ def _use_control_partitions(turn: Turn, command: r.SetFeatureLevel) -> int:
     Until it is logged for the first time, it is the number that the topics had when this controller started. A
     client that adds partitions has the present number logged first (`AS_NOW`). Otherwise the next leader would
     count the new partitions, and a scope could get one that has no leader yet.
+
+    The others log it, too, and before the directory: they accept transactions of these control partitions.
     """
-    if turn.settings.control_partition != DIRECTORY:
-        raise InvalidArgument(f"control partition {DIRECTORY}, the directory, counts them: ask it")
     row, asked = turn.state.feature or r.FeatureRow(1, 0), command.control_partitions
     if asked == AS_NOW:
         asked = turn.control_partitions
     if not 1 <= asked <= MAX_CONTROL_PARTITION + 1:
         raise InvalidArgument(f"{asked} control partitions: 1 to {MAX_CONTROL_PARTITION + 1:,}")
+    if asked < row.control_partitions and turn.settings.control_partition != DIRECTORY:
+        return row.control_partitions  # a call that was interrupted had asked for more
     if asked < row.control_partitions:
         raise IllegalState(f"{row.control_partitions} control partitions are in use, for ever")
     if asked > row.control_partitions:

@@ -22,14 +22,16 @@ from typing import NamedTuple
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
 from anabranch.core import work
-from anabranch.core.decisions import positions
+from anabranch.core.command_events import CommandEvents
+from anabranch.core.decisions import one_shot, positions
 from anabranch.core.decisions.across import holding
-from anabranch.core.decisions.prepared import leave_out_lost
+from anabranch.core.decisions.prepared import leave_out_lost, shot_of
 from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decisions.transactions import (
     abort_txn,
     answer_decided,
     answer_pending,
+    drop_locks,
     end_pending,
     finish,
     journal_op,
@@ -43,7 +45,7 @@ from anabranch.core.memory import STUCK, Why, unusable
 from anabranch.core.round import Landed, NewEpoch, Part, PlainWrites, Round, StreamCommit
 from anabranch.core.segments import TxnSegment
 from anabranch.core.state import OpenTxn
-from anabranch.errors import ReservedByPrepared, check
+from anabranch.errors import NotReady, ReservedByPrepared, StreamLost, check
 from anabranch.protocol.ids import NO_TXN, segment_number
 from anabranch.protocol.legal_names import is_state
 from anabranch.protocol.schemas import records as r
@@ -87,6 +89,7 @@ class Plan:
     size: int
     staged: bool
     state: int  # bytes of them in states of processors, which are never staged or rolled
+    kept: r.PreparedRow | None = None  # the row with the events of a one-shot: it has no targets
 
     @property
     def runs(self) -> int:
@@ -136,10 +139,12 @@ class _Layouts:
         )
         self.rolled[stream] = _Current(epoch, reference_epoch, segments)
 
-    def close(self) -> None:
-        """Make duplicates of the active layouts current again."""
+    def close(self, streams: Collection[str] | None = None) -> None:
+        """Make duplicates of the active layouts current again, of these ``streams`` (None: of all)."""
         turn = self.turn
         for stream, current in list(self.rolled.items()):
+            if streams is not None and stream not in streams:
+                continue
             row = turn.state.streams[stream]
             segments = duplicate_active(row, current.stream_epoch + 1)
             at = holding.epoch_time(turn, stream, turn.next_timestamp())
@@ -147,7 +152,7 @@ class _Layouts:
             epoch = self.rolled[stream].stream_epoch
             turn.put(k.stream_key(stream), replace(row, stream_epoch=epoch, segments=segments))
             turn.merging.may_roll_ms.put(stream, turn.now_ms + turn.settings.collate_ms)
-        self.rolled.clear()
+            del self.rolled[stream]
 
 
 def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
@@ -205,8 +210,10 @@ def _waits_for_locks(turn: Turn, txn_id: bytes, refused: frozen.Refused | None) 
     return refused is not None
 
 
-def _written(turn: Turn, plan: Plan) -> dict[str, Write]:
+def _written(turn: Turn, plan: Plan) -> Mapping[str, Write]:
     """The writes of a transaction, by table."""
+    if plan.kept is not None:
+        return frozen.writes_kept(turn, plan.kept)
     return {
         target.stream: conflicts.written(
             turn,
@@ -268,6 +275,12 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         return None
     if _waits_for_locks(turn, txn_id, frozen.still_waits(turn, txn_id)):
         return None
+    # Only a transaction over several control partitions has a row with events that is merged here.
+    elsewhere = txn.promised is not None or txn.votes is not None
+    kept = shot_of(turn.state, txn_id) if elsewhere else None
+    if kept is not None:
+        size = len(CommandEvents.of(kept.events).payload)
+        return Plan(txn_id, (), len(kept.events), size, False, 0, kept)
     plan = plan_of(turn, txn_id, txn)
     if plan.records != txn.row.committed:
         # Never merge less or more than was decided: abort the transaction while that is legal, or let an operator
@@ -338,6 +351,8 @@ def _oldest_first(_: Turn, plan: Plan) -> tuple[object, ...]:
 
 def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
     """Merge one transaction; False if there are too few partitions for its duplicate epoch."""
+    if plan.kept is not None:
+        return _merge_kept(turn, layouts, plan.txn_id, plan.kept)
     switches = _switches(turn, layouts, plan)
     if switches is None:
         return False
@@ -361,25 +376,46 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
             )
         op = JournalOp("FINALIZE_COMMIT", plan.txn_id, target.reference_epoch, timestamp)
         journal_op(turn, target.stream, op)
-    row = turn.move(txn.row, "begin_finalize", commit_timestamp=timestamp)
+    _merged(turn, txn, turn.move(txn.row, "begin_finalize", commit_timestamp=timestamp))
+    return True
+
+
+def _merge_kept(turn: Turn, layouts: _Layouts, txn_id: bytes, kept: r.PreparedRow) -> bool:
+    """Merge the events of a one-shot over several control partitions; False if it has to wait for a stream.
+
+    They are placed by key, so their segments are those of the active layouts.
+    """
+    txn = turn.open(txn_id)
+    layouts.close(txn.participants)
+    try:
+        row = one_shot.merge_kept(turn, txn, kept)
+    except (NotReady, StreamLost):
+        _wait(turn, txn_id, WAITING_MS, "stream", min(txn.participants))
+        return False
+    _merged(turn, txn, row)
+    return True
+
+
+def _merged(turn: Turn, txn: OpenTxn, row: r.TxnRow) -> None:
+    """Log that a transaction is merged here, and answer. ``row``: with its commit timestamp."""
     if txn.votes is not None:
         _own_merged(turn, txn, row, txn.votes)
-        return True
+        return
     row = turn.move(row, "finalize_commit", finished_ms=turn.wall_ms, rejected=turn.rejected(row))
     positions.merged(turn, txn, row)
-    waiting = end_pending(turn, plan.txn_id, None)
+    waiting = end_pending(turn, row.txn_id, None)
     finish(turn, row)
     if waiting:
         outcome = turn.outcome(row)
         for to in waiting:
             turn.reply(to, outcome)
-    return True
 
 
 def _own_merged(turn: Turn, txn: OpenTxn, row: r.TxnRow, votes: r.VotesRow) -> None:
     """Log that the coordinator's own part is merged. COMMITTED is logged when all participants are done (O2)."""
     turn.put(k.txn_key(row.txn_id), row)
     turn.put(k.votes_key(row.txn_id), replace(votes, own_merged=True))
+    drop_locks(turn, row.txn_id)
     positions.merged(turn, txn, row)
     turn.merging.waits.put(row.txn_id, None)
     holding.put_entry(turn, row.txn_id)

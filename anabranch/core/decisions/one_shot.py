@@ -14,7 +14,7 @@ from hmac import compare_digest
 from anabranch import errors
 from anabranch.core import derivations, history_records, parts
 from anabranch.core import rows as k
-from anabranch.core.authorize import check_right, writing
+from anabranch.core.authorize import check_right, check_writes, writing
 from anabranch.core.command_events import CommandEvents, EventRun, SomeEvents
 from anabranch.core.decisions import claims, positions, prepared
 from anabranch.core.decisions.across import holding
@@ -48,7 +48,7 @@ from anabranch.protocol.partitioner import place_of
 from anabranch.protocol.schemas import records as r
 
 _KEEPALIVE_MS = 1_000  # in the row of a `PrepareEvents`, which no keepalive ends
-_OTHERS = "the transaction id is in use with other arguments: make a new one"
+OTHERS = "the transaction id is in use with other arguments: make a new one"
 
 
 def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
@@ -82,7 +82,7 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
         at_once=True,
     )
     if not parts.check(turn, ending):
-        _instead(turn, command, ending, to)
+        instead(turn, command, ending, to)
         return
     # No part of the commit refuses it. If a client waits for the answer, it may still be advised to take a turn.
     if to is not None and (advice := row_turns.advice(turn, command)) is not None:
@@ -142,7 +142,7 @@ def _answered_before(turn: Turn, command: r.OneShot, to: ReplyTo | None, *, mark
     if row is None:
         return False
     if row.state == "ABORTED":
-        turn.reply(to, _gave_way_to(turn, row, command))
+        turn.reply(to, gave_way_to(turn, row, command))
         return True
     digest = None if command.consumed is None else positions.digest_of(command.consumed)
     if (row.state, row.scope, row.name, row.committed, row.consumes) != (
@@ -152,12 +152,12 @@ def _answered_before(turn: Turn, command: r.OneShot, to: ReplyTo | None, *, mark
         _count(command),
         digest,
     ):
-        raise errors.InvalidArgument(_OTHERS)
+        raise errors.InvalidArgument(OTHERS)
     turn.answer(to, row)
     return True
 
 
-def _gave_way_to(turn: Turn, row: r.TxnRow, command: r.OneShot | r.PrepareEvents) -> r.Outcome:
+def gave_way_to(turn: Turn, row: r.TxnRow, command: r.OneShot | r.PrepareEvents) -> r.Outcome:
     """The outcome of the commit to which an aborted transaction gave way.
 
     Raises: TransactionAborted (it was aborted otherwise), AlreadyCommitted (`claims.earlier`).
@@ -169,7 +169,7 @@ def _gave_way_to(turn: Turn, row: r.TxnRow, command: r.OneShot | r.PrepareEvents
     raise errors.TransactionAborted(f"the transaction is aborted ({row.reason}): begin a new one")
 
 
-def _instead(
+def instead(
     turn: Turn, command: r.OneShot | r.PrepareEvents, ending: parts.Ending, to: ReplyTo | None
 ) -> None:
     """Answer a command that is not carried out: it asks for a validation of locks, or gives way.
@@ -254,7 +254,7 @@ def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> 
         events=command.events,
     )
     if not parts.check(turn, ending):
-        _instead(turn, command, ending, to)
+        instead(turn, command, ending, to)
         return
     check_open(turn)
     turn.put(k.txn_key(command.txn_id), row)
@@ -276,14 +276,14 @@ def _prepared_before(
 ) -> None:
     """Answer a repeated `PrepareEvents`."""
     if row.state == "ABORTED":
-        turn.reply(to, _gave_way_to(turn, row, command))
+        turn.reply(to, gave_way_to(turn, row, command))
         return
     if row.secret is None or not compare_digest(row.secret, command.secret):
         raise errors.NotAuthorized("the transaction was begun with another secret")
     digest = None if command.consumed is None else positions.digest_of(command.consumed)
     known = row.scope, row.name, row.consumes
     if row.state == "OPEN" or known != (command.scope, command.name, digest):
-        raise errors.InvalidArgument(_OTHERS)
+        raise errors.InvalidArgument(OTHERS)
     prepared.check_same(turn, row, command.prepare)
     turn.answer(to, row, full=False)
 
@@ -294,22 +294,11 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
     Events of LOST streams are left out. `NotReady` while a stream is in trouble or being recovered, or while a
     staged merge has read what they write.
     """
-    txn_id, row = txn.row.txn_id, txn.row
+    txn_id = txn.row.txn_id
     kept = turn.state.prepared_row(txn_id)
-    events = CommandEvents.of(() if kept is None else kept.events)
-    check(len(events) == row.committed, "a PREPARED transaction lost its events")
-    gone = {stream for stream in txn.participants if is_gone(turn.state, stream)}
-    for stream in sorted(txn.participants.keys() - gone):
-        if state_of(turn.state.streams.get(stream)) == RECOVERING:
-            raise errors.NotReady(f"{stream} is being taken back: ask again")
-        active_stream(turn, stream)
-    kept_there = {s: its for s, its in events.by_stream().items() if s not in gone}
-    placed = _spread(turn, events, kept_there, [s for s in kept_there if is_state(s)])
+    row, placed = _place_kept(turn, txn, () if kept is None else kept.events)
     frozen.check_free(turn, txn_id, lambda: _writes(turn, placed))
     holding.check_free(turn, txn_id, placed)
-    if gone:
-        left_out = sum(len(its) for s, its in events.by_stream().items() if s in gone)
-        row = prepared.without(row, left_out, gone)
     timestamp = _append(turn, txn_id, placed)
     row = turn.move(row, "begin_commit", commit_timestamp=timestamp, finished_ms=turn.wall_ms)
     row = turn.move(row, "finalize_commit")
@@ -318,16 +307,89 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
         positions.move(turn, consumed, txn_id, timestamp, row.committed, _state_of(placed))
     end_pending(turn, txn_id, None)
     left = prepared.drop_events(turn, txn_id)
-    for stream, epoch in [(s, e) for s, e in txn.participants.items() if s in placed]:
-        now = r.ParticipantRow(stream, turn.state.streams[stream].reference_epoch)
-        if now.reference_epoch != epoch:  # the stream was scaled since
-            turn.put(k.participant_key(txn_id, stream), now)
-            drop_epoch(turn, stream, epoch)
+    _pin_active(turn, txn, placed)
     finish(turn, row)
     if to is not None:
         # The streams are known here, so the table is not scanned for them.
         outcome = turn.outcome(row, full=False, prepared=left)
         turn.reply(to, outcome._replace(streams=tuple(sorted(txn.participants))))
+
+
+def _place_kept(turn: Turn, txn: OpenTxn, kept: Sequence[r.Event]) -> tuple[r.TxnRow, Placed]:
+    """A transaction's row without the events of LOST streams, and the other events in the segments active now.
+
+    Raises: NotReady (a stream is in trouble, or being recovered).
+    """
+    row, events = txn.row, CommandEvents.of(kept)
+    check(len(events) == row.committed, "a transaction lost the events that a row keeps")
+    gone = {stream for stream in txn.participants if is_gone(turn.state, stream)}
+    for stream in sorted(txn.participants.keys() - gone):
+        if state_of(turn.state.streams.get(stream)) == RECOVERING:
+            raise errors.NotReady(f"{stream} is being taken back: ask again")
+        active_stream(turn, stream)
+    there = {s: its for s, its in events.by_stream().items() if s not in gone}
+    placed = _spread(turn, events, there, [s for s in there if is_state(s)])
+    if gone:
+        left_out = sum(len(its) for s, its in events.by_stream().items() if s in gone)
+        row = prepared.without(row, left_out, gone)
+    return row, placed
+
+
+def _pin_active(turn: Turn, txn: OpenTxn, placed: Placed) -> None:
+    """Let the transaction's streams have their present reference epochs: its events were placed by these."""
+    for stream, epoch in [(s, e) for s, e in txn.participants.items() if s in placed]:
+        now = r.ParticipantRow(stream, turn.state.streams[stream].reference_epoch)
+        if now.reference_epoch != epoch:  # the stream was scaled since
+            turn.put(k.participant_key(txn.row.txn_id, stream), now)
+            drop_epoch(turn, stream, epoch)
+
+
+# -- parts of one-shots over several control partitions (`across.parts_of_one_shots`) -------------------
+
+
+def ending_of_part(command: r.OneShot, owner: str) -> parts.Ending:
+    """A part before it is logged: it is checked as if it were committed at once."""
+    return parts.Ending(
+        txn_id=command.txn_id,
+        scope=command.scope,
+        owner=owner,
+        named=None,
+        name=command.name,
+        number=None,
+        consumed=None,
+        prepare=None,
+        check_events=partial(_check_events, command),
+        writes=_writes_placed,
+        locks=command.locks,
+        changes=command.changes,
+        at_once=True,
+    )
+
+
+def events_of_part(command: r.OneShot, ending: parts.Ending) -> Sequence[r.Event]:
+    """The events of a checked part, with those of its changes."""
+    if command.changes:
+        return row_changes.with_values(command, ending.values, ending.placed)
+    return command.events
+
+
+def check_kept(txn: OpenTxn, turn: Turn, _: parts.Ending) -> None:
+    """Check again what may have changed since the events were put into a row: the streams, and the rights."""
+    for stream in sorted(txn.participants):
+        active_stream(turn, stream)
+    check_writes(turn.state, txn.row, txn.participants)
+
+
+def merge_kept(turn: Turn, txn: OpenTxn, kept: r.PreparedRow) -> r.TxnRow:
+    """Merge the events that a row keeps at the decided timestamp, and drop them. Returns the transaction's row.
+
+    Raises: NotReady (a stream is being recovered); then nothing was changed.
+    """
+    row, placed = _place_kept(turn, txn, kept.events)
+    _append(turn, row.txn_id, placed, row.commit_timestamp)
+    _pin_active(turn, txn, placed)
+    turn.put(k.prepared_key(row.txn_id), None)
+    return row
 
 
 def _check_events(command: r.OneShot | r.PrepareEvents, turn: Turn, ending: parts.Ending) -> None:

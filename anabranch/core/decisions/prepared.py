@@ -27,6 +27,9 @@ from anabranch.protocol.ids import SECRET_SIZE, TXN_ID_SIZE, txn_text
 from anabranch.protocol.schemas import records as r
 
 MAX_ATTEMPT = 64  # bytes
+# In the row with the events of a one-shot over several control partitions. No command can have this: there, `by` is
+# a hash or empty.
+SHOT = r.Prepare(b"one-shot", b"")
 
 
 def check_arguments(command: r.Commit) -> None:
@@ -214,10 +217,19 @@ def without(
     )
 
 
+def shot_of(state: State, txn_id: bytes) -> r.PreparedRow | None:
+    """The row with the events of a one-shot over several control partitions; None: no such one, or merged here."""
+    row = state.prepared_row(txn_id)
+    return row if row is not None and row.prepare == SHOT else None
+
+
 def give_back(turn: Turn, txn: OpenTxn) -> None:
-    """Drop the events that a PREPARED transaction keeps, because it is aborted."""
-    if txn.row.state == "PREPARED":
-        drop_events(turn, txn.row.txn_id)
+    """Drop the events that a row keeps, because the transaction is aborted."""
+    txn_id = txn.row.txn_id
+    if (txn.partitions or txn.promised is not None) and shot_of(turn.state, txn_id) is not None:
+        turn.put(k.prepared_key(txn_id), None)
+    elif txn.row.state == "PREPARED":
+        drop_events(turn, txn_id)
 
 
 def drop_events(turn: Turn, txn_id: bytes) -> r.PreparedRow | None:

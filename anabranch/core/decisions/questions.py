@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from heapq import merge, nsmallest
+from itertools import takewhile
 from typing import TypeVar
 
 from anabranch.core import rows as k
@@ -30,7 +31,7 @@ from anabranch.core.state import OpenTxn, Ordered
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import InvalidArgument, NotReady, UnknownStream
 from anabranch.protocol import hybrid_time, limits
-from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE, control_partition_of
 from anabranch.protocol.messages import weight
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import SEE, Rights
@@ -48,11 +49,15 @@ def get_state(turn: Turn, command: r.GetState, to: ReplyTo | None) -> None:
 
 
 def list_transactions(turn: Turn, command: r.ListTransactions, to: ReplyTo | None) -> None:
-    """List open or prepared transactions, oldest first, or all transactions, newest first."""
+    """List open or prepared transactions, oldest first, or all transactions, newest first.
+
+    Of transactions that other control partitions coordinate it has the open ones alone: those of a coordinator that
+    is away would be in no list.
+    """
     if command.prepared:
         rows = _open_after(turn, (turn.state.prepared,), command.before)
     elif command.include_finished:
-        rows = turn.state.txn_rows_below(command.before)
+        rows = _own_below(turn, command.before)
     else:
         rows = _open_after(turn, _visible(turn, command.scope), command.before)
     shown = command.secret if command.prepared else None
@@ -70,6 +75,14 @@ def list_transactions(turn: Turn, command: r.ListTransactions, to: ReplyTo | Non
         lambda row: turn.outcome(row, full=False),
     )
     turn.reply(to, r.TransactionList(tuple(found), more))
+
+
+def _own_below(turn: Turn, before: bytes | None) -> Iterator[tuple[bytes, r.TxnRow | None]]:
+    """The transactions that this control partition coordinates, as `State.txn_rows_below`: ids begin with it."""
+    first = turn.settings.control_partition.to_bytes(2, "big")
+    last = first + b"\xff" * TXN_ID_SIZE
+    rows = turn.state.txn_rows_below(last if before is None else min(before, last))
+    return takewhile(lambda found: found[0] >= first, rows)
 
 
 def list_open(turn: Turn, command: r.ListOpen, to: ReplyTo | None) -> None:
@@ -157,7 +170,7 @@ def open_info(turn: Turn, row: r.TxnRow, *, full: bool, after: bytes | None = No
     silent_ms = max(0, turn.now_ms - turn.keepalives.last(row.txn_id))
     runs = outcome.state == "OPEN"
     stays = turn.index.uncommitted.stays.get(row.txn_id, {})
-    turn.charge(work.of_items(len(streams) + len(stays)))
+    turn.charge(work.of_items(len(streams) + len(stays) + len(txn.partitions)))
     return r.OpenInfo(
         outcome=outcome,
         uncommitted_bytes=sum(stay.size for stay in stays.values()),
@@ -174,6 +187,7 @@ def open_info(turn: Turn, row: r.TxnRow, *, full: bool, after: bytes | None = No
         ends=way_to_end(turn.state, row.txn_id),
         locked_segments=locked_segments.locked_by(turn, row.txn_id, full=full),
         asks=locked_segments.asked_by(turn, row.txn_id, full=full),
+        partitions=coordinating.parts_of(turn, row) if txn.partitions else (),
     )
 
 
@@ -189,8 +203,14 @@ def _kept_for(turn: Turn, txn_id: bytes) -> dict[str, int]:
 
 def _waits_for(turn: Turn, txn_id: bytes) -> r.WaitInfo | None:
     wait, txn = turn.wait_of(txn_id), turn.state.open.get(txn_id)
+    if wait is None and txn is not None:
+        if txn.row.state == "PREPARED" and txn_id in turn.state.promised:
+            coordinator = control_partition_of(txn_id)
+            text = f"waits for the decision of control partition {coordinator}, its coordinator"
+            return r.WaitInfo("coordinator", "", text, -1)
+        return coordinating.waits_for(turn, txn) if txn.partitions else None
     if wait is None:
-        return coordinating.waits_for(turn, txn) if txn is not None and txn.partitions else None
+        return None
     age_ms = -1 if wait.since_ms < 0 else max(0, turn.now_ms - wait.since_ms)
     on = wait.on if wait.on in turn.state.streams else ""
     return r.WaitInfo(wait.why, on, limits.cut(wait_text(turn.memory, wait)), age_ms)

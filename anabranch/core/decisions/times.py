@@ -48,6 +48,8 @@ def observed(turn: Turn, command: Any) -> int:
     if not (sets or isinstance(command, _LEAD_TO_TIMES)):
         return former
     seen = max(turn.seen or 0, _carried(command))
+    if isinstance(command, r.SafeTime) and command.at is not None:
+        seen = min(seen, command.at)  # the answer says nothing about later times
     if seen <= former:  # perhaps because a former leader's clock was fast
         return former
     skew_ms, error_ms = turn.settings.max_clock_skew_ms, turn.settings.clock_error_ms
@@ -62,9 +64,10 @@ def observed(turn: Turn, command: Any) -> int:
         raise ClockSkew(f"{what}, {skew_ms:,} are allowed: set the clocks")
     if ahead_ms > limit_ms:
         raise NotReady(f"{what}, whose error is {limit_ms:,} ms at most: ask again")
-    if isinstance(command, r.SafeTime):
+    if isinstance(command, r.SafeTime) and not command.streams:
         raise NotReady(f"{what}, which continues by itself: ask again")
-    return former  # it repeats a command that is decided
+    # It repeats a command that is decided; or its sender makes the time safe at several control partitions.
+    return former
 
 
 def _may_write(turn: Turn, command: Any) -> bool:

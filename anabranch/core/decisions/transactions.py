@@ -440,10 +440,7 @@ def finish(turn: Turn, row: r.TxnRow) -> None:
     for key in turn.index.forget(turn.state, row.txn_id):
         turn.state.keep(key, None)
     txn = turn.open(row.txn_id)
-    for writer, sequence in turn.state.locks.of(row.txn_id).numbers():
-        turn.put(k.read_lock_key(row.txn_id, writer, sequence), None)
-    if row.txn_id in turn.state.locks.named:
-        turn.put(k.reads_key(row.txn_id), None)
+    drop_locks(turn, row.txn_id)
     for stream, number in list(txn.staged_merges):
         turn.put(k.staged_merge_key(row.txn_id, stream, number), None)
     for stream, partition, at in list(txn.moved):
@@ -454,6 +451,14 @@ def finish(turn: Turn, row: r.TxnRow) -> None:
     if turn.holds.in_use:
         turn.holds.give_up(row.txn_id)
     turn.ended.append(row.txn_id)
+
+
+def drop_locks(turn: Turn, txn_id: bytes) -> None:
+    """Delete the rows of a transaction's locks and reads, which it needs no more."""
+    for writer, sequence in turn.state.locks.of(txn_id).numbers():
+        turn.put(k.read_lock_key(txn_id, writer, sequence), None)
+    if txn_id in turn.state.locks.named:
+        turn.put(k.reads_key(txn_id), None)
 
 
 def drop_epoch(turn: Turn, stream: str, epoch: int) -> None:

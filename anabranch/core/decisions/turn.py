@@ -99,8 +99,8 @@ class Settings:
     clock_error_ms: int | None = None  # of each controller's clock, at most; None: no commit wait
     # A stream is given up when one of its topics is not found for this long.
     lost_after_ms: int = 30_000
-    # Whether transactions may have streams of other control partitions (`docs/inside/across.md`). Not yet in a
-    # product: locks, and what readers see, are not built.
+    # Whether transactions may have parts on other control partitions (`docs/inside/across.md`): the controller
+    # allows it once the feature level does, and there are several.
     across: bool = False
 
     @property
@@ -489,7 +489,10 @@ class Turn:
             writers=writers,
             owner=row.owner,
             prepared_ms=0 if prepared is None else prepared.prepared_ms,
-            prepared_by=b"" if prepared is None else prepared.prepare.by,
+            # In the row with the events of a one-shot there is no time: no program has prepared it.
+            prepared_by=prepared.prepare.by
+            if prepared is not None and prepared.prepared_ms
+            else b"",
             snapshot=row.snapshot,
             broken=shown(self.state, lane or self.lane, row.broken),
             tables=tables,

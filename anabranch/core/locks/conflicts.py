@@ -69,7 +69,8 @@ def written(turn: Turn, step: StreamCommit, taken: Iterable[Taken]) -> Write:
 def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
     """Find the registered locks of a table that a commit breaks, and log this in the rows of their transactions.
 
-    Such a transaction is aborted if it touched a stream, or is committing. Otherwise it may continue to read.
+    Such a transaction is aborted if it touched a stream, or is committing. Otherwise it may continue to read. A
+    part of another control partition's transaction is never aborted here: its vote is no.
     """
     for txn_id, broken in sorted(turn.state.locks.conflicts(table, write, by).items()):
         txn = turn.open(txn_id)
@@ -80,6 +81,7 @@ def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
         acts = txn.participants or txn.pending is not None
         if (
             acts
+            and txn.promised is None
             and txn_id not in turn.state.locks.frozen
             and TRANSACTIONS.moves(txn.row.state, "begin_abort")
         ):

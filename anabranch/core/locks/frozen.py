@@ -8,7 +8,8 @@ No wait is part of a cycle: a staged merge waits for no lock, and a prepared tra
 staged merges alone. So a merge is not staged while its writes would break a frozen lock, or while the writes of
 another merge that can't be aborted would break its own locks. And a transaction is not prepared while its writes
 would break a lock of another prepared one, or while the writes of a staged merge or of another prepared transaction
-would break its own locks.
+would break its own locks. A part of a transaction over several control partitions is frozen by its vote; what it
+does when it meets another one is in `core.decisions.across.locking`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import replace
 from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.command_events import CommandEvents, SomeEvents
+from anabranch.core.decisions.across.locking import GivesWay, gives_way, is_across
 from anabranch.core.decisions.prepared import held, needed
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal_index import extents_by_place, taken_runs
@@ -95,7 +97,7 @@ def still_waits(turn: Turn, who: Who) -> Refused | None:
     if known is None or not on:
         return None
     turn.merging.waiting.put(who, known._replace(heard_ms=turn.now_ms))
-    return _refused(turn, on, known.held_since_ms)
+    return _refused(turn, who, on, known.held_since_ms)
 
 
 def may_stage(turn: Turn, txn_id: bytes, writes: Callable[[], Writes]) -> Refused | None:
@@ -128,7 +130,8 @@ def _to_freeze(
     if tables:
         others = [one for one in turn.state.locks.frozen if one != txn_id]
         if not prepares:
-            others = [one for one in others if one not in turn.state.prepared]
+            its = turn.state
+            others = [one for one in others if one not in its.prepared or one in its.promised]
         turn.charge(work.of_items(len(others)))
         kept = 0
         for other in others:
@@ -144,8 +147,9 @@ def _to_freeze(
         bars, behind = _bars(turn, txn_id, known)
         on |= bars
     found: Writes = {}
-    # A prepared transaction may wait for a staged merge when it commits.
-    holding = [one for one in turn.state.locks.holding if not (prepares and _is_staged(turn, one))]
+    # A transaction that a program has prepared may wait for a staged merge when it commits.
+    may_wait = prepares and not is_across(turn, txn_id)
+    holding = [one for one in turn.state.locks.holding if not (may_wait and _is_staged(turn, one))]
     if not on and holding:
         found = writes()
         on = _broken_by(turn.state.locks, txn_id, found, holding)
@@ -193,6 +197,12 @@ def _written_by(turn: Turn, txn_id: bytes, tables: Iterable[str]) -> Writes | No
     is_staged = _is_staged(turn, txn_id)
     known.update({t: write for t, write in fresh.items() if is_staged or not write.is_packed})
     return found | fresh
+
+
+def writes_kept(turn: Turn, kept: r.PreparedRow) -> Writes:
+    """The writes of events that a row keeps, by table."""
+    events = CommandEvents.of(kept.events)
+    return writes_of(events, turn.state.tables, events.by_stream())
 
 
 def writes_of(
@@ -289,7 +299,7 @@ def _note(
     held_since_ms = known.held_since_ms if known is not None and heard else turn.now_ms
     if not any(_may_stay(turn, one) for one, _ in (*first, *behind)):
         held_since_ms = turn.now_ms
-    refused = _refused(turn, [*first, *behind], held_since_ms)
+    refused = _refused(turn, who, [*first, *behind], held_since_ms)
     if known is None and not _room(turn, waiting.as_dict()):
         return refused
     kept = tuple((table, _few(write)) for table, write in sorted(writes.items()))
@@ -299,8 +309,8 @@ def _note(
     return refused
 
 
-def _refused(turn: Turn, on: Iterable[tuple[bytes, str]], since_ms: int) -> Refused:
-    """The error for a commit that would break these locks: it has to wait, or has waited for too long.
+def _refused(turn: Turn, who: Who, on: Collection[tuple[bytes, str]], since_ms: int) -> Refused:
+    """The error for a commit that would break these locks: it has to wait or give way, or has waited for too long.
 
     ``since_ms``: when this leader first made it wait for a prepared transaction. The time in the transaction's row
     is not enough: it is by the clock of the leader that logged it, which may have been ahead of this leader's.
@@ -312,16 +322,21 @@ def _refused(turn: Turn, on: Iterable[tuple[bytes, str]], since_ms: int) -> Refu
         held_ms = turn.wall_ms - turn.open(txn_id).prepared_ms
         if waited or held_ms >= limits.PREPARED_HOLD_MS:
             return held(txn_id, f"a row of {table}, by a lock,")
-    return NotReady(
+    text = (
         "a row that this writes was read by a prepared transaction, or by a big one whose commit is under way; "
         "nothing was changed: call again (`anabranch txn locks` shows who waits)"
     )
+    if isinstance(who, bytes) and is_across(turn, who) and gives_way(turn, who, {o for o, _ in on}):
+        return GivesWay(text)
+    return NotReady(text)
 
 
 def _may_stay(turn: Turn, txn_id: bytes) -> bool:
-    """Whether a transaction may hold its locks for hours: it is prepared, or was, and its commit is stuck."""
+    """Whether a transaction may hold locks for hours: a program prepared it and has not decided, or its commit is
+    stuck.
+    """
     txn = turn.state.open.get(txn_id)
-    if txn is None or not txn.prepared_ms:
+    if txn is None or not txn.prepared_ms or txn.promised is not None:
         return False
     wait = None if txn_id in turn.state.prepared else turn.wait_of(txn_id)
     return txn_id in turn.state.prepared or (wait is not None and wait.why in STUCK)

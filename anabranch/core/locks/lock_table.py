@@ -149,15 +149,21 @@ class LockTable:
         """A transaction's locks; empty if it has none."""
         return self.sets.get(txn_id) or TxnLocks()
 
-    def follow(self, txn_id: bytes, row: r.TxnRow) -> None:
-        """Follow the row of an open transaction. A PREPARED transaction does not read any more."""
+    def follow(self, txn_id: bytes, row: r.TxnRow, *, merged: bool) -> None:
+        """Follow the row of an open transaction. A PREPARED transaction does not read any more.
+
+        ``merged``: all that it does here is done, and it waits for other control partitions.
+        """
         if row.snapshot and row.state != "PREPARED":
             self.snapshots[txn_id] = row.snapshot
         else:
             self.snapshots.pop(txn_id, None)
-        if row.state in ("FINALIZE_IN_PROGRESS", "PREPARED"):
+        if row.state in ("FINALIZE_IN_PROGRESS", "PREPARED") and not merged:
             self.frozen[txn_id] = True
             self._note_holding(txn_id)
+        else:
+            self.frozen.pop(txn_id, None)
+            self.holding.pop(txn_id, None)
 
     def _note_holding(self, txn_id: bytes) -> None:
         if txn_id in self.frozen and self.of(txn_id).rows:

@@ -39,7 +39,7 @@ def lock_reads(turn: Turn, command: r.LockReads, to: ReplyTo | None) -> None:
 
     All named tables have to be readable at the transaction's snapshot, and are kept readable until it ends.
     """
-    row = turn.transaction(command.token, Rights.WRITE)
+    row = turn.transaction(command.token, Rights.WRITE, anywhere=turn.settings.across)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
     check_writes(turn.state, row)
     sets = turn.state.locks.of(row.txn_id)
@@ -158,7 +158,8 @@ def _check_ranges(turn: Turn, lane: str, locks: r.TableLocks) -> None:
 
 def list_locks(turn: Turn, command: r.ListLocks, to: ReplyTo | None) -> None:
     """List a writer's next set of locks, for a client that validates the set after the writer's process ended."""
-    row = turn.transaction(command.token, Rights.WRITE | Rights.COMMIT)
+    rights = Rights.WRITE | Rights.COMMIT
+    row = turn.transaction(command.token, rights, anywhere=turn.settings.across)
     rows = turn.state.locks.of(row.txn_id).rows
     later = [s for writer, s in rows if writer == command.writer and s > command.after]
     sequence = min(later, default=0)

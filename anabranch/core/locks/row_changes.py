@@ -50,6 +50,24 @@ def check_changes(command: r.OneShot) -> None:
             )
 
 
+def locked_with(
+    locks: tuple[r.TableLocks, ...], changes: Sequence[r.RowChange]
+) -> tuple[r.TableLocks, ...]:
+    """The locks of a transaction that is frozen before it is merged: a changed row counts as locked.
+
+    Its number is decided with the vote, so nobody may write the row after that (`docs/inside/across.md`, L5).
+    """
+    points: dict[str, set[int]] = {}
+    for change in changes:
+        points.setdefault(change.table, set()).add(fingerprint(change.key))
+    return tuple(
+        one._replace(points=tuple(sorted({*one.points, *points[one.table]})))
+        if one.table in points
+        else one
+        for one in locks
+    )
+
+
 def events_of(turn: Turn, command: r.OneShot) -> CommandEvents:
     """The events of a command, and one event for each change, with the longest value. Raises: InvalidArgument."""
     check_changes(command)
@@ -99,10 +117,15 @@ def _changed(change: r.RowChange, known: int | None) -> int:
         raise type(error)(f"{change.table} {change.key!r:.100}: {error}") from error
 
 
+def with_values(command: r.OneShot, values: Iterable[int], placed: Placed) -> CommandEvents:
+    """The events of `events_of`, with these values in the changed rows."""
+    of = next(some.of for by_segment in placed.values() for _, some in by_segment)
+    return of.with_last(_events(command, values))
+
+
 def filled(command: r.OneShot, values: Iterable[int], placed: Placed) -> Placed:
     """The events of `events_of` after they were placed, with these values in the changed rows."""
-    of = next(some.of for by_segment in placed.values() for _, some in by_segment)
-    events = of.with_last(_events(command, values))
+    events = with_values(command, values, placed)
     return {
         stream: [(segment, SomeEvents(events, some.numbers)) for segment, some in by_segment]
         for stream, by_segment in placed.items()

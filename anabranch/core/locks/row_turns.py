@@ -1,9 +1,10 @@
 """Decisions on turns at rows: if locks broke at a row, transactions take turns there, one after the other.
 
-A turn is a hint, and locks nothing: the locks of its holder are judged like all others, and a commit without a turn
-is never refused. So turns are in memory only, and a successor begins without any. A turn ends with the round that
-commits its transaction. The same round gives the row to the next transaction, which then reads what was committed.
-A turn lasts `limits.TURN_MS` at most, so that a client that died costs no more.
+A turn is a hint, and locks nothing: the locks of its holder are judged like all others, and a commit without a
+turn is never refused. Its id may be of any control partition. So turns are in memory only, and a successor begins
+without any. A turn ends with the round that commits its transaction. The same round gives the row to the next
+transaction, which then reads what was committed. A turn lasts `limits.TURN_MS` at most, so that a client that died
+costs no more.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _EMPTY = RowQueue(None, (), "")
 
 def take(turn: Turn, command: r.TakeTurn, to: ReplyTo | None) -> None:
     """Put a transaction into a row's queue, or let it give up its turn. `advance` answers when its turn begins."""
-    check_id_partition(turn, command.txn_id)
+    if not turn.settings.across:
+        check_id_partition(turn, command.txn_id)
     limits.TURN_TABLES.check(len(command.tables), "a turn")
     for table in {command.table, *command.tables}:
         conflicts.check_table(turn, table)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from anabranch.core import rows as k
 from anabranch.core import work
-from anabranch.core.decisions.across.participating import touch
+from anabranch.core.decisions.across.joining import has_joined, touch
 from anabranch.core.decisions.transactions import abort_txn, touched
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.locks.locked_segments import (
@@ -39,7 +39,8 @@ from anabranch.protocol.tokens import id_named
 def touch_locked(turn: Turn, command: r.Touch, to: ReplyTo | None) -> None:
     """Touch a stream; in an exclusive one, also lock the segments of these positions. `advance` answers that."""
     txn_id, stream = id_named(command.token), command.stream
-    if not command.positions or stream not in turn.state.exclusive or txn_id not in turn.state.open:
+    is_exclusive = command.positions and stream in turn.state.exclusive
+    if not is_exclusive or txn_id not in turn.state.open or not has_joined(turn, txn_id, stream):
         touch(turn, command, to)
         return
     limits.LOCKED_POSITIONS.check(len(command.positions), "a touch")

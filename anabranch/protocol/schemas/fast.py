@@ -29,6 +29,7 @@ DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 _ONE_SHOT = b"\x01\x08"
 _ONE_SHOT_3 = b"\x03\x08"  # with the fields of feature level 3
+_ONE_SHOT_4 = b"\x04\x08"  # … and those of level 4
 _COMMIT = b"\x01\x07"
 _PREPARE_EVENTS = b"\x01\x25"
 _REPLY = b"\x01\x20"
@@ -153,9 +154,11 @@ def _optional_secret(value: bytes | None) -> bytes:
 
 
 def _write_one_shot(record: r.OneShot) -> bytes:
-    changes, follows, heir, derivations = record[6:]
-    more = bool(changes or follows or heir is not None or derivations)
-    out = _whole_transaction(_ONE_SHOT_3 if more else _ONE_SHOT, record)
+    changes, follows, heir, derivations, places, secret = record[6:]
+    across = bool(places or secret is not None)
+    more = bool(across or changes or follows or heir is not None or derivations)
+    begin = _ONE_SHOT_4 if across else _ONE_SHOT_3 if more else _ONE_SHOT
+    out = _whole_transaction(begin, record)
     consumed = _NULL if record.consumed is None else _consumed(record.consumed)
     out.append(_END + consumed + _all(record.locks, _table_locks))
     if more:
@@ -163,6 +166,8 @@ def _write_one_shot(record: r.OneShot) -> bytes:
         out.append(_all(follows, _followed_rows))
         out.append(_NULL if heir is None else b"\x02" + _txn_id(heir))
         out.append(_all(derivations, _derivation))
+    if across:
+        out += (_all(places, _int), _optional_secret(secret))
     return b"".join(out)
 
 
@@ -578,16 +583,20 @@ def _read_one_shot(data: bytes, read_events: EventsReader = _read_events) -> r.O
     follows: tuple[r.FollowedRows, ...] = ()
     turn_to = None
     derivations: tuple[r.Derivation, ...] = ()
-    if data.startswith(_ONE_SHOT_3):
+    places: tuple[int, ...] = ()
+    secret = None
+    if not data.startswith(_ONE_SHOT):
         changes, at = _read_all(data, at, _read_row_change)
         follows, at = _read_all(data, at, _read_followed_rows)
         turn_to, at = _read_optional_txn_id(data, at)
         derivations, at = _read_all(data, at, _read_derivation)
+    if data.startswith(_ONE_SHOT_4):
+        places, at = _read_all(data, at, _read_int)
+        secret, at = _read_optional_secret(data, at)
     if at != len(data):
         raise Unusual
-    return r.OneShot(
-        txn_id, scope, name, events, consumed, locks, changes, follows, turn_to, derivations
-    )
+    own = (txn_id, scope, name, events, consumed, locks)
+    return r.OneShot(*own, changes, follows, turn_to, derivations, places, secret)
 
 
 def _read_whole_transaction(
@@ -714,9 +723,17 @@ def _read_followed_rows(data: bytes, at: int) -> tuple[r.FollowedRows, int]:
 
 
 def _read_optional_txn_id(data: bytes, at: int) -> tuple[bytes | None, int]:
+    return _read_optional_fixed(data, at, _TXN_ID_SIZE)
+
+
+def _read_optional_secret(data: bytes, at: int) -> tuple[bytes | None, int]:
+    return _read_optional_fixed(data, at, _SECRET_SIZE)
+
+
+def _read_optional_fixed(data: bytes, at: int, size: int) -> tuple[bytes | None, int]:
     if not data[at]:
         return None, at + 1
-    end = at + 1 + _TXN_ID_SIZE
+    end = at + 1 + size
     if data[at] != 2 or end > len(data):
         raise Unusual
     return data[at + 1 : end], end
@@ -929,6 +946,7 @@ READERS: dict[type, Callable[[bytes], Any]] = {
 WITH_EVENTS: dict[bytes, Callable[[bytes, EventsReader], Any]] = {
     _ONE_SHOT: _read_one_shot,
     _ONE_SHOT_3: _read_one_shot,
+    _ONE_SHOT_4: _read_one_shot,
     _PREPARE_EVENTS: _read_prepare_events,
     _PREPARED_ROW: _read_prepared_row,
 }

@@ -36,7 +36,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         DescribeProcessors.after DescribeProcessors.processor DescribeStreams.after FindScope.near GetState.after
         GetState.token
         ListAudit.before ListTransactions.before ListTransactions.secret
-        OneShot.consumed OneShot.turn_to PrepareEvents.consumed PendingCommitRow.consumed PendingCommitRow.prepare
+        OneShot.consumed OneShot.secret OneShot.turn_to
+        PrepareEvents.consumed PendingCommitRow.consumed PendingCommitRow.prepare
         ProcessorInfo.more ProcessorList.more
         ListOpen.after OpenList.more ListTableLocks.after TableLockList.more
         Resolve.token Force.outcome StreamChange.base StreamInfo.base StreamList.more StreamRow.change
@@ -82,10 +83,10 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         PrepareEvents.derivations PrepareEvents.locks SafeTime.tables SafeTimeReply.tables Outcome.tables
         Touch.derivations Touch.positions Touched.locked ParticipantRow.locked OpenInfo.asks
         OpenInfo.locked_segments StreamInfo.locked_segments
+        OpenInfo.partitions
         Commit.validated LockReads.locks LockReads.read_from LockReads.tables LockReads.validated Revalidate.writers
         ReadLockRow.read_from ReadsLocked.locks StreamInfo.blockers StreamInfo.rejected_records DeleteStream.despite
-        AskVote.receipts AskVote.events AskVote.changes AskVote.locks AskVote.follows AskVote.derivations
-        SafeTime.streams
+        AskVote.receipts OneShot.places SafeTime.streams
         """,
     ),
     (b"", "Outcome.prepared_by"),
@@ -156,8 +157,10 @@ def _tuple(schema: Schema) -> Any:
     return cls
 
 
-def _shown(row: Any) -> str:
-    return f"<{type(row).__name__} {row.txn_id.hex()} {row.state}>"
+def _shown(record: Any) -> str:
+    fields = zip(record._fields, record, strict=True)
+    text = ", ".join([f"{name}={value!r}" for name, value in fields if name not in _SECRETS])
+    return f"{type(record).__name__}({text})"
 
 
 def _dataclass(schema: Schema) -> Any:

@@ -69,11 +69,6 @@ class AskVote:
     exactly: bool
     receipts: tuple[Receipt, ...] = ()
     prepare: Prepare | None = None
-    events: tuple[Event, ...] = ()
-    changes: tuple[RowChange, ...] = ()
-    locks: tuple[TableLocks, ...] = ()
-    follows: tuple[FollowedRows, ...] = ()
-    derivations: tuple[Derivation, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class Asker:
@@ -722,6 +717,8 @@ class OneShot(NamedTuple):
     follows: tuple[FollowedRows, ...] = ()
     turn_to: bytes | None = None
     derivations: tuple[Derivation, ...] = ()
+    places: tuple[int, ...] = ()
+    secret: bytes | None = None
 
 @dataclass(frozen=True, slots=True)
 class OpenInfo:
@@ -742,6 +739,7 @@ class OpenInfo:
     ends: str = ""
     locked_segments: tuple[LockedSegment, ...] = ()
     asks: tuple[LockedSegment, ...] = ()
+    partitions: tuple[PartInfo, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class OpenList:
@@ -773,6 +771,17 @@ class Outcome(NamedTuple):
     tables: tuple[TableTime, ...] = ()
     snapshot: int = 0
     broken: BrokenLock | None = None
+
+@dataclass(frozen=True, slots=True)
+class PartInfo:
+    """A part of a transaction on another control partition than its coordinator, which knows this."""
+
+    partition: int
+    scopes: tuple[str, ...]
+    state: TxnState
+    votes_round: int
+    vote: VoteAnswer | None
+    waited_ms: int
 
 @dataclass(frozen=True, slots=True)
 class ParticipantRow:

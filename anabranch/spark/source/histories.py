@@ -43,6 +43,9 @@ class Histories:
         self._searches: dict[str, HistorySearch] = {}
         self._tails: dict[str, HistoryTail] = {}
         self._asked_at = self._source.clock.monotonic()
+        self._safe_time = (
+            0  # of streams of several control partitions: the last that was waited for
+        )
         try:
             self.ids = ids_of(self._source, self.streams, self._deadline(), agreed=agreed)
         except BaseException:
@@ -138,7 +141,13 @@ class Histories:
 
     def heads(self) -> dict[str, Found | None]:
         """The last record of each history; together they have all or nothing of every transaction."""
-        return self._heads("end")
+        if not self.apart:
+            return self._heads("end")
+        ends = [self.search(stream).last() for stream in self.streams]
+        newest = max((at.record.timestamp for at in ends if at is not None), default=0)
+        if newest > self._safe_time:  # a time that is safe once remains so
+            self._safe_time = client_of(self._connection).safe_time(self.streams, newest)
+        return self._heads(self._safe_time)
 
     def _heads(self, start: str | int) -> dict[str, Found | None]:
         searches = {stream: self.search(stream) for stream in self.streams}

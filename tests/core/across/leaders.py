@@ -24,9 +24,10 @@ from anabranch.protocol.ids import control_partition_of
 from anabranch.protocol.legal_names import split_stream
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import LEVEL, decode, encode
-from tests.core.harness import World
+from tests.core.harness import World, event
 
 SCOPES = ("nyc", "ber", "tok")
+SHOT_SECRET = b"s" * 32
 
 
 class Sent:
@@ -129,14 +130,18 @@ class Leaders:
             self.bag += [sent for sent in one.sent if not self.lost(sent)]
             one.sent.clear()
 
-    def deliver(self, *, times: int = 1) -> str:
-        """Deliver all messages that are under way, once; what was answered."""
+    def deliver(self, *, times: int = 1, kinds: tuple[type, ...] = ()) -> str:
+        """Deliver all messages, or those of some kinds, that are under way, once; what was answered."""
         self.collect()
         said: list[str] = []
         for one in self.all:
             number = one.settings.control_partition
-            mine = [sent for sent in self.bag if sent.receiver == number]
-            self.bag = [sent for sent in self.bag if sent.receiver != number]
+            mine = [
+                sent
+                for sent in self.bag
+                if sent.receiver == number and (not kinds or isinstance(sent.record, kinds))
+            ]
+            self.bag = [sent for sent in self.bag if sent not in mine]
             if mine:
                 self.seen += map(repr, mine)
                 said.append(one.receive(*mine * times))
@@ -185,8 +190,13 @@ class Leaders:
         one = self[SCOPES.index(split_stream(stream)[0])]
         name = f"touch {label} {stream}"
         said = one.ask(name, r.Touch(self[0].token(label), stream, writer))
-        text = said or self.settle()
+        text = said or self.join()
         return text.removeprefix(f"[{name}] ")
+
+    def join(self) -> str:
+        """Deliver the question of a command that joins, and its answer; what was answered then."""
+        kinds = (r.Enlist, r.Enlisted)
+        return "; ".join(filter(None, [self.deliver(kinds=kinds), self.deliver(kinds=kinds)]))
 
     def write(
         self, label: str, writer: str, stream: str, count: int = 1, size: int | None = None
@@ -210,7 +220,7 @@ class Leaders:
         command = replace(command, prepare=r.Prepare(b"", b"a"), **given)
         return self[0].ask(f"prepare {label}", command)
 
-    def end(self, label: str = "A") -> str:
+    def commit_prepared(self, label: str = "A") -> str:
         """Commit a prepared transaction."""
         return self[0].commit(label, asker=f"end {label}")
 
@@ -220,6 +230,35 @@ class Leaders:
         turn = one.new_turn()
         give_up_stream(turn, stream, "its topic is gone")
         one.close(turn)
+
+    # -- a one-shot --------------------------------------------------------------------------------------
+
+    def one_shot(
+        self,
+        label: str,
+        *streams: str,
+        own: Any = None,
+        to: tuple[int, ...] = (),
+        key: bytes = b"k",
+        **given: Any,
+    ) -> str:
+        """Send a one-shot with an event for each stream to all control partitions, the coordinator 0 first.
+
+        ``own``: fields of each control partition's command, by its number. ``to``: send it to these alone.
+        Returns what was answered at once.
+        """
+        said = []
+        places = tuple(sorted({0, *(SCOPES.index(split_stream(s)[0]) for s in streams)}))
+        for number in places:
+            if not to or number in to:
+                events = [event(s, key) for s in streams if split_stream(s)[0] == SCOPES[number]]
+                fields: dict[str, Any] = {"places": places[1:]} if number == 0 else {}
+                fields |= {"secret": SHOT_SECRET} | given | (own or {}).get(number, {})
+                if number:
+                    fields.pop("name", None)
+                command = r.OneShot(self[0].id(label), SCOPES[number], None, tuple(events))
+                said.append(self[number].ask(f"{label}@{number}", command._replace(**fields)))
+        return "; ".join(filter(None, said))
 
     def merges(self) -> dict[str, list[tuple[str, int]]]:
         """Stream -> the transactions merged into it, with their timestamps, in order."""

@@ -107,7 +107,7 @@ def test_c4_a_participant_that_could_say_no_is_told_that_it_is_decided() -> None
     assert leaders.settle() == "[prepare A] A PREPARED 2"
     leaders.lose("ber/a")
     with losing(leaders, r.Decide):
-        leaders.end()
+        leaders.commit_prepared()
         leaders.settle()
     assert leaders.seen[-1] == "1>0 Vote NO 2"
     assert "A COMMITTED 1, 1 left out" in settled(leaders)
@@ -138,7 +138,7 @@ def test_a_prepared_transaction_waits_for_its_program(commits: bool) -> None:
         one.ask("list", r.ListTransactions(None, False, 10, prepared=True))
         assert len(one.result.transactions) == found
     if commits:
-        leaders.end()
+        leaders.commit_prepared()
         assert leaders.settle() == "[end A] A COMMITTED 2"
         assert leaders.seen == [
             "0>1 Decide COMMIT", "0>1 AskVote TIMESTAMP 2", "1>0 Vote YES 2 at p", "0>1 Decide COMMIT",
@@ -157,7 +157,7 @@ def test_a_prepared_and_big_one_is_staged_after_its_programs_word() -> None:
     leaders.prepare()
     leaders.settle()
     leaders.carry()
-    leaders.end()
+    leaders.commit_prepared()
     leaders.settle()
     leaders.lead(0)
     leaders.lead(1)

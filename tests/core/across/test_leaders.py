@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -98,6 +100,33 @@ def test_an_abort_ends_it_everywhere_or_nowhere(after: int, said: str, then: str
     assert len(leaders.merges()) == (2 if then == "COMMITTED" else 0)
 
 
+@pytest.mark.parametrize("count", [pytest.param(60), pytest.param(1_000, marks=pytest.mark.soak)])
+def test_of_a_commit_and_an_abort_that_race_one_wins_everywhere(count: int) -> None:
+    """The abort comes between any two messages, which may be doubled and come in any order."""
+    chance, leaders, won = random.Random(count), Leaders(3), Counter[str]()
+    for number in range(count):
+        label = f"A{number}"
+        leaders.begin(label, streams=("nyc/a", "ber/a", "tok/a"))
+        said = leaders.commit(label, asker=f"commit {label}")
+        for _ in range(chance.randrange(6)):
+            leaders.collect()
+            chance.shuffle(leaders.bag)
+            late = leaders.bag[: chance.randrange(len(leaders.bag) + 1)]
+            del leaders.bag[: len(late)]
+            said += leaders.deliver(times=chance.choice((1, 2)))
+            leaders.bag += late
+        said += leaders[0].abort(label)
+        said += settled(leaders)
+        merged = [s for s, its in leaders.merges().items() if label in dict(its)]
+        for one in leaders.all:
+            one.rounds.clear()
+        (outcome,) = set(leaders.states(label))
+        won[outcome] += 1
+        assert len(merged) == (3 if outcome == "COMMITTED" else 0), label
+        assert f"{label} {outcome}" in said, said
+    assert min(won["COMMITTED"], won["ABORTED"]) > count / 10, won
+
+
 def test_an_abort_is_answered_at_once_and_a_participant_that_is_away_is_told_later() -> None:
     leaders = Leaders()
     leaders.begin()
@@ -148,9 +177,12 @@ def test_a_participant_that_is_away_until_the_deadline_is_named_and_all_stays_op
         found: r.OpenList = leaders[0].result
         waits = found.transactions[0].waits
         assert waits is not None
-        assert waits.text == "waits 1.0 s for the vote of control partition 1"
+        text = "waits 1.0 s for the vote of control partition 1, whose leader does not answer"
+        assert waits.text == text
+        (part,) = found.transactions[0].partitions
+        assert part == r.PartInfo(1, ("ber",), "OPEN", 1, None, 1_000)
         assert leaders.wait(1_001) == "[commit A] NotReady"
-    assert "the vote of control partition 1 did not come" in leaders[0].message
+    assert "did not come before the deadline: the commit waits 2.0 s for" in leaders[0].message
     settled(leaders)
     assert leaders.states() == ["OPEN", "OPEN"]
     leaders.commit(asker="again")

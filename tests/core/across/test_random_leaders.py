@@ -1,9 +1,12 @@
 """Random histories of transactions over control partitions, by the leaders' real decisions.
 
+Transactions write events and rows of tables, and lock some rows.
+
 Messages are lost, doubled and late, leaders are taken over, clients abort, merges are staged, programs prepare and
 decide later, and a stream may be lost. At the end nothing is lost any more, and each transaction is merged
 everywhere at one timestamp or nowhere, and each stream's timestamps rise. What was prepared ends as its program
-says, and a transaction lacks only what was in the lost stream.
+says, and a transaction lacks only what was in the lost stream. No row that a transaction has locked was written
+between its snapshot and its commit.
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ from anabranch.core.state import OpenTxn
 from anabranch.core.transaction_states import TRANSACTIONS, Op
 from anabranch.errors import InvariantViolation
 from anabranch.protocol.schemas import records as r
-from tests.core.across.leaders import SCOPES, Leaders
-from tests.core.harness import event
+from tests.core.across.leaders import SCOPES
+from tests.core.across.tables import Tables
 
 Patch = pytest.MonkeyPatch
 STEPS = 140
+KEYS = (b"x", b"y")
+Row = tuple[str, bytes]
 BY_TOKEN = r.Prepare(b"", b"")
 
 
@@ -36,12 +41,16 @@ class Play:
 
     def __init__(self, seed: int) -> None:
         self.rnd = Random(seed)
-        self.leaders = Leaders(3, chunk_bytes=2_000)
+        self.leaders = Tables(3, chunk_bytes=2_000)
+        self.keys = KEYS[: 1 + seed % 2]
         for one in self.leaders.all:
             one.wall_us += self.rnd.choice((0, 0, 30_000, 400_000))
         self.open: dict[str, list[str]] = {}  # label -> streams that it has touched
         self.wrote: dict[str, set[str]] = {}
         self.told: dict[str, str] = {}
+        self.shots: dict[str, tuple[str, ...]] = {}  # label -> streams of a one-shot
+        self.rows: dict[str, set[Row]] = {}  # that a transaction writes
+        self.locked: dict[str, list[tuple[Row, int]]] = {}  # … has locked, since when
         self.prepares: set[str] = set()
         self.words: dict[str, bool] = {}  # of what was prepared: whether to commit
         self.lost = ""  # a stream
@@ -50,7 +59,15 @@ class Play:
     def run(self) -> None:
         for _ in range(STEPS):
             self.step()
+        for label, streams in self.shots.items():
+            self.send(label)
+            self.wrote[label] = set(streams)
         self.settle()
+        for label in self.shots:  # a copy that comes last has the same answer
+            again = self.send(label, to=(0,))
+            committed = "COMMITTED" in again
+            assert committed == ("COMMITTED" in self.told.get(label, again)), (label, again)
+            self.told[label] = again
         for label in self.wrote:  # those that no commit ended
             if self.words.get(label):
                 self.end(label, "commit")
@@ -74,17 +91,26 @@ class Play:
             name, _, text = one.removeprefix("[").partition("] ")
             if text and name.startswith("commit "):
                 self.told[name.split()[1]] = text
+            elif text and name.endswith("@0"):
+                self.told[name.removesuffix("@0")] = text
 
     def step(self) -> None:
         rnd, leaders, luck = self.rnd, self.leaders, self.rnd.random()
-        if luck < 0.12:
+        if luck < 0.15:
             self.count += 1
             label = f"T{self.count}"
-            leaders[0].begin(label)
+            leaders[0].new_id(label, made_ms=leaders[0].wall_ms + rnd.choice((-200, 0, 200)))
+            leaders.open(label)
             self.open[label], self.wrote[label] = [], set()
-        elif luck < 0.35 and self.open:
+            self.rows[label], self.locked[label] = set(), []
+            self.write(label)
+            if rnd.random() < 0.6:
+                self.lock(label)
+        elif luck < 0.22 and self.open:
+            self.lock(rnd.choice(sorted(self.open)))
+        elif luck < 0.28 and self.open:
             self.write(rnd.choice(sorted(self.open)))
-        elif luck < 0.47 and self.open:
+        elif luck < 0.48 and self.open:
             label = rnd.choice(sorted(self.open))
             receipt = replace(leaders.receipt(label, f"w{label}"), sequence=1)
             command = leaders[0].committing(
@@ -112,26 +138,57 @@ class Play:
         elif luck < 0.60:
             number = rnd.randrange(3)
             self.count += 1
-            stream = f"{SCOPES[number]}/a"
-            leaders[number].one_shot(f"S{self.count}@{number}", event(stream), scope=SCOPES[number])
-        elif luck < 0.64:
+            row = f"{SCOPES[number]}/t", rnd.choice(self.keys)
+            label = f"S{self.count}@{number}"
+            self.rows[label] = {row}
+            leaders.shot(label, *row)
+        elif luck < 0.66:
+            self.shot()
+        elif luck < 0.70:
             number = rnd.randrange(3)
             leaders.bag = [one for one in leaders.bag if one.sender != number or rnd.random() < 0.5]
             leaders.lead(number)
-        elif luck < 0.645 and not self.lost and rnd.random() < 0.3:
+        elif luck < 0.705 and not self.lost and rnd.random() < 0.3:
             self.lost = "tok/a"
             leaders.lose(self.lost)
-        elif luck < 0.68:
+        elif luck < 0.73:
             leaders.carry()
-        elif luck < 0.72:
+        elif luck < 0.77:
             for one in leaders.all:
                 self.note(one.wait(rnd.choice([10, 120, 300])))
         else:
             self.deliver()
 
+    def shot(self) -> None:
+        """Send the commands of a one-shot, or of a former one again; some are lost."""
+        rnd = self.rnd
+        if self.shots and rnd.random() < 0.4:
+            label = rnd.choice(sorted(self.shots))
+        else:
+            self.count += 1
+            label = f"O{self.count}"
+            scopes = rnd.sample(SCOPES[1:], rnd.choice((1, 1, 2))) + rnd.choice(([], ["nyc"]))
+            self.shots[label] = tuple(f"{scope}/t" for scope in sorted(scopes))
+            key = rnd.choice(self.keys)
+            self.rows[label] = {(stream, key) for stream in self.shots[label]}
+        streams = self.shots[label]
+        all_ = sorted({0, *(SCOPES.index(stream.partition("/")[0]) for stream in streams)})
+        to = [number for number in all_ if rnd.random() < 0.8] or all_
+        rnd.shuffle(to)
+        for number in to:
+            said = self.send(label, to=(number,))
+            if number == 0:
+                self.note(f"[{label}@0] {said}")
+
+    def send(self, label: str, **to: tuple[int, ...]) -> str:
+        """Send a one-shot's commands; what was answered at once."""
+        streams, ((_, key), *_) = self.shots[label], sorted(self.rows[label])
+        return self.leaders.one_shot(label, *streams, key=key, **to)
+
     def write(self, label: str) -> None:
         leaders, touched = self.leaders, self.open[label]
-        stream = f"{self.rnd.choice(SCOPES)}/a"
+        scope, key = self.rnd.choice(SCOPES), self.rnd.choice([None, *self.keys])
+        stream = f"{scope}/{'a' if key is None else 't'}"
         if stream not in touched:
             leaders.touch(label, stream)
             number = SCOPES.index(stream.partition("/")[0])
@@ -139,8 +196,31 @@ class Play:
             if txn is None or stream not in txn.participants or txn.row.state != "OPEN":
                 return
             touched.append(stream)
-        leaders.write(label, f"w{label}", stream, size=self.rnd.choice([None, None, None, 5_000]))
+        if key is None:
+            size = self.rnd.choice([None, None, None, 5_000])
+            leaders.write(label, f"w{label}", stream, size=size)
+        else:
+            leaders.add(label, stream, key, f"w{label}")
+            self.rows[label].add((stream, key))
         self.wrote[label].add(stream)
+
+    def lock(self, label: str) -> None:
+        """Lock a row. Its replica validates that if it is complete, and aborts if the row was written."""
+        leaders, writer = self.leaders, f"r{label}"
+        row = f"{self.rnd.choice(SCOPES)}/t", self.rnd.choice(self.keys)
+        through = leaders.register(label, *row, writer=writer)
+        its = leaders[0].state.txn_row(leaders[0].id(label))
+        one = leaders.of(row[0])
+        held = [e for e in one.memory.holds.on((row[0],)) if e.since_ms < 0]
+        if isinstance(through, str) or its is None or held:
+            return
+        written = leaders.merges().get(row[0], [])
+        if any(at > its.snapshot and row in self.rows[by] for by, at in written):
+            self.note(leaders[0].abort(label))
+            del self.open[label]
+            return
+        leaders.validate(label, row[0], through, writer)
+        self.locked[label].append((row, its.snapshot))
 
     def deliver(self) -> None:
         """A pass of one leader: of what is under way to it, some is lost, doubled, or stays for later."""
@@ -184,6 +264,27 @@ class Play:
             assert len(set(found.values())) <= 1, f"times: {label} {found}"
             told = self.told.get(label, "")
             assert "COMMITTED" not in told or states == {"COMMITTED"}, f"told: {label}"
+        self.check_locks(merges)
+
+    def check_locks(self, merges: dict[str, list[tuple[str, int]]]) -> None:
+        written = [
+            (row, at, label)
+            for stream, its in merges.items()
+            for label, at in its
+            for row in self.rows[label]
+            if row[0] == stream
+        ]
+        for label, locks in self.locked.items():
+            home = self.leaders[0].state.txn_row(self.leaders[0].id(label))
+            if home is None or home.state != "COMMITTED":
+                continue
+            for row, since in locks:
+                stale = [
+                    by
+                    for its, at, by in written
+                    if its == row and by != label and since < at < home.commit_timestamp
+                ]
+                assert not stale, f"stale: {label} has read {row}, which {stale} wrote"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +300,7 @@ def test_transactions_are_whole_everywhere(seed: int) -> None:
 def c3_a_part_is_staged_with_its_vote(patch: Patch) -> None:
     prepare = participating._prepare
 
-    def early(turn: Turn, ask: r.AskVote) -> bool:
+    def early(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
         found = prepare(turn, ask)
         participating.commit_part(turn, ask.txn_id, 0)
         return found
@@ -236,9 +337,9 @@ def prepared_and_committed_without_a_word(patch: Patch) -> None:
 # The first seed that finds each.
 PLANTED: dict[Callable[[Patch], None], int] = {
     c3_a_part_is_staged_with_its_vote: 0,
-    c3_a_staged_part_is_dated_by_itself: 0,
-    c4_what_is_decided_later_is_aborted: 32,
-    prepared_before_all_have_voted: 1,
+    c3_a_staged_part_is_dated_by_itself: 21,
+    c4_what_is_decided_later_is_aborted: 0,
+    prepared_before_all_have_voted: 4,
     prepared_and_committed_without_a_word: 0,
 }
 

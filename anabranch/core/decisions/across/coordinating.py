@@ -18,6 +18,7 @@ from anabranch.core import rows as k
 from anabranch.core.across import coordinator
 from anabranch.core.across.coordinator import HELD_MS, Step
 from anabranch.core.across.messages import raised
+from anabranch.core.decisions.prepared import shot_of
 from anabranch.core.decisions.transactions import abort_txn, end_pending, finish
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.decisions.writers import receipts_of
@@ -217,28 +218,62 @@ def missing_text(turn: Turn, txn: OpenTxn) -> str:
     lacking = [
         one for one in sorted(txn.partitions) if one not in votes or votes[one].answer != "YES"
     ]
-    names = ", ".join(map(str, lacking))
-    return (
-        f"the vote of control partition {names} did not come before the deadline" if lacking else ""
-    )
+    if not lacking:
+        return ""
+    text = f"the vote of control partition {', '.join(map(str, lacking))} did not come before the deadline"
+    wait = waits_for(turn, txn)
+    return text if wait is None else f"{text}: the commit {wait.text}"
 
 
 def waits_for(turn: Turn, txn: OpenTxn) -> r.WaitInfo | None:
     """The participants that have not answered, and for how long; None: no message is under way."""
-    txn_id, waits = txn.row.txn_id, list[tuple[int, str]]()
+    txn_id, votes, texts = txn.row.txn_id, votes_of(turn, txn.row.txn_id), list[str]()
+    longest_ms = -1
     for partition in sorted(txn.partitions):
-        for kind in _KINDS:
-            sent = turn.across.sent.get((txn_id, partition, kind), None)
-            if sent is not None:
-                what = "the vote" if kind == "ask" else "the end"
-                waits.append(
-                    (turn.now_ms - sent.since_ms, f"{what} of control partition {partition}")
-                )
-    if not waits:
+        age_ms = waited_ms(turn, txn_id, partition)
+        if age_ms < 0:
+            continue
+        longest_ms = max(longest_ms, age_ms)
+        asks = turn.across.sent.get((txn_id, partition, "ask"), None) is not None
+        text = f"for {'the vote' if asks else 'the end'} of control partition {partition}"
+        if partition in votes:
+            text += ", which answered that its vote has to wait"
+        elif age_ms > FIRST_PAUSE_MS:
+            text += ", whose leader does not answer"
+        texts.append(text)
+    if not texts:
         return None
-    age_ms = max(age_ms for age_ms, _ in waits)
-    text = f"waits {age_ms / 1000:.1f} s for {', '.join(what for _, what in waits)}"
-    return r.WaitInfo("participants", "", limits.cut(text), age_ms)
+    text = limits.cut(f"waits {longest_ms / 1000:.1f} s {'; '.join(texts)}")
+    return r.WaitInfo("participants", "", text, longest_ms)
+
+
+def waited_ms(turn: Turn, txn_id: bytes, partition: int) -> int:
+    """For how long a participant owes an answer; -1: it owes none."""
+    ages = [
+        turn.now_ms - sent.since_ms
+        for kind in _KINDS
+        if (sent := turn.across.sent.get((txn_id, partition, kind), None)) is not None
+    ]
+    return max(ages, default=-1)
+
+
+def parts_of(turn: Turn, row: r.TxnRow) -> tuple[r.PartInfo, ...]:
+    """The parts of a transaction on other control partitions, as its coordinator knows them."""
+    if row.txn_id not in turn.state.open:
+        return ()
+    txn, votes = turn.open(row.txn_id), votes_of(turn, row.txn_id)
+    votes_round = 0 if txn.votes is None else txn.votes.votes_round
+    found = []
+    for number, its in sorted(txn.partitions.items()):
+        vote = votes.get(number)
+        state: r.TxnState = "OPEN" if vote is None or vote.answer != "YES" else "PREPARED"
+        if row.state in ("FINALIZE_IN_PROGRESS", "ABORT_IN_PROGRESS"):
+            ended: r.TxnState = "COMMITTED" if row.state[0] == "F" else "ABORTED"
+            state = ended if its.done else row.state
+        waited = waited_ms(turn, row.txn_id, number)
+        answer = None if vote is None else vote.answer
+        found.append(r.PartInfo(number, its.scopes, state, votes_round, answer, waited))
+    return tuple(found)
 
 
 def note_counts(turn: Turn, txn_id: bytes) -> None:
@@ -276,7 +311,9 @@ def advance(turn: Turn) -> None:
     """Take back what was promised for commits that ended, end what is over everywhere, and send what is due."""
     for txn_id in sorted(turn.state.asking):
         txn, since = turn.open(txn_id), turn.work
-        if txn.row.state == "OPEN" and txn.pending is None and has_asked(txn):
+        if txn.row.state == "OPEN" and txn.pending is None and shot_of(turn.state, txn_id):
+            abort_txn(turn, txn_id, "its commit was refused, and a one-shot does not stay open")
+        elif txn.row.state == "OPEN" and txn.pending is None and has_asked(txn):
             turn.across.exactly.put(txn_id, None)
             ask(turn, txn_id, "REOPEN")
         over = coordinator.is_over(txn.row, txn.votes or r.VotesRow(0, "REOPEN"), txn.partitions)

@@ -17,14 +17,14 @@ from anabranch import errors
 from anabranch.core import parts
 from anabranch.core import rows as k
 from anabranch.core.across.coordinator import Step
-from anabranch.core.decisions.across import coordinating, holding
+from anabranch.core.decisions.across import coordinating, holding, locking
 from anabranch.core.decisions.commit import judge, trying
 from anabranch.core.decisions.merge import merge_decided
+from anabranch.core.decisions.prepared import shot_of
 from anabranch.core.decisions.transactions import answer_decided, end_pending, journal_op
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.decisions.writers import receipts_here, take_exactly
 from anabranch.core.state import OpenTxn
-from anabranch.errors import check
 from anabranch.protocol.schemas import records as r
 
 _DECISIONS = (Step.DECIDE, Step.DECIDE_LATER, Step.PREPARE)
@@ -52,7 +52,8 @@ def _coordinate(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommi
     """
     missing = coordinating.missing_text(turn, txn) if turn.wall_ms >= pending.deadline_ms else ""
     if missing:
-        end_pending(turn, txn_id, errors.NotReady(f"{missing}; the transaction is still open"))
+        then = "aborted" if shot_of(turn.state, txn_id) else "still open"
+        end_pending(turn, txn_id, errors.NotReady(f"{missing}; the transaction is {then}"))
         turn.hear(txn_id)
     elif coordinating.has_asked(txn):
         step = coordinating.next_step(turn, txn, own_stages=_is_big(turn, txn_id))
@@ -79,7 +80,7 @@ def _decide(
 ) -> None:
     """Log a decision, and merge the part here if that can be done now."""
     txn_id, weighed, prepares = txn.row.txn_id, ending.weighed, step is Step.PREPARE
-    check(weighed is not None, "a commit is decided whose journals were not weighed")
+    shot = shot_of(turn.state, txn_id)
     here = receipts_here(txn, pending.writers)
     # There is no way back, so it ends as prepared ones do, also if a stream is lost.
     kept = replace(
@@ -92,6 +93,10 @@ def _decide(
     changes = dict(ending.gains)
     if weighed is not None:
         changes |= {"committed": weighed.committed, "left_out": weighed.left_out}
+    elif shot is not None:
+        changes |= {"committed": len(shot.events)}
+    else:
+        raise errors.InvariantViolation("a commit is decided whose journals were not weighed")
     coordinating.note_counts(turn, txn_id)
     row = turn.move(txn.row, "prepare" if prepares else "begin_commit", **changes)
     if step is Step.DECIDE:
@@ -104,13 +109,14 @@ def _decide(
     turn.across.exactly.put(txn_id, None)
     turn.put(k.txn_key(txn_id), row)
     take_exactly(turn, txn, pending.writers)
+    locking.take_back(turn, txn_id)
     for to in waiting:
         turn.answer(to, row)
     if prepares:
         return
     turn.put(k.pending_key(txn_id), kept)
     holding.put_entry(turn, txn_id)
-    for stream, epoch in sorted(txn.participants.items()):
+    for stream, epoch in sorted(txn.participants.items()) if shot is None else ():
         journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
     answer_decided(turn, row)
     merge_decided(turn, [txn_id])

@@ -156,7 +156,16 @@ def check_free(turn: Turn, txn_id: bytes, streams: Collection[str]) -> None:
 
 def give_back(turn: Turn) -> None:
     """Take timestamps back that commits have had for too long (H4), and answer the one-shots among them."""
-    for txn_id in turn.holds.expire(turn.now_ms):
+    _gave_back(turn, turn.holds.expire(turn.now_ms))
+
+
+def take_back(turn: Turn, txn_ids: Iterable[bytes]) -> None:
+    """Take timestamps back that these waiting commits have, and answer the one-shots among them."""
+    _gave_back(turn, turn.holds.take_back(txn_ids))
+
+
+def _gave_back(turn: Turn, txn_ids: Iterable[bytes]) -> None:
+    for txn_id in txn_ids:
         shot = turn.holds.shots.get(txn_id)
         if shot is not None:
             since = turn.work

@@ -9,125 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import replace
-from functools import partial
 
 from anabranch import errors
 from anabranch.core import parts
 from anabranch.core import rows as k
 from anabranch.core.across import participant
 from anabranch.core.across.participant import Action
-from anabranch.core.decisions import transactions
-from anabranch.core.decisions.across import holding
+from anabranch.core.decisions.across import holding, locking, parts_of_one_shots
 from anabranch.core.decisions.across.coordinating import ELSEWHERE
+from anabranch.core.decisions.across.locking import GivesWay
 from anabranch.core.decisions.commit import ending_of
-from anabranch.core.decisions.scopes import active_stream
-from anabranch.core.decisions.transactions import abort_txn, check_open, end_pending, journal_op
-from anabranch.core.decisions.turn import FORGOTTEN, Turn, attempt, refuse
+from anabranch.core.decisions.prepared import shot_of
+from anabranch.core.decisions.transactions import abort_txn, end_pending, journal_op
+from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.decisions.writers import check_receipts, take_exactly, writers_text
-from anabranch.core.memory import WaitingTouch, is_gone
-from anabranch.core.round import ReplyTo
+from anabranch.core.memory import is_gone
+from anabranch.core.state import OpenTxn
 from anabranch.core.transaction_states import born
-from anabranch.errors import InvariantViolation, check
+from anabranch.errors import check
 from anabranch.protocol import limits
-from anabranch.protocol.ids import TXN_ID_SIZE, control_partition_of
-from anabranch.protocol.legal_names import split_stream
+from anabranch.protocol.ids import control_partition_of
 from anabranch.protocol.schemas import records as r
-from anabranch.protocol.tokens import is_genuine, peek
 
-LEVEL = 4  # the feature level of the messages and rows
-TOUCH_MS = 5_000  # how long a touch waits for the coordinator
+# -- opening ------------------------------------------------------------------------------------------------
 
 
-# -- opening -------------------------------------------------------------------------------------------------
-
-
-def touch(turn: Turn, command: r.Touch, to: ReplyTo | None) -> None:
-    """Touch a stream here. If the transaction is another control partition's, its coordinator is asked first."""
-    data = command.token
-    txn_id = data if len(data) == TXN_ID_SIZE else peek(data).txn_id
-    is_own = control_partition_of(txn_id) == turn.settings.control_partition
-    if is_own or not turn.settings.across or txn_id in turn.state.promised:
-        transactions.touch(turn, command, to)
-        return
-    turn.state.check_enabled(LEVEL, "a transaction over several control partitions")
-    if turn.state.txn_row(txn_id) is not None:
-        transactions.touch(turn, command, to)  # it has ended: this is refused
-        return
-    _check_touch(turn, command, txn_id)
-    if to is not None:
-        _wait(turn, command, txn_id, to)
-
-
-def _check_touch(turn: Turn, command: r.Touch, txn_id: bytes) -> None:
-    """Check what needs no word of the coordinator."""
-    if len(command.token) == TXN_ID_SIZE or control_partition_of(txn_id) >= turn.control_partitions:
-        raise errors.InvalidToken(
-            "a stream of another control partition is touched with a token of the transaction"
-        )
-    if turn.is_forgotten(txn_id):
-        raise errors.Expired(FORGOTTEN)
-    _check_served(turn, command.stream)
-    active_stream(turn, command.stream)
-
-
-def _check_served(turn: Turn, stream: str) -> None:
-    """`CrossScope` if another control partition serves the stream."""
-    scope, here = split_stream(stream)[0], turn.settings.control_partition
-    served = turn.state.scopes.get(scope)
-    if (served is None and here != 0) or served not in (None, here):
-        raise errors.CrossScope(
-            f"{stream} is not led by control partition {here}: touch it where its scope is served"
-        )
-
-
-def _wait(turn: Turn, command: r.Touch, txn_id: bytes, to: ReplyTo) -> None:
-    key = txn_id, split_stream(command.stream)[0]
-    waiting = turn.across.touches.get(key, ())
-    if sum(map(len, turn.across.touches.as_dict().values())) >= limits.TOUCHES.value:
-        raise errors.NotReady(f"{limits.TOUCHES.value:,} touches wait already: ask again")
-    waits = WaitingTouch(command, turn.lane, to, turn.now_ms + TOUCH_MS)
-    same = [one for one in waiting if one.to == to]
-    turn.across.touches.put(key, (*[one for one in waiting if one not in same], waits))
-    home = control_partition_of(txn_id)
-    here = turn.settings.control_partition
-    turn.send(home, r.Enlist(txn_id, here, key[1], command.token, turn.lane), None)
-
-
-def enlisted(turn: Turn, message: r.Enlisted) -> None:
-    """Carry out the touches that waited for this answer, or refuse them with the coordinator's refusal.
-
-    Only the touches' tokens prove the answer: the secret in it has to explain them. So without a touch that waits,
-    nothing is done.
-    """
-    key = message.txn_id, message.scope
-    waiting = turn.across.touches.get(key, ())
-    if not waiting:
-        return
-    if message.refusal is not None or message.head is None:
-        turn.across.touches.put(key, None)
-        for one in waiting:
-            turn.reply(one.to, message.refusal)
-        return
-    head = message.head
-    proven = [one for one in waiting if is_genuine(peek(one.command.token), head.secret)]
-    if not proven:
-        turn.round.ignored.append("forged")
-        return
-    turn.across.touches.put(key, tuple(one for one in waiting if one not in proven) or None)
-    for one in proven:
-        if turn.state.txn_row(message.txn_id) is None:
-            turn.lane = head.owner
-            try:
-                check_open(turn)
-            except errors.AnabranchError as error:
-                turn.reply(one.to, refuse(error))
-                continue
-            _open(turn, message.txn_id, head)
-        turn.lane = one.lane
-        attempt(turn, one.to, partial(transactions.touch, turn, one.command, one.to))
-
-
-def _open(turn: Turn, txn_id: bytes, head: r.TxnHead) -> None:
+def open_part(turn: Turn, txn_id: bytes, head: r.TxnHead) -> None:
     """Put the rows of a transaction whose coordinator is elsewhere."""
     turn.put(k.txn_key(txn_id), _row_of(turn, txn_id, head))
     turn.put(k.coordinator_key(txn_id), r.CoordinatorRow(0))
@@ -156,8 +63,17 @@ def asked(turn: Turn, ask: r.AskVote, skewed: errors.ClockSkew | None) -> Action
     action = participant.asked(row, its, ask)
     if row is None and turn.is_forgotten(ask.txn_id):
         return Action.PASS  # it was over, as nothing unfinished is purged
-    if action in (Action.VOTE, Action.REOPEN) and row is None:
-        _open(turn, ask.txn_id, ask.head)
+    if row is None and action is Action.REOPEN:
+        return Action.PASS  # nothing was promised
+    if row is None and action is Action.VOTE:
+        try:
+            no = parts_of_one_shots.open_part(turn, ask)
+        except errors.NotReady:
+            turn.across.asked.put(ask.txn_id, ask)
+            return action
+        if no is not None:
+            turn.send(control_partition_of(ask.txn_id), no, ask.head.secret)
+            return action
     if action is not Action.PASS:
         turn.across.asked.put(ask.txn_id, None)
     if action is Action.VOTE:
@@ -183,10 +99,15 @@ def _vote(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None = None) -> None:
         turn.put(k.coordinator_key(txn_id), noted)
     try:
         if refusal is None:
-            staged = _prepare(turn, ask)
-            turn.put(k.coordinator_key(txn_id), replace(noted, staged=staged))
-            _promise(turn, ask)
+            again = _prepare(turn, ask)
+            if again is None:
+                _promise(turn, ask)
+            else:
+                _answer(turn, txn_id, "NO", revalidate=again)
             return
+    except GivesWay:
+        _answer(turn, txn_id, "AGAIN")
+        return
     except (errors.ReceiptsNotCovered, errors.NotReady):
         if turn.across.asked.get(txn_id, None) is None:
             turn.across.asked.put(txn_id, ask)
@@ -200,38 +121,49 @@ def _vote(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None = None) -> None:
     _answer(turn, txn_id, "NO", refusal)
 
 
-def _prepare(turn: Turn, ask: r.AskVote) -> bool:
+def _prepare(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
     """Log PREPARED with exactly these writers, if no check refuses it; else nothing is changed.
 
-    Returns whether its merge needs no staging.
+    Returns what the client has to validate before, or None.
     """
     txn_id = ask.txn_id
     txn = turn.open(txn_id)
     gone = [stream for stream in sorted(txn.participants) if is_gone(turn.state, stream)]
     if gone:
         raise errors.StreamLost(f"{gone[0]} is lost: abort the transaction")
-    if ask.events or ask.changes or ask.locks or ask.follows:
-        raise errors.CrossScope(
-            "one-shots and locks over several control partitions are not built yet"
-        )
-    check_receipts(turn, txn_id, ask.receipts)
+    kept = shot_of(turn.state, txn_id)
+    taken = () if kept is not None else _taken(turn, txn, ask)
+    pending = r.PendingCommitRow((), False, taken, None, None, 0, prepare=ELSEWHERE)
+    ending = ending_of(txn, pending, kept)
+    if not parts.check(turn, ending):
+        check(ending.again is not None, "a participant has a claim")
+        return ending.again
+    weighed = ending.weighed
+    if weighed is None:
+        check(kept is not None, "a participant votes whose journals were not weighed")
+        committed, left_out, staged = 0 if kept is None else len(kept.events), 0, True
+    else:
+        committed, left_out = weighed.committed, weighed.left_out
+        staged = weighed.size <= turn.settings.chunk_bytes
+    row = turn.move(txn.row, "prepare", committed=committed, left_out=left_out)
+    turn.put(k.txn_key(txn_id), row)
+    turn.put(k.pending_key(txn_id), pending)
+    its = turn.state.coordinator_row(txn_id) or r.CoordinatorRow(0)
+    turn.put(k.coordinator_key(txn_id), replace(its, staged=staged))
+    locking.take_back(turn, txn_id)
+    return None
+
+
+def _taken(turn: Turn, txn: OpenTxn, ask: r.AskVote) -> tuple[r.Receipt, ...]:
+    """The receipts that the commit takes here. Raises: as `check_receipts`; WritersUnfinished."""
+    check_receipts(turn, ask.txn_id, ask.receipts)
     named = {one.writer for one in ask.receipts}
     unnamed = [] if ask.exactly else [writer for writer in txn.writers if writer not in named]
     if unnamed:
         raise errors.WritersUnfinished(
             f"not finished: writer {writers_text(unnamed)}; give the receipts to take, or let it finish"
         )
-    taken = _that_count(ask.receipts, txn.writers)
-    pending = r.PendingCommitRow((), False, taken, None, None, 0, prepare=ELSEWHERE)
-    ending = ending_of(txn, pending)
-    check(parts.check(turn, ending), "a participant has locks or a claim")
-    weighed = ending.weighed
-    if weighed is None:
-        raise InvariantViolation("a participant votes whose journals were not weighed")
-    row = turn.move(txn.row, "prepare", committed=weighed.committed, left_out=weighed.left_out)
-    turn.put(k.txn_key(txn_id), row)
-    turn.put(k.pending_key(txn_id), pending)
-    return weighed.size <= turn.settings.chunk_bytes
+    return _that_count(ask.receipts, txn.writers)
 
 
 def _that_count(receipts: tuple[r.Receipt, ...], known: Container[int]) -> tuple[r.Receipt, ...]:
@@ -277,22 +209,34 @@ def _reopen(turn: Turn, ask: r.AskVote) -> None:
     row, its = turn.row(ask.txn_id), turn.state.coordinator_row(ask.txn_id)
     end_pending(turn, ask.txn_id, None)
     turn.put(k.txn_key(ask.txn_id), turn.move(row, "reopen", committed=0, left_out=0))
+    turn.memory.written.pop(ask.txn_id, None)  # it may write more
     turn.put(k.coordinator_key(ask.txn_id), participant.reopened(its, ask))
     holding.put_entry(turn, ask.txn_id)
     _answer(turn, ask.txn_id, "NO")
 
 
 def _answer(
-    turn: Turn, txn_id: bytes, answer: r.VoteAnswer, error: r.Refusal | None = None
+    turn: Turn,
+    txn_id: bytes,
+    answer: r.VoteAnswer,
+    error: r.Refusal | None = None,
+    revalidate: r.Revalidate | None = None,
 ) -> None:
     """Send the vote that the rows say."""
     row = turn.row(txn_id)
-    if error is None and answer == "NO" and row.state == "ABORTED":
+    if error is None and answer == "NO" and revalidate is None and row.state == "ABORTED":
         error = refuse(errors.TransactionAborted(f"the transaction is aborted ({row.reason})"))
     its = turn.state.coordinator_row(txn_id) or r.CoordinatorRow(0)
     here = turn.settings.control_partition
     vote = participant.vote(
-        txn_id, here, its, answer, committed=row.committed, left_out=row.left_out, error=error
+        txn_id,
+        here,
+        its,
+        answer,
+        committed=row.committed,
+        left_out=row.left_out,
+        error=error,
+        revalidate=revalidate,
     )
     turn.send(control_partition_of(txn_id), vote, row.secret)
 
@@ -312,6 +256,7 @@ def decided(turn: Turn, message: r.Decide) -> Action:
     )
     if action is not Action.PASS:
         turn.across.asked.put(txn_id, None)
+        parts_of_one_shots.forget_part(turn, txn_id)
     if action is Action.ABORT and row is not None:
         abort_txn(turn, txn_id, message.reason)
     elif action is Action.ABORT:
@@ -345,8 +290,9 @@ def commit_part(turn: Turn, txn_id: bytes, timestamp: int) -> None:
     if was_prepared:
         take_exactly(turn, txn, pending.writers)
         turn.put(k.pending_key(txn_id), replace(pending, decided=True))
-        for stream, epoch in sorted(txn.participants.items()):
-            journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
+        if shot_of(turn.state, txn_id) is None:
+            for stream, epoch in sorted(txn.participants.items()):
+                journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
     holding.put_entry(turn, txn_id)
     turn.merging.look_now(txn_id)
 
@@ -367,7 +313,7 @@ def _done(turn: Turn, txn_id: bytes, row: r.TxnRow | None, secret: bytes | None)
 
 
 def advance(turn: Turn) -> None:
-    """Say what ended in this round, try votes again that wait, and refuse touches that waited for too long."""
+    """Say what ended in this round, and try votes again that wait."""
     here = turn.settings.control_partition
     # If such transactions are switched off, coordinators are answered when they repeat their decisions.
     for txn_id in turn.ended if turn.settings.across else ():
@@ -381,26 +327,23 @@ def advance(turn: Turn) -> None:
             turn.put(k.coordinator_key(txn_id), replace(its, staged=True))
             _answer(turn, txn_id, "YES")
     if not turn.across.asked.is_empty:
-        for txn_id, ask in sorted(turn.across.asked.as_dict().items()):
-            since, owner = turn.work, turn.row(txn_id).owner
+        for _, ask in sorted(turn.across.asked.as_dict().items()):
+            since = turn.work
             asked_again(turn, ask)
-            turn.owe(owner, since)
-    if not turn.across.touches.is_empty:
-        for key, waiting in turn.across.touches.as_dict().items():
-            late = [one for one in waiting if turn.now_ms >= one.until_ms]
-            for one in late:
-                home = control_partition_of(key[0])
-                text = f"control partition {home}, which coordinates the transaction, did not answer: ask again"
-                turn.reply(one.to, refuse(errors.NotReady(text)))
-            if late:
-                rest = tuple(one for one in waiting if one not in late)
-                turn.across.touches.put(key, rest or None)
+            turn.owe(ask.head.owner, since)
+    if not turn.across.parts.is_empty:
+        parts_of_one_shots.expire(turn)
 
 
 def asked_again(turn: Turn, ask: r.AskVote) -> None:
     """Try a vote again that had to wait, if it is still asked for."""
     row, its = turn.state.txn_row(ask.txn_id), turn.state.coordinator_row(ask.txn_id)
-    if participant.asked(row, its, ask) is Action.VOTE:
+    if row is None and parts_of_one_shots.secret_of(turn, ask.txn_id) is not None:
+        lane = turn.lane
+        asked(turn, ask, None)
+        turn.lane = lane
+        return
+    if row is not None and participant.asked(row, its, ask) is Action.VOTE:
         _vote(turn, ask)
     after = turn.state.txn_row(ask.txn_id)
     if after is None or after.state != "OPEN":

@@ -10,7 +10,7 @@ from __future__ import annotations
 from anabranch.core.across.coordinator import HELD_MS
 from anabranch.core.across.messages import ToCoordinator, ToParticipant, ends_of, is_genuine, raised
 from anabranch.core.across.participant import Action
-from anabranch.core.decisions.across import coordinating, participating
+from anabranch.core.decisions.across import coordinating, joining, participating, parts_of_one_shots
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import Across
 from anabranch.errors import ClockSkew
@@ -30,13 +30,16 @@ def receive(
     """
     row = turn.state.txn_row(message.txn_id)
     since, lane = turn.work, turn.lane
+    owner = parts_of_one_shots.lane_of(turn, message.txn_id) if row is None else row.owner
     why = _ignored(turn, message, payload, mac, row)
+    if why == "early" and isinstance(message, r.AskVote):
+        parts_of_one_shots.keep_early(turn, message, payload, mac, seen or 0)
     why = why or _decide(turn, message, seen or 0)
     if why:
         turn.round.ignored.append(why)
     turn.lane = lane
-    if row is not None:
-        turn.owe(row.owner, since)
+    if owner is not None:
+        turn.owe(owner, since)
 
 
 def _ignored(
@@ -55,7 +58,11 @@ def _ignored(
     sender, receiver = ends_of(message, other)
     secret = row.secret if row is not None else None
     if row is None and isinstance(message, r.AskVote | r.Decide):
-        secret = message.head.secret  # which it gets by this message
+        # A question alone begins nothing: who could write to `control` would make up its secret.
+        secret = parts_of_one_shots.secret_of(turn, message.txn_id)
+        if secret is None and isinstance(message, r.AskVote):
+            return "early"
+        secret = secret or message.head.secret
     if secret is None or not is_genuine(secret, sender, receiver, payload, mac):
         return "forged" if secret is not None else "unknown"
     return ""
@@ -66,7 +73,7 @@ def _decide(turn: Turn, message: Message, seen: int) -> str:
     if isinstance(message, r.Enlist):
         coordinating.enlist(turn, message)
     elif isinstance(message, r.Enlisted):
-        participating.enlisted(turn, message)
+        joining.enlisted(turn, message)
     elif isinstance(message, r.Vote):
         coordinating.voted(turn, message)
     elif isinstance(message, r.Done):
@@ -88,17 +95,28 @@ def _decide(turn: Turn, message: Message, seen: int) -> str:
 
 def advance(turn: Turn) -> None:
     """Take all steps that are due, at both sides. Call it after the merges of the round."""
+    if not turn.across.early.is_empty:
+        for one in parts_of_one_shots.take_early(turn):
+            receive(turn, one.ask, one.payload, one.mac, one.seen)
     if turn.state.asking:
         coordinating.advance(turn)
     participating.advance(turn)
+    if not turn.across.joining.is_empty:
+        joining.refuse_late(turn)
 
 
 def next_due_ms(across: Across, now_ms: int) -> int | None:
     """Milliseconds until the next message or wait is due; None if none is."""
-    if across.sent.is_empty and across.touches.is_empty and across.again_ms.is_empty:
+    if (
+        across.sent.is_empty
+        and across.joining.is_empty
+        and across.again_ms.is_empty
+        and across.parts.is_empty
+    ):
         return None
     due = [one.next_ms for one in across.sent.as_dict().values()]
     due += [at + HELD_MS for at in across.held_ms.as_dict().values()]
     due += [at for at in across.again_ms.as_dict().values() if at > now_ms]
-    due += [one.until_ms for waiting in across.touches.as_dict().values() for one in waiting]
+    due += [one.until_ms for one in across.parts.as_dict().values()]
+    due += [one.until_ms for waiting in across.joining.as_dict().values() for one in waiting]
     return min((max(0, at - now_ms) for at in due), default=None)

@@ -1,0 +1,321 @@
+"""One-shots over several control partitions (`docs/inside/across.md`, 5).
+
+The client sends a command to each control partition, all under one id and with one secret. The *coordinator*, the
+control partition in the id, logs its part as a pending commit and asks the others for votes. Elsewhere the command
+waits in memory; it is the proof that a question for a vote under an unknown id comes from its coordinator: only who
+knows the secret can make the question's HMAC. With the question, a participant logs its part and votes.
+
+A part that is logged has a row with its events, marked with `prepared.SHOT`. From then on it is a transaction like
+any other, except that it is aborted when its commit is refused: its id is used up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from hmac import compare_digest
+from typing import Any
+
+from anabranch import errors
+from anabranch.core import parts
+from anabranch.core import rows as k
+from anabranch.core.across import participant
+from anabranch.core.decisions import one_shot as shots
+from anabranch.core.decisions.across import coordinating
+from anabranch.core.decisions.across.locking import GivesWay
+from anabranch.core.decisions.commit import join_waiting
+from anabranch.core.decisions.prepared import SHOT
+from anabranch.core.decisions.scopes import check_served
+from anabranch.core.decisions.transactions import answer_decided, check_open
+from anabranch.core.decisions.turn import FORGOTTEN, Turn, refuse
+from anabranch.core.locks import locked_segments, row_changes
+from anabranch.core.memory import EarlyAsk, WaitingPart
+from anabranch.core.round import ReplyTo
+from anabranch.core.transaction_states import born
+from anabranch.protocol import limits
+from anabranch.protocol.ids import control_partition_of, is_marked, segment_number
+from anabranch.protocol.legal_names import check_name
+from anabranch.protocol.schemas import records as r
+
+LEVEL = 4  # the feature level of such one-shots
+# How long a part waits for its coordinator's question, and the coordinator for votes. A command that the client
+# repeats waits anew, so the second one is longer than a takeover.
+PART_MS = 5_000
+VOTES_MS = 10_000
+EARLY_MS = 1_000  # how long a question waits for its command, if it comes first
+_KEEPALIVE_MS = 1_000  # in the row of a part, which no keepalive ends
+
+
+def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
+    """Commit a one-shot. Over several control partitions it becomes a pending commit, or waits to be asked."""
+    if command.secret is None and not command.places:
+        shots.one_shot(turn, command, to)
+        return
+    _check(turn, command)
+    row = turn.state.txn_row(command.txn_id)
+    if control_partition_of(command.txn_id) != turn.settings.control_partition:
+        if (
+            row is None
+        ):  # else it is repeated: the coordinator alone answers it, as it knows the whole
+            _wait(turn, command, to)
+    elif row is None:
+        _begin(turn, command, to)
+    else:
+        _begin_again(turn, row, command, to)
+
+
+def _check(turn: Turn, command: r.OneShot) -> None:
+    """Check the fields that only such one-shots have, and those that they can't have."""
+    here, home = turn.settings.control_partition, control_partition_of(command.txn_id)
+    if not turn.settings.across:
+        raise errors.CrossScope("transactions over several control partitions are switched off")
+    turn.state.check_enabled(LEVEL, "a transaction over several control partitions")
+    check_served(turn, command.scope)
+    check_name(command.name)
+    places = command.places
+    limits.PARTICIPANTS.check(len(places), "a transaction")
+    others = all(0 <= place < turn.control_partitions for place in places)
+    if command.secret is None or bool(places) != (home == here):
+        raise errors.InvalidArgument(
+            "a one-shot over several control partitions has a secret; the command to the coordinator names the "
+            "others, and no other command does"
+        )
+    if (
+        not others
+        or home >= turn.control_partitions
+        or home in places
+        or len({*places}) < len(places)
+    ):
+        raise errors.InvalidArgument(
+            f"places {sorted(places)}: each is a control partition other than {home}, and is named once"
+        )
+    if (
+        command.consumed is not None
+        or command.follows
+        or command.turn_to
+        or is_marked(command.txn_id)
+    ):
+        raise errors.InvalidArgument(
+            "a one-shot over several control partitions moves no positions, and follows no other one: begin a "
+            "transaction, or call it outside of the chain"
+        )
+    if home != here and command.name is not None:
+        raise errors.InvalidArgument("the command to the coordinator alone has the name")
+
+
+def _check_secret(row: r.TxnRow, command: r.OneShot) -> None:
+    if row.secret is None or not compare_digest(row.secret, command.secret or b""):
+        raise errors.NotAuthorized("the transaction was begun with another secret")
+
+
+# -- at the coordinator ----------------------------------------------------------------------------------
+
+
+def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
+    """Log the coordinator's part as a pending commit, and ask the others for votes."""
+    turn.check_new_id(command.txn_id)
+    check_open(turn)
+    ending = _checked(turn, command)
+    if ending.instead is not None:
+        shots.instead(turn, command, ending, to)
+        return
+    if ending.again is not None:
+        # A later copy must not commit: the client takes a new id for the next try.
+        reason = "its locks had to be validated again"
+        gone = born(
+            "give_way",
+            command.txn_id,
+            turn.wall_ms,
+            scope=command.scope,
+            owner=turn.lane,
+            reason=reason,
+        )
+        turn.put(k.txn_key(command.txn_id), gone)
+        turn.reply(to, ending.again)
+        return
+    row = _row_of(turn, command, command.scope, turn.lane)
+    _log(turn, row, command, ending)
+    for place in command.places:
+        turn.put(k.partition_key(command.txn_id, place), r.PartitionRow(()))
+    pending = replace(
+        join_waiting(None, to), name=command.name, deadline_ms=turn.wall_ms + VOTES_MS
+    )
+    turn.put(k.pending_key(command.txn_id), pending)
+    coordinating.ask(turn, command.txn_id, "TIMESTAMP")
+
+
+def _begin_again(turn: Turn, row: r.TxnRow, command: r.OneShot, to: ReplyTo | None) -> None:
+    """Answer a repeated command, or add its asker to the pending commit."""
+    if row.state in ("ABORT_IN_PROGRESS", "ABORTED"):
+        turn.reply(to, shots.gave_way_to(turn, row, command))
+        return
+    _check_secret(row, command)
+    if row.scope != command.scope:
+        raise errors.InvalidArgument(shots.OTHERS)
+    if row.state == "COMMITTED":
+        turn.answer(to, row)
+        return
+    pending = turn.open(row.txn_id).pending
+    if pending is None:
+        raise errors.NotReady("the transaction is being aborted")
+    turn.put(k.pending_key(row.txn_id), join_waiting(pending, to))
+    if row.state == "FINALIZE_IN_PROGRESS":
+        answer_decided(turn, row)
+
+
+# -- at a participant ------------------------------------------------------------------------------------
+
+
+def _wait(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
+    """Keep a command until its coordinator asks for a vote. If that question came first, answer it in this turn."""
+    if turn.is_forgotten(command.txn_id):
+        raise errors.Expired(FORGOTTEN)
+    turn.check_new_id(command.txn_id)
+    across, txn_id = turn.across, command.txn_id
+    size = min(turn.command_bytes, turn.settings.command_bytes)
+    waiting = WaitingPart(command, turn.lane, to, turn.now_ms + PART_MS, size)
+    before = across.parts.get(txn_id, None)
+    if before is not None:
+        # Whoever came first counts: a stranger can't replace a command.
+        if (before.lane, before.command.secret) != (turn.lane, command.secret):
+            raise errors.InvalidArgument(shots.OTHERS)
+    else:
+        _check_room(turn, size)
+    across.parts.put(txn_id, waiting)
+
+
+def _check_room(turn: Turn, size: int) -> None:
+    """`NotReady` if too many parts wait, or too many of this lane."""
+    waiting = [*turn.across.parts.as_dict().values()]
+    own = [one.size for one in waiting if one.lane == turn.lane]
+    total = size + sum(one.size for one in waiting)
+    most, most_bytes = limits.HELD_PARTS.value, limits.HELD_BYTES.value
+    if (
+        len(waiting) >= most
+        or len(own) >= most // 2
+        or total > most_bytes
+        or size + sum(own) > most_bytes // 2
+    ):
+        raise errors.NotReady(f"{len(waiting):,} one-shots wait for their coordinators: ask again")
+
+
+def secret_of(turn: Turn, txn_id: bytes) -> bytes | None:
+    """The secret with which a message under an unknown id has to be proven: that of the command that waits here."""
+    waiting = turn.across.parts.get(txn_id, None)
+    return None if waiting is None else waiting.command.secret
+
+
+def lane_of(turn: Turn, txn_id: bytes) -> str | None:
+    """The lane whose command waits here under an id: it is charged for a message about it."""
+    waiting = turn.across.parts.get(txn_id, None)
+    return None if waiting is None else waiting.lane
+
+
+def keep_early(turn: Turn, ask: r.AskVote, payload: bytes, mac: bytes | None, seen: int) -> None:
+    """Keep a question that came before its command for a moment. It proves nothing yet, so few are kept."""
+    early = turn.across.early
+    if not ask.receipts and len(early.as_dict()) < limits.EARLY_ASKS.value:
+        early.put(ask.txn_id, EarlyAsk(ask, payload, mac, seen, turn.now_ms + EARLY_MS))
+
+
+def take_early(turn: Turn) -> list[EarlyAsk]:
+    """The questions whose commands have come meanwhile. Those that waited for too long are forgotten."""
+    early, found = turn.across.early, []
+    for txn_id, one in early.as_dict().items():
+        if secret_of(turn, txn_id) is not None:
+            found.append(one)
+            early.put(txn_id, None)
+        elif turn.now_ms >= one.until_ms:
+            early.put(txn_id, None)
+    return found
+
+
+def open_part(turn: Turn, ask: r.AskVote) -> r.Vote | None:
+    """Log the part whose command waits here. If a check refuses it, nothing is logged: returns the vote, a no.
+
+    Raises: NotReady (a stream is in trouble, or a lock is frozen): then the question waits, too.
+    """
+    txn_id, waiting = ask.txn_id, turn.across.parts.get(ask.txn_id, None)
+    if waiting is None:
+        raise errors.InvariantViolation("a question was proven by no command")
+    turn.lane, command = waiting.lane, waiting.command
+    here, its = turn.settings.control_partition, r.CoordinatorRow(ask.votes_round)
+    if ask.head.owner != turn.lane:
+        error: errors.AnabranchError = errors.NotAuthorized(
+            "the commands of one transaction come from one lane"
+        )
+        return participant.vote(txn_id, here, its, "NO", error=refuse(error))
+    try:
+        check_open(turn)
+        ending = _checked(turn, command)
+    except GivesWay:
+        return participant.vote(txn_id, here, its, "AGAIN")
+    except errors.NotReady:
+        raise  # the vote waits
+    except errors.AnabranchError as refused:
+        return participant.vote(txn_id, here, its, "NO", error=refuse(refused))
+    if ending.again is not None:
+        return participant.vote(txn_id, here, its, "NO", revalidate=ending.again)
+    row = _row_of(turn, command, ask.head.scope, ask.head.owner)
+    _log(turn, row._replace(begun_ms=ask.head.begun_ms), command, ending)
+    turn.put(k.coordinator_key(txn_id), r.CoordinatorRow(0))
+    turn.across.parts.put(txn_id, None)
+    return None
+
+
+def forget_part(turn: Turn, txn_id: bytes) -> None:
+    """Forget a command that waits, as its transaction has ended."""
+    if turn.across.parts.get(txn_id, None) is not None:
+        turn.across.parts.put(txn_id, None)
+
+
+def expire(turn: Turn) -> None:
+    """Refuse the commands whose coordinators did not ask in time."""
+    for txn_id, one in turn.across.parts.as_dict().items():
+        if turn.now_ms >= one.until_ms:
+            home = control_partition_of(txn_id)
+            text = f"control partition {home}, which coordinates the transaction, did not ask for a vote: ask again"
+            turn.across.parts.put(txn_id, None)
+            turn.reply(one.to, refuse(errors.NotReady(text)))
+
+
+# -- at both ---------------------------------------------------------------------------------------------
+
+
+def _checked(turn: Turn, command: r.OneShot) -> parts.Ending:
+    """Check the part of a one-shot as a one-shot of its own. See `parts.Ending` for the result."""
+    ending = shots.ending_of_part(command, turn.lane)
+    parts.check(turn, ending)
+    return ending
+
+
+def _row_of(turn: Turn, command: r.OneShot, scope: str, owner: str) -> r.TxnRow:
+    return born(
+        "begin",
+        command.txn_id,
+        turn.wall_ms,
+        scope=scope,
+        keepalive_ms=_KEEPALIVE_MS,
+        secret=command.secret,
+        owner=owner,
+    )
+
+
+def _log(turn: Turn, row: r.TxnRow, command: r.OneShot, ending: parts.Ending) -> None:
+    """Put the rows of a part: its events, its streams and its locks.
+
+    The values of changes are decided now, so the changed rows are locked, too (L5).
+    """
+    txn_id = row.txn_id
+    turn.put(k.txn_key(txn_id), row)
+    events: Any = shots.events_of_part(command, ending)  # `CommandEvents`: they stay encoded
+    turn.put(k.prepared_key(txn_id), r.PreparedRow(SHOT, 0, events))
+    for stream in sorted(ending.placed):
+        epoch = turn.state.streams[stream].reference_epoch
+        segments = [segment_number(its.segment_id) for its, _ in ending.placed[stream]]
+        its = locked_segments.participant(turn, stream, epoch, segments)
+        turn.put(k.participant_key(txn_id, stream), its)
+    locks = row_changes.locked_with(command.locks, command.changes)
+    if any(each.points or each.ranges for each in locks):
+        # No writer has the number 0. They hold until now, by the check.
+        turn.put(k.read_lock_key(txn_id, 0, 1), r.ReadLockRow(locks, ()))
+        turn.put(k.read_lock_key(txn_id, 0, 0), r.ValidatedRow(1, turn.hybrid_time, 0))

@@ -1,0 +1,141 @@
+"""Single-request transactions over two control partitions, against those within one: two streams, ten events.
+
+In turn, in one run, by one client: one at a time (answered when merged, and when decided), and 64 in flight. Then
+transactions of one stream, one at a time, alone and beside such transactions without a pause: on a stream that
+these write, and on another one of the same control partition. One controller process leads both control partitions,
+so their leaders share an interpreter, and all share two cores.
+
+Not equal: a transaction over two control partitions is logged at both, three times at its coordinator and twice
+elsewhere, and takes two messages before its decision.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import anabranch
+from anabranch.infra.broker import EmbeddedBroker
+from anabranch.protocol.ids import control_partition_of
+from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.protocol.schemas.codec import LEVEL
+from bench import setting
+from bench.oneshot import EVENTS, VALUE, Figures, measure
+
+# As long as no option of the product allows such transactions, this command line does.
+MODULE = "tests.controller_across"
+WITHIN, OVER = ("across-0/a", "across-0/b"), ("across-0/a", "across-1/a")
+OTHER = "across-0/c"
+IN_FLIGHT = 64
+GOALS = {
+    "merged, p50": "≤ 4 ×",
+    "decided, p50": "≤ 3 ×",
+    "64 in flight, commits/s": "≥ 0.25 ×, ≥ 500/s",
+    "a stream that they write, p50": "≤ 1.5 ×",
+    "… p99": "≤ 2 ×",
+}
+
+
+def run(*, quick: bool = False) -> dict[str, Any]:
+    """A row for each figure: over two control partitions or beside such commits, and within one or alone."""
+    rounds, seconds = (1, 2.0) if quick else (5, 6.0)
+    found: dict[str, list[Figures]] = {}
+    with (
+        EmbeddedBroker() as broker,
+        tempfile.TemporaryDirectory(prefix="anabranch-bench-") as folder,
+        setting.controller(
+            broker.bootstrap, Path(folder), ["--control-partitions", "2"], module=MODULE
+        ),
+        anabranch.connect(broker.bootstrap, timeout=60) as client,
+    ):
+        with anabranch.connect(broker.bootstrap, lane=ADMIN_LANE) as operator:
+            operator.feature_level(raise_to=LEVEL)
+        for stream in (*WITHIN, OVER[1], OTHER):
+            client.create_stream(stream, 2)
+        served = [control_partition_of(client.transact(_write([s])).txn_id) for s in OVER]
+        if len(set(served)) != 2:
+            raise RuntimeError(f"the streams are on control partitions {served}")
+        kinds = {
+            "within": [_commit(client, WITHIN)],
+            "merged": [_commit(client, OVER)],
+            "decided": [_commit(client, OVER, "decided")],
+            "64 within": [_commit(client, WITHIN)] * IN_FLIGHT,
+            "64 over": [_commit(client, OVER)] * IN_FLIGHT,
+            "alone": [_commit(client, OVER[:1])],
+            "other alone": [_commit(client, [OTHER])],
+        }
+        measure(kinds["64 over"], 1.0 if quick else setting.WARM_S)
+        for _ in range(rounds):
+            for kind, commits in kinds.items():
+                found.setdefault(kind, []).append(measure(commits, seconds))
+            with _beside(_commit(client, OVER)):
+                for kind in ("alone", "other alone"):
+                    beside = found.setdefault(kind.replace("alone", "beside"), [])
+                    beside.append(measure(kinds[kind], seconds))
+    medians = {
+        kind: {key: statistics.median(one[key] for one in each) for key in each[0]}
+        for kind, each in found.items()
+    }
+    return {"rounds": rounds, "seconds_each": seconds, "figures": medians}
+
+
+def _write(streams: Sequence[str]) -> Callable[[anabranch.Transaction], None]:
+    def write(txn: anabranch.Transaction) -> None:
+        for number in range(EVENTS):
+            txn.write(streams[number % len(streams)], VALUE, key=b"key-%d" % number)
+
+    return write
+
+
+def _commit(
+    client: anabranch.Client, streams: Sequence[str], wait: Literal["merged", "decided"] = "merged"
+) -> Callable[[], None]:
+    write = _write(streams)
+
+    def commit() -> None:
+        client.transact(write, wait=wait)
+
+    return commit
+
+
+@contextmanager
+def _beside(commit: Callable[[], None]) -> Iterator[None]:
+    """Commit without a pause during the block."""
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            commit()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows."""
+    rows = []
+    for name, kind, peer, key in (
+        ("merged, p50", "merged", "within", "p50_ms"),
+        ("decided, p50", "decided", "within", "p50_ms"),
+        ("64 in flight, commits/s", "64 over", "64 within", "per_s"),
+        ("… p50", "64 over", "64 within", "p50_ms"),
+        ("a stream that they write, p50", "beside", "alone", "p50_ms"),
+        ("… p99", "beside", "alone", "p99_ms"),
+        ("another stream, p50", "other beside", "other alone", "p50_ms"),
+    ):
+        figure, against = (result["figures"][each][key] for each in (kind, peer))
+        unit = "/s" if key == "per_s" else " ms"
+        ratio = f"{figure / against:.2f} ×"
+        goal = GOALS.get(name, "") if kind != "64 over" or key == "per_s" else ""
+        rows.append([name, f"{figure:,.1f}{unit}", f"{against:,.1f}{unit}", ratio, goal])
+    return ["", "over two, or beside these", "within one, or alone", "ratio", "goal"], rows
