@@ -314,6 +314,17 @@ def test_a_short_transaction_over_both_is_one_command_to_each(
     assert client.open_transactions() == []
 
 
+def test_the_merge_of_a_short_transaction_that_was_decided_can_be_awaited(client: Client) -> None:
+    for name in (None, "daily"):
+        with client.begin("ams") as txn:  # the second one is a one-shot
+            for stream in STREAMS:
+                txn.write(stream, b"1", key=b"k")
+            decided = txn.commit(name=name, wait="decided")
+            whole = txn.merged()
+        assert (decided.is_merged, whole.is_merged) == (False, True)
+        assert decided.commit_timestamp == whole.commit_timestamp
+
+
 def test_short_transactions_are_committed_once_while_controllers_die(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

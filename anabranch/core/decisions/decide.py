@@ -11,7 +11,6 @@ from anabranch.core.decisions import (
     claims,
     cleanup,
     commit,
-    forcing,
     lanes,
     merge,
     one_shot,
@@ -25,6 +24,7 @@ from anabranch.core.decisions import (
 )
 from anabranch.core.decisions.across import (
     deciding,
+    forcing,
     holding,
     joining,
     parts_of_one_shots,

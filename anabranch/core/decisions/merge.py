@@ -306,7 +306,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     # One limit for all its streams: otherwise one of the streams could always have rolled a moment ago.
     since = wait.since_ms if wait is not None and wait.why == "rolls" else turn.now_ms
     until = min(until, since + turn.settings.collate_ms)
-    # What has its timestamp holds its streams, so it waits for no company.
+    # A commit that has a timestamp holds its streams, so it does not wait for others to roll with.
     if until > turn.now_ms and not txn.row.commit_timestamp:
         _wait(turn, txn_id, until - turn.now_ms, "rolls", stream)
         return None

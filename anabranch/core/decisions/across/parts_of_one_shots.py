@@ -66,9 +66,9 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
 def _check(turn: Turn, command: r.OneShot) -> None:
     """Check the fields that only such one-shots have, and those that they can't have."""
     here, home = turn.settings.control_partition, control_partition_of(command.txn_id)
-    if not turn.settings.across:
-        raise errors.CrossScope("transactions over several control partitions are switched off")
     turn.state.check_enabled(LEVEL, "a transaction over several control partitions")
+    if not turn.settings.across:
+        raise errors.CrossScope("transactions over several control partitions are not possible here")
     check_served(turn, command.scope)
     check_name(command.name)
     places = command.places
