@@ -440,7 +440,8 @@ class Session:
             here, there = (self.find_scope(one, deadline) for one in (first, scope))
             if here != there:
                 raise CrossScope(
-                    f"scope {first!r} is on control partition {here} and {scope!r} on {there}: this call needs all on one"
+                    f"scope {first!r} is on control partition {here} and {scope!r} on {there}: this call "
+                    "needs all on one"
                 )
         return first
 
@@ -1256,8 +1257,9 @@ class Session:
 
 def _apart(one: str, here: int, other: str, there: int) -> CrossScope:
     return CrossScope(
-        f"scope {one!r} is on control partition {here} and {other!r} on {there}: below feature level 4, a transaction "
-        "is of one control partition. Raise it (`anabranch cluster feature --raise 4`), or make new scopes with `near`"
+        f"scope {one!r} is on control partition {here} and {other!r} on {there}: below feature level 4, a "
+        "transaction is of one control partition. Raise it (`anabranch cluster feature --raise 4`), or make new "
+        "scopes with `near`"
     )
 
 

@@ -68,7 +68,9 @@ def _check(turn: Turn, command: r.OneShot) -> None:
     here, home = turn.settings.control_partition, control_partition_of(command.txn_id)
     turn.state.check_enabled(LEVEL, "a transaction over several control partitions")
     if not turn.settings.across:
-        raise errors.CrossScope("transactions over several control partitions are not possible here")
+        raise errors.CrossScope(
+            "transactions over several control partitions are not possible here"
+        )
     check_served(turn, command.scope)
     check_name(command.name)
     places = command.places
