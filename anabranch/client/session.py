@@ -429,21 +429,6 @@ class Session:
             known = self._scopes[scope] = info.control_partition
         return known
 
-    def check_together(self, streams: Iterable[str], deadline: float, *, also: str = "") -> str:
-        """Check that one control partition serves the scopes of these streams, and the scope ``also`` if given.
-
-        Returns one of the scopes. Raises: CrossScope, UnknownScope.
-        """
-        scopes = sorted({split_stream(stream)[0] for stream in streams} - {also})
-        first = also or scopes.pop()
-        for scope in scopes:
-            here, there = (self.find_scope(one, deadline) for one in (first, scope))
-            if here != there:
-                raise CrossScope(
-                    f"scope {first!r} is on control partition {here} and {scope!r} on {there}: this call needs all on one"
-                )
-        return first
-
     def are_together(self, scopes: Iterable[str], deadline: float) -> bool:
         """Whether one control partition serves these scopes. Raises `UnknownScope`."""
         return len({self.find_scope(scope, deadline) for scope in scopes}) == 1
