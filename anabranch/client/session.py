@@ -628,11 +628,11 @@ class Session:
         return wanted, self._settled(questions, wanted, answers, early, deadline)
 
     def reach(self, names: Iterable[str], at: int, deadline: float) -> int:
-        """A time that is safe for streams: ``at``, which a reader found in a record, or a later one.
+        """A time that is safe for streams: the later of ``at`` and the present time of the slowest controller.
 
-        That is the present time of the slowest controller, if it is later than ``at``. The present time of the
-        fastest one, as of `instant`, would not do: a lane that writes nowhere can't raise slow clocks to it, so a
-        reader would wait for ever later times.
+        ``at``: the time of a record that a reader found. The present time of the fastest controller, as of
+        `instant`, would not do: a lane that writes nowhere can't raise slow clocks to it, so a reader would
+        ask for later and later times.
         """
         questions, answers = self._first_answers(self._safe_times(names, (), deadline), deadline)
         wanted = max(at, min(answer.timestamp for answer in answers.values()))
