@@ -35,8 +35,7 @@ from anabranch.errors import (
 )
 from anabranch.ports import Clock, GroupMember, TopicPartition
 from anabranch.processing.batch import SLICE_BYTES, BatchConflict, Limits, WorkBatch
-from anabranch.processing.commits import FIRST_PAUSE_S, LONGEST_PAUSE_S, Commits
-from anabranch.processing.first_events import FirstEvents
+from anabranch.processing.commits import FIRST_PAUSE_S, LONGEST_PAUSE_S, Commits, FirstEvents
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.metrics import TABLE
 from anabranch.processing.operations.topology import topology_of

@@ -8,8 +8,8 @@ from typing import Any
 from anabranch.core.decisions import ownership
 from anabranch.errors import InvalidArgument
 from anabranch.processing import derived
+from anabranch.processing.commits import FirstEvents
 from anabranch.processing.derived import DerivedTable
-from anabranch.processing.first_events import FirstEvents
 from anabranch.protocol.schemas.records import TaskPosition
 from anabranch.reading.task_reader import TaskReader
 from anabranch.tables import follow
