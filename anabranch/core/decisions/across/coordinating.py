@@ -97,6 +97,8 @@ def voted(turn: Turn, vote: r.Vote) -> None:
         or vote.partition not in txn.partitions
     ):
         return
+    if txn.row.state not in ("OPEN", "FINALIZE_IN_PROGRESS") or txn.row.commit_timestamp:
+        return  # a late copy: it is decided, or its program decides
     try:
         turn.hybrid_time = raised(
             turn.hybrid_time, vote.timestamp, turn.now_us, turn.settings.max_clock_skew_ms
@@ -104,7 +106,8 @@ def voted(turn: Turn, vote: r.Vote) -> None:
     except errors.ClockSkew as error:
         vote = replace(vote, answer="NO", timestamp=0, error=refuse(error))
     turn.across.votes.put((vote.txn_id, vote.partition), vote)
-    if vote.timestamp and turn.across.held_ms.get(vote.txn_id, None) is None:
+    is_new = turn.across.held_ms.get(vote.txn_id, None) is None
+    if vote.timestamp and has_asked(txn) and is_new:
         turn.across.held_ms.put(vote.txn_id, turn.now_ms)
 
 
@@ -130,9 +133,17 @@ def has_asked(txn: OpenTxn) -> bool:
     return txn.votes is not None and txn.votes.asks != "REOPEN"
 
 
-def may_ask(turn: Turn, txn_id: bytes) -> bool:
-    """Whether participants that gave way have had some time."""
-    return turn.now_ms >= turn.across.again_ms.get(txn_id, 0)
+def may_ask(turn: Turn, txn: OpenTxn) -> bool:
+    """Whether participants that gave way have had some time, and all have reopened.
+
+    A participant that is still prepared would vote for the writers of the former commit (C6). The events of a
+    one-shot are always the same.
+    """
+    txn_id = txn.row.txn_id
+    if turn.now_ms < turn.across.again_ms.get(txn_id, 0):
+        return False
+    is_first = txn.votes is None or shot_of(turn.state, txn_id) is not None
+    return is_first or votes_of(turn, txn_id).keys() == txn.partitions.keys()
 
 
 def ask(turn: Turn, txn_id: bytes, asks: r.Asks) -> None:

@@ -63,9 +63,7 @@ def _coordinate(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommi
             _decide(turn, txn, pending, ending, step)
         elif txn.row.state == "OPEN" and txn.pending is not None:
             coordinating.hold_nothing(turn, txn_id)  # its part here has to wait
-    elif coordinating.may_ask(turn, txn_id) and turn.index.covers(
-        receipts_here(txn, pending.writers)
-    ):
+    elif coordinating.may_ask(turn, txn) and turn.index.covers(receipts_here(txn, pending.writers)):
         later = pending.prepare is not None or _is_big(turn, txn_id)
         coordinating.ask(turn, txn_id, "VOTE" if later else "TIMESTAMP")
 
