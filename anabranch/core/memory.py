@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from anabranch.core.across.holds import Holds
+from anabranch.core.command_events import CommandEvents
 from anabranch.core.journal_index import Place
 from anabranch.core.locks.recent_writes import RecentWrites, RecentWritesDraft
 from anabranch.core.locks.table_writes import Write
@@ -515,6 +516,8 @@ def unusable(state: State, waiting: Mapping[str, str], txn: OpenTxn) -> str:
     """
     prepared = txn.pending is not None and txn.pending.prepare is not None
     due = {stream for _, stream, _ in txn.due} if prepared else txn.participants.keys()
+    if prepared and not due and (kept := state.prepared_row(txn.row.txn_id)) is not None:
+        due = {run.stream for run in CommandEvents.of(kept.events).runs}
     for stream in sorted(due & txn.participants.keys()):
         if not is_usable(state, waiting, stream) and not (prepared and is_gone(state, stream)):
             return stream
