@@ -346,6 +346,17 @@ def test_a_part_that_was_forced_to_abort_says_so_in_each_round_of_votes() -> Non
     assert leaders.states() == ["ABORTED", "ABORTED"]
 
 
+def test_a_part_that_was_forced_to_abort_does_not_stop_what_its_program_commits() -> None:
+    leaders = begun()
+    leaders.prepare()
+    leaders.settle()
+    force(leaders, 1, False)
+    leaders.commit_prepared()
+    said = "[end A] A COMMITTED 1, 1 left out (aborted at control partition 1 alone (P is gone))"
+    assert said in settled(leaders)
+    assert leaders.states() == ["COMMITTED", "ABORTED"]
+
+
 def test_a_part_of_a_one_shot_whose_stream_is_in_trouble_can_be_left_out() -> None:
     leaders = Leaders()
     leaders.one_shot("A", "nyc/a", "ber/a")

@@ -120,6 +120,8 @@ def done(turn: Turn, message: r.Done) -> None:
     after = replace(row, done=True)
     if message.committed or message.left_out or txn.row.state == "ABORT_IN_PROGRESS":
         after = replace(after, committed=message.committed, left_out=message.left_out)
+    elif message.reason:  # an operator aborted its part
+        after = replace(after, committed=0, left_out=row.committed + row.left_out)
     # Otherwise its row there is purged: the counts of its vote are right.
     after = replace(after, rejected=message.rejected, reason=message.reason)
     turn.put(k.partition_key(message.txn_id, message.partition), after)
@@ -173,10 +175,13 @@ def next_step(turn: Turn, txn: OpenTxn, *, own_stages: bool) -> Step:
     if txn.votes is None:
         raise InvariantViolation("a commit has no round of votes")
     held_ms = turn.across.held_ms.get(txn_id, turn.now_ms)
+    # An operator may have ended the part of a participant, whatever its vote is.
+    partitions = {one: row for one, row in txn.partitions.items() if not row.done}
+    votes = votes_of(turn, txn_id)
     return coordinator.next_step(
         txn.votes.asks,
-        {one: row for one, row in txn.partitions.items() if not row.done},
-        votes_of(turn, txn_id),
+        partitions,
+        {one: vote for one, vote in votes.items() if one in partitions},
         late=False,  # the caller refuses a commit whose deadline has passed
         held_ms=turn.now_ms - held_ms,
         decided=txn.lacks_time,
