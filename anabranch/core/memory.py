@@ -329,6 +329,13 @@ class Sent(NamedTuple):
     pause_ms: int
 
 
+class Quiet(NamedTuple):
+    """Nothing is to be sent for a transaction until this time, while it has these rows."""
+
+    rows: tuple[object, ...]
+    until_ms: int
+
+
 class WaitingCommand(NamedTuple):
     """A touch, or a `LockReads`, that waits for the coordinator of its transaction to say whether it may."""
 
@@ -364,8 +371,9 @@ class Across(Part):
 
     At a coordinator: ``votes`` and ``sent`` by transaction and participant; ``held_ms``: since when there is a vote
     with a timestamp; ``again_ms``: before this time no new votes are asked for; ``exactly``: the commits that name
-    all their writers. At a participant: ``joining``: commands that wait, by transaction and scope; ``asked``:
-    questions whose vote has to wait; ``parts`` of one-shots, and ``early`` questions, which wait for each other.
+    all their writers; ``quiet``: those with nothing to send now. At a participant: ``joining``: commands that wait,
+    by transaction and scope; ``asked``: questions whose vote has to wait; ``parts`` of one-shots, and ``early``
+    questions, which wait for each other.
     ``on``: whether there may be such transactions at all; if not, turns share this without a draft.
     """
 
@@ -375,6 +383,7 @@ class Across(Part):
     held_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
     again_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
     exactly: DraftMap[bytes, bool] = field(default_factory=DraftMap)
+    quiet: DraftMap[bytes, Quiet] = field(default_factory=DraftMap)
     joining: DraftMap[tuple[bytes, str], tuple[WaitingCommand, ...]] = field(
         default_factory=DraftMap
     )

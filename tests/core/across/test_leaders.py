@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import random
 from collections import Counter
 from dataclasses import replace
@@ -409,3 +410,26 @@ def test_a_copy_of_a_vote_that_comes_after_the_decision_is_not_kept() -> None:
         leaders.wait(1_000)
     assert leaders.states() == ["FINALIZE_IN_PROGRESS", "COMMITTED"]
     assert next_due_ms(leaders[0].memory.across, leaders[0].now_ms) not in (None, 0)
+
+
+def calls_of_a_turn(leaders: Leaders) -> int:
+    with cProfile.Profile() as profile:
+        leaders[0].turn()
+    return sum([entry.callcount for entry in profile.getstats()])
+
+
+def test_what_waits_for_a_participant_that_is_away_costs_little_in_each_turn() -> None:
+    leaders, count = Leaders(), 20
+    leaders[0].turn()
+    before = calls_of_a_turn(leaders)
+    with losing(leaders, r.AskVote, r.Decide):
+        for number in range(count):
+            leaders.begin(f"A{number}")
+            leaders.commit(f"A{number}", asker=f"commit {number}")
+        leaders.settle()
+        waiting = calls_of_a_turn(leaders) - before
+        for number in range(count):
+            leaders[0].abort(f"A{number}")
+        leaders.settle()
+        ending = calls_of_a_turn(leaders) - before
+    assert (waiting < 25 * count, ending < 15 * count) == (True, True), (waiting, ending)

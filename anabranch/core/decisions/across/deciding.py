@@ -41,6 +41,8 @@ def advance(turn: Turn) -> None:
             _go_on(turn, txn_id, txn)
             turn.owe(txn.row.owner, since)
         elif not txn.pending.decided:
+            if turn.wall_ms < txn.pending.deadline_ms and coordinating.only_waits(turn, txn):
+                continue
             with trying(turn, txn_id):
                 _coordinate(turn, txn_id, txn, txn.pending)
 
