@@ -16,7 +16,7 @@ from hmac import compare_digest
 from typing import Any
 
 from anabranch import errors
-from anabranch.core import parts
+from anabranch.core import parts, work
 from anabranch.core import rows as k
 from anabranch.core.across import participant
 from anabranch.core.decisions import one_shot as shots
@@ -188,6 +188,7 @@ def _wait(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
 def _check_room(turn: Turn, size: int) -> None:
     """`NotReady` if too many parts wait, or too many of this lane."""
     waiting = [*turn.across.parts.as_dict().values()]
+    turn.charge(work.of_items(len(waiting)))
     own = [one.size for one in waiting if one.lane == turn.lane]
     total = size + sum(one.size for one in waiting)
     most, most_bytes = limits.HELD_PARTS.value, limits.HELD_BYTES.value
@@ -215,7 +216,8 @@ def lane_of(turn: Turn, txn_id: bytes) -> str | None:
 def keep_early(turn: Turn, ask: r.AskVote, payload: bytes, mac: bytes | None, seen: int) -> None:
     """Keep a question that came before its command for a moment. It proves nothing yet, so few are kept."""
     early = turn.across.early
-    if not ask.receipts and len(early.as_dict()) < limits.EARLY_ASKS.value:
+    is_small = not ask.receipts and len(payload) <= limits.EARLY_BYTES.value
+    if is_small and len(early.as_dict()) < limits.EARLY_ASKS.value:
         early.put(ask.txn_id, EarlyAsk(ask, payload, mac, seen, turn.now_ms + EARLY_MS))
 
 
