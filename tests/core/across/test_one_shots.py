@@ -109,6 +109,7 @@ REFUSED = [
     ({"events": (event("ber/none"),)}, "UnknownStream"),
     ({"events": (event("ber/a", headers={"ab.x": b""}),)}, "InvalidArgument"),
     ({"events": (event("nyc/a"),)}, "CrossScope"),
+    ({"scope": "none"}, "UnknownScope"),  # refused when it comes, before the question
 ]
 
 
