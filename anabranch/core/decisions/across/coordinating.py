@@ -206,7 +206,9 @@ def _refuse(turn: Turn, txn_id: bytes) -> None:
     found = r.Refusal("NotReady", f"control partition {no.partition} can't commit it now")
     for to in end_pending(turn, txn_id, None):
         turn.reply(to, no.revalidate or no.error or found)
-    if no.error is not None and no.error.code in _FOR_GOOD:
+    if no.error is not None and (
+        no.error.code in _FOR_GOOD or shot_of(turn.state, txn_id) is not None
+    ):
         abort_txn(turn, txn_id, no.error.message)
     else:
         turn.hear(txn_id)
