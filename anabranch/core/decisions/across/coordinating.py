@@ -314,7 +314,8 @@ def advance(turn: Turn) -> None:
     for txn_id in sorted(turn.state.asking):
         txn, since = turn.open(txn_id), turn.work
         if txn.row.state == "OPEN" and txn.pending is None and shot_of(turn.state, txn_id):
-            abort_txn(turn, txn_id, "its commit was refused, and a one-shot does not stay open")
+            refused = "its commit was refused, and a one-shot does not stay open"
+            abort_txn(turn, txn_id, missing_text(turn, txn) or refused)
         elif txn.row.state == "OPEN" and txn.pending is None and has_asked(txn):
             turn.across.exactly.put(txn_id, None)
             ask(turn, txn_id, "REOPEN")
