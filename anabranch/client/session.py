@@ -439,12 +439,12 @@ class Session:
         No controller is asked about streams of one scope, nor while there is only one control partition.
         """
         scopes = {split_stream(stream)[0] for stream in streams}
-        if len(scopes) == 1:
-            return True
+        return len(scopes) == 1 or self.is_alone(deadline) or self.are_together(scopes, deadline)
+
+    def is_alone(self, deadline: float) -> bool:
+        """Whether there is only one control partition."""
         self._bus.ready(deadline)
-        if self._bus.control_partitions(deadline) == 1:
-            return True
-        return self.are_together(scopes, deadline)
+        return self._bus.control_partitions(deadline) == 1
 
     def places(
         self, token: bytes, streams: Iterable[str], deadline: float
@@ -939,8 +939,7 @@ class Session:
 
     def is_apart(self, command: r.OneShot, deadline: float) -> bool:
         """Whether a one-shot concerns several control partitions. Raises: UnknownScope."""
-        self._bus.ready(deadline)
-        if self._bus.control_partitions(deadline) == 1 or isinstance(command.events, EncodedEvents):
+        if self.is_alone(deadline) or isinstance(command.events, EncodedEvents):
             return False  # those of a write session are of one control partition each
         scopes = {split_stream(stream)[0] for stream in _streams_of(command)}
         scopes.add(command.scope)

@@ -346,13 +346,17 @@ class WaitingCommand(NamedTuple):
 
 
 class WaitingPart(NamedTuple):
-    """A part of a one-shot that waits for its coordinator's question. ``size``: of its command, bytes."""
+    """A part of a one-shot that waits for its coordinator's question. ``size``: of its command, bytes.
+
+    ``refusal``: why the command was refused when it came; then it waits without its events, to be a vote *no*.
+    """
 
     command: r.OneShot
     lane: str
     to: ReplyTo | None
     until_ms: int
     size: int
+    refusal: r.Refusal | None = None
 
 
 class EarlyAsk(NamedTuple):
