@@ -155,6 +155,7 @@ class Turn:
     ended: list[bytes] = field(default_factory=list)  # transactions that end with this round
     # Transactions whose parts here are ready, and whose timestamps follow (`OpenTxn.lacks_time`).
     ready: list[bytes] = field(default_factory=list)
+    rolled: set[str] = field(default_factory=set)  # streams with rolling commits in this round
     cut: dict[tuple[str, int], int] = field(default_factory=dict)  # low waters
     forgotten: list[str] = field(default_factory=list)  # streams that this round forgets
     # Journal partitions whose plain writes were committed in this round: the next round begins with other ones.
