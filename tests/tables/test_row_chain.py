@@ -61,7 +61,7 @@ class Chain(Hot):
                 Context().run(self.nested.pop(0))
             return shot(command, deadline, posted)
 
-        session.locked_shot = noted  # type: ignore[method-assign, assignment]
+        session.locked_shot = noted  # type: ignore[method-assign]
         self.rows._chain.note((A, ROW))
 
     def value(self, key: bytes = ROW, table: str = A) -> bytes | None:

@@ -149,7 +149,26 @@ def _log_pending(
     conflicts.put_validated(turn, txn_id, validated)
     turn.put(k.pending_key(txn_id), pending)
     if txn.partitions:
-        turn.across.exactly.put(txn_id, command.receipts is not None)
+        _note_exactly(turn, txn, former, pending, exactly=command.receipts is not None)
+
+
+def _note_exactly(
+    turn: Turn, txn: OpenTxn, former: r.PendingCommitRow | None, pending: r.PendingCommitRow,
+    *, exactly: bool,
+) -> None:  # fmt: skip
+    """Note whether a commit over control partitions names all its writers.
+
+    If the participants are asked for votes on another commit of the transaction, they have to reopen first.
+    """
+    txn_id = txn.row.txn_id
+    same = former is not None and (former.writers, former.prepare) == (
+        pending.writers,
+        pending.prepare,
+    )
+    same = same and exactly == turn.across.exactly.get(txn_id, False)
+    turn.across.exactly.put(txn_id, exactly)
+    if coordinating.has_asked(txn) and not same:
+        coordinating.ask(turn, txn_id, "REOPEN")
 
 
 def _check_level(turn: Turn, request: _Request) -> None:

@@ -61,6 +61,7 @@ from anabranch.protocol.schemas.records import (
 RECHECK_MS = 50
 TORN_MS = 10_000  # … which lost records
 WAITING_MS = 1_000  # … of which a stream is in trouble
+_KEEPS: frozenset[Why] = STUCK | {"timestamp"}  # waits of a staged merge that may last
 
 
 class Source(NamedTuple):
@@ -539,11 +540,14 @@ def _has_room(turn: Turn, txn_id: bytes, places: Mapping[str, int]) -> bool:
 
 
 def _lets_go(turn: Turn, stream: str) -> bool:
-    """Whether a staged merge in a stream makes progress, so that its partitions will soon be idle again."""
+    """Whether a staged merge in a stream makes progress, so that its partitions will soon be idle again.
+
+    One that waits for other control partitions does not: there, its part may wait for this transaction's merge.
+    """
     for txn_id in turn.state.committing:
         if any(name == stream for name, _ in turn.open(txn_id).staged_merges):
             wait = turn.wait_of(txn_id)
-            if wait is None or wait.why not in STUCK:
+            if wait is None or wait.why not in _KEEPS:
                 return True
     return False
 

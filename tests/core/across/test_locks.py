@@ -114,6 +114,29 @@ def test_a_coordinator_whose_part_is_merged_keeps_no_lock_while_a_participant_is
         assert tables.shot("B", HERE, b"k") == "B COMMITTED 1"
 
 
+@pytest.mark.parametrize("table", [HERE, THERE])
+def test_of_a_table_that_is_lost_no_lock_holds(tables: Tables, table: str) -> None:
+    reader_of(tables)
+    tables.lose(table)
+    if table == THERE:
+        tables.end("A")
+    assert ("[commit A] StreamLost" in settled(tables)) == (table == THERE)
+    assert tables.states() == ["ABORTED", "ABORTED"]
+
+
+@pytest.mark.parametrize("table", [HERE, THERE])
+def test_what_a_program_has_prepared_is_named_after_ten_seconds_at_each_side(
+    tables: Tables, table: str
+) -> None:
+    reader_of(tables)
+    command = tables[0].committing("A", receipts=[tables.receipt("A", "w1")])
+    tables[0].ask("prepare A", replace(command, prepare=r.Prepare(b"", b"")))
+    assert tables.settle() == "[prepare A] A PREPARED 1"
+    label = "B" if table == HERE else "B@1"
+    said = [tables.wait(1_000) or tables.shot(label, table, b"k") for _ in range(12)]
+    assert [*dict.fromkeys(said)] == ["NotReady", "ReservedByPrepared"]
+
+
 # -- two that meet -----------------------------------------------------------------------------------------
 
 

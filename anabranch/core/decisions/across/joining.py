@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from anabranch import errors
+from anabranch.core import work
 from anabranch.core.decisions import transactions
 from anabranch.core.decisions.across.participating import open_part
 from anabranch.core.decisions.scopes import active_stream
@@ -109,8 +110,11 @@ def _wait(turn: Turn, command: r.Touch | r.LockReads, scope: str, to: ReplyTo) -
     txn_id, here = id_named(command.token), turn.settings.control_partition
     key = txn_id, scope
     waiting = turn.across.joining.get(key, ())
-    if sum(map(len, turn.across.joining.as_dict().values())) >= limits.JOINING.value:
-        raise errors.NotReady(f"{limits.JOINING.value:,} commands wait to join already: ask again")
+    every = [one.lane for its in turn.across.joining.as_dict().values() for one in its]
+    turn.charge(work.of_items(len(every)))
+    most, own = limits.JOINING.value, every.count(turn.lane)
+    if len(every) >= most or own >= most // 2:
+        raise errors.NotReady(f"{len(every):,} commands wait to join already: ask again")
     waits = WaitingCommand(command, turn.lane, to, turn.now_ms + WAIT_MS)
     same = [one for one in waiting if one.to == to]
     turn.across.joining.put(key, (*[one for one in waiting if one not in same], waits))

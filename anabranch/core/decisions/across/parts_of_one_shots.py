@@ -11,12 +11,13 @@ any other, except that it is aborted when its commit is refused: its id is used 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from hmac import compare_digest
 from typing import Any
 
 from anabranch import errors
-from anabranch.core import parts
+from anabranch.core import parts, work
 from anabranch.core import rows as k
 from anabranch.core.across import participant
 from anabranch.core.decisions import one_shot as shots
@@ -66,9 +67,11 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
 def _check(turn: Turn, command: r.OneShot) -> None:
     """Check the fields that only such one-shots have, and those that they can't have."""
     here, home = turn.settings.control_partition, control_partition_of(command.txn_id)
-    if not turn.settings.across:
-        raise errors.CrossScope("transactions over several control partitions are switched off")
     turn.state.check_enabled(LEVEL, "a transaction over several control partitions")
+    if not turn.settings.across:
+        raise errors.CrossScope(
+            "transactions over several control partitions are not possible here"
+        )
     check_served(turn, command.scope)
     check_name(command.name)
     places = command.places
@@ -186,6 +189,7 @@ def _wait(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
 def _check_room(turn: Turn, size: int) -> None:
     """`NotReady` if too many parts wait, or too many of this lane."""
     waiting = [*turn.across.parts.as_dict().values()]
+    turn.charge(work.of_items(len(waiting)))
     own = [one.size for one in waiting if one.lane == turn.lane]
     total = size + sum(one.size for one in waiting)
     most, most_bytes = limits.HELD_PARTS.value, limits.HELD_BYTES.value
@@ -196,6 +200,27 @@ def _check_room(turn: Turn, size: int) -> None:
         or size + sum(own) > most_bytes // 2
     ):
         raise errors.NotReady(f"{len(waiting):,} one-shots wait for their coordinators: ask again")
+
+
+def refused(
+    turn: Turn, command: r.OneShot, to: ReplyTo | None, error: errors.AnabranchError
+) -> None:
+    """Keep the refusal of a command, to answer its coordinator's question with it.
+
+    The client waits for the coordinator alone, which would otherwise miss a vote, and not know why.
+    """
+    txn_id, waiting = command.txn_id, turn.across.parts
+    is_foreign = control_partition_of(txn_id) != turn.settings.control_partition
+    if not (turn.settings.across and is_foreign) or isinstance(error, errors.NotReady):
+        return
+    if waiting.get(txn_id, None) is not None or turn.state.txn_row(txn_id) is not None:
+        return
+    with suppress(errors.NotReady):
+        _check_room(turn, 0)
+        bare = command._replace(events=(), locks=(), changes=())
+        waiting.put(
+            txn_id, WaitingPart(bare, turn.lane, to, turn.now_ms + PART_MS, 0, refuse(error))
+        )
 
 
 def secret_of(turn: Turn, txn_id: bytes) -> bytes | None:
@@ -213,7 +238,8 @@ def lane_of(turn: Turn, txn_id: bytes) -> str | None:
 def keep_early(turn: Turn, ask: r.AskVote, payload: bytes, mac: bytes | None, seen: int) -> None:
     """Keep a question that came before its command for a moment. It proves nothing yet, so few are kept."""
     early = turn.across.early
-    if not ask.receipts and len(early.as_dict()) < limits.EARLY_ASKS.value:
+    is_small = not ask.receipts and len(payload) <= limits.EARLY_BYTES.value
+    if is_small and len(early.as_dict()) < limits.EARLY_ASKS.value:
         early.put(ask.txn_id, EarlyAsk(ask, payload, mac, seen, turn.now_ms + EARLY_MS))
 
 
@@ -244,6 +270,8 @@ def open_part(turn: Turn, ask: r.AskVote) -> r.Vote | None:
             "the commands of one transaction come from one lane"
         )
         return participant.vote(txn_id, here, its, "NO", error=refuse(error))
+    if waiting.refusal is not None:
+        return participant.vote(txn_id, here, its, "NO", error=waiting.refusal)
     try:
         check_open(turn)
         ending = _checked(turn, command)
@@ -275,7 +303,8 @@ def expire(turn: Turn) -> None:
             home = control_partition_of(txn_id)
             text = f"control partition {home}, which coordinates the transaction, did not ask for a vote: ask again"
             turn.across.parts.put(txn_id, None)
-            turn.reply(one.to, refuse(errors.NotReady(text)))
+            if one.refusal is None:  # else it was answered
+                turn.reply(one.to, refuse(errors.NotReady(text)))
 
 
 # -- at both ---------------------------------------------------------------------------------------------
