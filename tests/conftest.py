@@ -12,7 +12,8 @@ Tests marked ``soak`` or ``long`` are left out unless ``-m`` asks for them (pypr
 ``scripts/long``).
 ``--part 2/5`` runs the second of five parts of what was asked for, which take about as long as each other.
 
-Workers of pytest-xdist (``-n 4``) get whole files, the long ones first, and a broker each. All files of a folder of
+Workers of pytest-xdist (``-n 4``) have a broker each, and a share of the files that takes about as long as the
+others. They collect no other files: to collect all takes 20 s of processor time. All files of a folder of
 `TOGETHER` go to one worker: they share what takes long to start (a JVM, a server, a warm process).
 ``durations.json`` has the seconds of each file, by tier; ``scripts/test --store-durations`` writes those of tests
 that it runs.
@@ -27,8 +28,9 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Generator, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import hypothesis
 import pytest
@@ -43,11 +45,12 @@ from tests.containers import versions
 from tests.kfake.kinds import KINDS
 from tests.kfake.lacks import lacks
 from tests.kfake.server import Kfake, NoGo, program
-from tests.parts import DURATIONS, LONG, SOAK, TEST, TIERS, shared, stored_durations
+from tests.parts import DURATIONS, LONG, ROOT, SOAK, TEST, TIERS, shared, stored_durations
 
 if TYPE_CHECKING:
     from xdist.remote import Producer as Log
     from xdist.scheduler import Scheduling
+    from xdist.workermanage import WorkerController
 
     from anabranch.kafka.log import KafkaLog
     from tests.workload.zygote import Zygote
@@ -154,17 +157,61 @@ def pytest_configure(config: pytest.Config) -> None:
 # -- several workers ------------------------------------------------------------------------------------
 
 
+_FREE = pytest.StashKey[list[int]]()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Log) -> Scheduling:
-    """Whole files go to workers, in the order of collection; some folders as a whole."""
-    from xdist.scheduler import LoadFileScheduling
+    """Each worker runs all that it has collected."""
+    from xdist.scheduler import EachScheduling
 
-    class Scheduler(LoadFileScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            return scope_of(nodeid)
+    class Scheduler(EachScheduling):  # type: ignore[misc]
+        def schedule(self) -> None:
+            reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+            reporter._session.testscollected = sum(map(len, self.node2collection.values()))
+            super().schedule()
 
-    config.option.loadscopereorder = False  # that is: by the count of a file's tests
     return Scheduler(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerController) -> None:
+    """Give a worker its share; one that takes the place of a dead one gets the share of that."""
+    count = int(node.workerinput["workercount"])
+    free = node.config.stash.setdefault(_FREE, [*range(count)])
+    node.workerinput["share"] = free.pop(0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: WorkerController, error: object | None) -> None:
+    if error:
+        node.config.stash[_FREE].append(node.workerinput["share"])
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A worker collects the files of its share alone."""
+    own = own_share(config)
+    if own is None or not collection_path.match("test_*.py"):
+        return None
+    return collection_path.relative_to(ROOT).as_posix() not in own or None
+
+
+def own_share(config: pytest.Config) -> frozenset[str] | None:
+    """The files of this worker; None in a process that has them all."""
+    given = getattr(config, "workerinput", None)
+    return None if given is None else share(int(given["share"]), int(given["workercount"]))
+
+
+@cache
+def share(number: int, count: int) -> frozenset[str]:
+    """The files of one of so many workers."""
+    known = stored_durations()[TEST]
+    files = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/test_*.py")]
+    seconds: dict[str, float] = defaultdict(float)
+    for file in files:
+        seconds[scope_of(file)] += known.get(file, OTHER_TEST_S)
+    mine = frozenset(shared(seconds, count)[number])
+    return frozenset(file for file in files if scope_of(file) in mine)
 
 
 def scope_of(nodeid: str) -> str:
@@ -190,8 +237,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("unsecured"):
                 item.add_marker(skip)
-    if not hasattr(config, "workerinput"):
+    own = own_share(config)
+    if own is None:
         return
+    # Files that are named one by one are collected by all workers.
+    items[:] = [item for item in items if _file_of(item.nodeid) in own]
     seconds = seconds_of(items, scope_of)
     items.sort(key=lambda item: -seconds[scope_of(item.nodeid)])
 

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.conftest import TOGETHER, share
 from tests.parts import MINUTES, ROOT, number_of, shared, turns
 
 # Seconds of files, as tests that take minutes have them.
@@ -47,6 +48,16 @@ def test_each_file_is_in_one_part_and_no_part_takes_too_long() -> None:
 
 def test_the_longest_file_comes_first_and_goes_where_least_is() -> None:
     assert shared({"a": 1.0, "b": 5.0, "c": 3.0, "d": 3.0}, 2) == [["b", "a"], ["c", "d"]]
+
+
+def test_each_file_is_collected_by_one_worker() -> None:
+    shares = [share(number, 4) for number in range(4)]
+    files = [file for one in shares for file in one]
+    assert sorted(files) == sorted(
+        path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/test_*.py")
+    )
+    for folder in TOGETHER:
+        assert sum(any(file.startswith(folder) for file in one) for one in shares) == 1
 
 
 def test_parts_of_this_tree_have_all_its_long_files_and_one_is_chosen() -> None:
