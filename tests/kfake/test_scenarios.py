@@ -31,6 +31,8 @@ from tests.kfake.steps import BIG, ROOT, STEPS, Place, Refused
 pytestmark = [pytest.mark.broker, pytest.mark.slow(2)]
 
 QUICK = ("Redpanda from 25.3, 3 brokers",)
+# Steps that begin at a broker: the others rest on these calls, and users take them on Kafka in tests/behaviour.
+QUICK_STEPS = ("one-shots", "merge", "take-over")
 QUICK_UNFIT = ("short time-outs", "no room for a stream")
 # What a kind can't do at all -> what the refusal names.
 REFUSED = {("WarpStream", "altering"): "this cluster can't alter topics: they keep the settings"}
@@ -179,7 +181,10 @@ def test_the_doctor_says_what_works(name: str, tmp_path: Path) -> None:
         assert any(row["need"] == need and word in row["found"] for row in lost), (need, lost)
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(step, marks=() if step in QUICK_STEPS else pytest.mark.long) for step in STEPS],
+)
 def test_each_step_works_or_is_refused_on_each_kind(kind: str, place: Place, step: str) -> None:
     named = REFUSED.get((kind, step))
     if named is None:
