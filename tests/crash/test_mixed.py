@@ -19,7 +19,6 @@ from checker.recorder import SUFFIX, Recorder
 from tests.conftest import Broker
 from tests.crash.oracle import check_stream, figures, read_status, read_stream
 from tests.crash.reshaping import check_nothing_left
-from tests.crash.test_random_kills import kill_one
 from tests.workload.crew import SEED, Crew
 from tests.workload.leaders import Forked
 from tests.workload.readers import Read
@@ -66,6 +65,15 @@ def tail(history: Path) -> bytes:
     with history.open("rb") as file:
         file.seek(max(0, history.stat().st_size - TAIL_BYTES))
         return b"".join(file.read().splitlines()[-3:])
+
+
+def kill_one(crew: Crew, leaders: Forked, children: list[Child]) -> None:
+    """Kill a client at whatever it does; another one follows."""
+    victim = crew.chance.choice(children)
+    assert victim.running, f"{victim.spec.name} ended by itself: {victim.events[-2:]}"
+    victim.kill()
+    leaders.killed[type(victim.spec).__name__] += 1
+    crew.again(victim)
 
 
 def stir(crew: Crew, leaders: Forked) -> None:

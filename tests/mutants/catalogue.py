@@ -1,7 +1,7 @@
 """All planted bugs: each breaks one rule that the design rests on, and the suites must find it.
 
 `docs/inside/mutants.md` says which judges found which, and within how many seeds. ``scripts/simulate --mutants``
-and ``scripts/mutants`` look for all of them; `tests/sim/test_mutants.py` and `test_mutated_broker.py` for some.
+and ``scripts/mutants`` look for all of them; `tests/sim/test_mutants.py` for some.
 """
 
 from __future__ import annotations
