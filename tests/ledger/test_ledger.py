@@ -35,7 +35,12 @@ from tests.ledger.races import DAY_S, differences, settle, start
 LONG_AGO = -DAY_S * 1000.0  # all that is prepared is older
 
 
-@pytest.fixture(params=["sqlite", "postgresql", pytest.param("psycopg2", marks=pytest.mark.long)])
+SERVERS = [pytest.param(driver, marks=pytest.mark.long) for driver in ("postgresql", "psycopg2")]
+# Tests of what databases do in their own ways, or sessions and locks of a server: on one in the test command, too.
+ON_A_SERVER = pytest.mark.parametrize("place", ["sqlite", "postgresql", SERVERS[1]], indirect=True)
+
+
+@pytest.fixture(params=["sqlite", *SERVERS])
 def place(request: pytest.FixtureRequest, new_place: Callable[[str], Place]) -> Place:
     """A database by each driver."""
     return new_place(request.param)
@@ -67,6 +72,7 @@ def ordered(
         yield txn
 
 
+@ON_A_SERVER
 def test_one_commit_decides_for_both(world: World, place: Place, ledger: Ledger) -> None:
     with ordered(world, place, ledger, "a") as txn:
         pass
@@ -158,6 +164,7 @@ REFUSED: dict[str, tuple[Callable[[Place], Any], type[Exception], str]] = {
 }  # fmt: skip
 
 
+@ON_A_SERVER
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_connection_is_refused_by_name(world: World, place: Place, case: str) -> None:
     made, error, says = REFUSED[case]
@@ -249,6 +256,7 @@ def _and_chain(cursor: Any, connection: Any) -> None:
     cursor.execute("commit" if isinstance(connection, sqlite3.Connection) else "commit and chain")
 
 
+@ON_A_SERVER
 @pytest.mark.parametrize(("later", "raises"), [(True, False), (False, True)])
 @pytest.mark.parametrize("ends", [_by_call, _by_sql, _by_with, _by_script, _and_chain])
 def test_a_block_that_commits_by_itself_is_noticed(
@@ -289,6 +297,7 @@ def test_a_block_that_commits_by_itself_is_noticed(
     settle(world, place)
 
 
+@ON_A_SERVER
 def test_a_block_may_have_savepoints_and_roll_back_to_them(
     world: World, place: Place, ledger: Ledger
 ) -> None:
@@ -339,6 +348,7 @@ def test_a_block_that_commits_by_itself_is_noticed_though_its_name_was_committed
     assert list(ledger.recover(world.client, older_than=LONG_AGO).alarms) == [txn.txn_id]
 
 
+@ON_A_SERVER
 def test_the_ledger_takes_two_statements_of_a_transaction(
     world: World, place: Place, ledger: Ledger
 ) -> None:
@@ -381,6 +391,7 @@ def texts_as_bytes(place: Place) -> Any:
     return connection
 
 
+@ON_A_SERVER
 @pytest.mark.parametrize("made", [dicts, texts_as_bytes])
 def test_rows_of_the_callers_kind(world: World, place: Place, made: Callable[[Place], Any]) -> None:
     """The block's cursor gives such rows; the ledger's own cursor does not."""
@@ -469,6 +480,7 @@ class Break:
             raise driver_of(own).OperationalError("away")
 
 
+@ON_A_SERVER
 @pytest.mark.parametrize("connected", ["a function", "a connection"])
 def test_a_commit_whose_answer_is_lost_counts(world: World, place: Place, connected: str) -> None:
     """The row says so, and it is our own attempt's."""
@@ -496,6 +508,7 @@ def test_a_commit_that_failed_is_aborted_by_the_row(world: World, place: Place) 
     settle(world, place)
 
 
+@ON_A_SERVER
 @pytest.mark.parametrize("committed", [True, False])
 def test_a_database_that_stays_away_aborts_nothing(
     world: World, place: Place, ledger: Ledger, committed: bool
@@ -597,6 +610,7 @@ def test_recovery_ends_what_is_old_enough(world: World, place: Place, ledger: Le
     assert ledger.rows() == []
 
 
+@ON_A_SERVER
 def test_a_row_that_a_process_holds_is_left_alone(
     world: World, place: Place, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -624,6 +638,7 @@ create trigger t before insert on anabranch_ledger for each row execute function
 """
 
 
+@ON_A_SERVER
 def test_a_database_that_takes_no_row_is_no_row_that_is_held(
     world: World, place: Place, ledger: Ledger
 ) -> None:
@@ -641,6 +656,7 @@ def test_a_database_that_takes_no_row_is_no_row_that_is_held(
     assert world.client.state(txn_id).state == "PREPARED"
 
 
+@ON_A_SERVER
 def test_a_held_row_is_known_where_statements_have_little_time(
     world: World, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -653,6 +669,7 @@ def test_a_held_row_is_known_where_statements_have_little_time(
         assert Book(other, "anabranch_ledger", None).decide(b"t" * 16) is None
 
 
+@ON_A_SERVER
 def test_a_sleeper_whose_session_ended_finds_its_row_gone(
     world: World, place: Place, ledger: Ledger
 ) -> None:
