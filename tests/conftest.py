@@ -183,8 +183,9 @@ def pytest_configure_node(node: WorkerController) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: WorkerController) -> None:
-    node.config.stash[_FREE].append(node.workerinput["share"])
+def pytest_testnodedown(node: WorkerController, error: object | None) -> None:
+    if error:
+        node.config.stash[_FREE].append(node.workerinput["share"])
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
