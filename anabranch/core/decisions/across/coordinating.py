@@ -250,10 +250,14 @@ def _refuse(turn: Turn, txn_id: bytes) -> None:
 
 def missing_text(turn: Turn, txn: OpenTxn) -> str:
     """Which participants have not voted, for people; empty if all have."""
-    votes = votes_of(turn, txn.row.txn_id) if has_asked(txn) else {}
+    votes, asks = votes_of(turn, txn.row.txn_id), has_asked(txn)
     lacking = [
-        one for one in sorted(txn.partitions) if one not in votes or votes[one].answer != "YES"
+        one
+        for one in sorted(txn.partitions)
+        if one not in votes or (asks and votes[one].answer != "YES")
     ]
+    if not lacking and not asks:  # all have reopened
+        lacking = sorted(txn.partitions)
     if not lacking:
         return ""
     text = f"the vote of control partition {', '.join(map(str, lacking))} did not come before the deadline"
