@@ -3,8 +3,8 @@
 Transactions write events and rows of tables, and lock some rows.
 
 Messages are lost, doubled and late, leaders are taken over, clients abort, merges are staged, programs prepare and
-decide later, operators scale streams and force ends, commits are followed by ones with more events, and a stream may
-be lost. At the end nothing is lost any more, and each transaction is merged
+decide later, operators scale streams and force ends, commits are followed by ones with more events, and a stream
+may be lost. At the end nothing is lost any more, and each transaction is merged
 everywhere at one timestamp or nowhere, and each stream's timestamps rise. What was prepared ends as its program
 says, and a transaction lacks only what was in the lost stream. No row that a transaction has locked was written
 between its snapshot and its commit.
