@@ -853,8 +853,9 @@ class Transaction:
             outcome = self._session.one_shot(shot, deadline, decided=parts.decided)
         except EventTooLarge:
             self._move("refuse_shot")
-            # A marked id is for one-shots only.
-            self._txn_id = None if parts.are_marked else txn_id
+            # A marked id is for one-shots only; that of a refused one over several control partitions is used up.
+            used_up = parts.are_marked or self._is_apart(deadline)
+            self._txn_id = None if used_up else txn_id
             self._open(deadline)
             self._commit_open(parts, deadline)
             return self._done()

@@ -346,13 +346,17 @@ class WaitingCommand(NamedTuple):
 
 
 class WaitingPart(NamedTuple):
-    """A part of a one-shot that waits for its coordinator's question. ``size``: of its command, bytes."""
+    """A part of a one-shot that waits for its coordinator's question. ``size``: of its command, bytes.
+
+    ``refusal``: why the command was refused when it came; then it waits without its events, to be a vote *no*.
+    """
 
     command: r.OneShot
     lane: str
     to: ReplyTo | None
     until_ms: int
     size: int
+    refusal: r.Refusal | None = None
 
 
 class EarlyAsk(NamedTuple):
@@ -477,7 +481,9 @@ class LeaderMemory:
         self.row_turns.follow(drafts.row_turns)
         if drafts.holds.in_use or self.holds.in_use:
             self.holds.follow(drafts.holds)
-        if self.across.on:
+        if (
+            self.across.on and drafts.across is not self.across
+        ):  # a turn before it was on has no draft
             self.across.follow(drafts.across)
         self.segment_asks.follow(drafts.segment_asks)
         self.recent_writes.follow(drafts.recent_writes)

@@ -301,6 +301,12 @@ class Picture:
             if isinstance(record, r.CommitRecord)
         ]
 
+    def may_have_parts(self, txn_id: bytes) -> bool:
+        """Whether a transaction has parts at other control partitions, or had some whose rows were forgotten."""
+        number, made_ms = int.from_bytes(txn_id[:2], "big"), int.from_bytes(txn_id[2:8], "big")
+        others = [horizon for other, horizon in self.horizons.items() if other != number]
+        return txn_id in self.parts or any(made_ms <= horizon for horizon in others)
+
     def is_forgotten(self, txn_id: bytes) -> bool:
         """Whether the outcome is older than the retention."""
         number, made_ms = int.from_bytes(txn_id[:2], "big"), int.from_bytes(txn_id[2:8], "big")

@@ -20,15 +20,15 @@ from tests.mutants.catalogue import CALM
 from tests.sim.simulation import Report, simulate
 from tests.sim.weather import CLEAR
 
-# Controllers die, and messages are lost, late or doubled. What transactions over control partitions can't do yet is
-# left out: `prepare`, and staged merges.
+# Controllers die, and messages are lost, late or doubled; merges are staged, and a database decides some commits.
 ACROSS: dict[str, Any] = {
     **CLEAR,
     **CALM,
     "across": True,
     "control_partitions": 2,
     "streams": 3,
-    "chunk_bytes": 16 << 20,
+    "chunk_bytes": 500,
+    "prepared": 0.3,
     "crash": 0.002,
     "lose_command": 0.05,
     "double_command": 0.1,

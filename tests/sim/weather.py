@@ -104,7 +104,7 @@ class Weather:
     native_timeout_s: float = 10.0
     retention_s: float = 7 * 86_400.0
     control_partitions: int = 1
-    # Scope t is at a control partition of its own, and transactions have streams of both. Never drawn.
+    # Scope t is at a control partition of its own, and transactions have streams of both.
     across: bool = False
     mixed_batches: bool = False  # writers of one client share batches
     small: bool = False  # small limits, so that everything is cut in pieces
@@ -213,6 +213,7 @@ class Weather:
         drawn = drawn.changed(_draw_workers(Random(f"{own}/workers")))
         drawn = drawn.changed({"prepared": Random(f"{own}/prepared").choice((0.0, 0.0, 0.3, 0.8))})
         hops = Random(f"{own}/time").choice((0.0, 1.0)) if drawn.control_partitions > 1 else 0.0
+        both = drawn.control_partitions > 1 and Random(f"{own}/across").random() < 0.5
         lives = Random(f"{own}/lives").choice((0.0, 0.0, 0.3, 1.0))
         tables = Random(f"{own}/tables").choice((0, 0, 0, 1, 2))
         repeats = Random(f"{own}/repeats").choice((0.0, 0.0, 1.0))
@@ -222,7 +223,7 @@ class Weather:
         others["derivers"] = Random(f"{own}/derivers").choice((*[0] * 12, 1, 2))
         others |= _draw_overlaps(Random(f"{own}/overlaps"))
         others["greedy_s"] = Random(f"{own}/greedy").choice((0.0, 0.0, 0.0, 0.0, 0.0, 3.0))
-        return drawn.changed({"hop_s": hops, **others})
+        return drawn.changed({"hop_s": hops, "across": both, **others})
 
     def changed(self, values: Mapping[str, float]) -> Weather:
         """With these instead."""
@@ -274,6 +275,7 @@ CLEAR: dict[str, float] = (
         "repeats": 0.0,
     }
     | {"counters": 0, "chains": 0, "derivers": 0}
+    | {"across": False}
     | {"greedy_s": 0.0, "hour_s": 0.0, "bursts": 0.0, "late_answer": 0.0, "no_answer": 0.0}
 )  # none of it
 

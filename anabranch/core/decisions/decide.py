@@ -116,6 +116,14 @@ def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
     decision = _DECISIONS.get(type(command))
 
     def run() -> None:
+        try:
+            judged()
+        except AnabranchError as error:
+            if isinstance(command, r.OneShot) and command.secret is not None:
+                parts_of_one_shots.refused(turn, command, to, error)
+            raise
+
+    def judged() -> None:
         if rule is not None:
             rule(turn.state, turn.lane, command)
         if decision is None:

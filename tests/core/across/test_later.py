@@ -11,6 +11,7 @@ import pytest
 
 from anabranch.core import rows as k
 from anabranch.core.across.coordinator import Due, due
+from anabranch.core.round import NewEpoch
 from anabranch.core.transaction_states import born
 from anabranch.protocol.ids import FENCING_TOKEN_SIZE, NO_TXN, hash_of, txn_text
 from anabranch.protocol.schemas import records as r
@@ -116,6 +117,26 @@ def test_c4_a_participant_that_could_say_no_is_told_that_it_is_decided() -> None
     no = r.Vote(b"", 1, 2, "NO", 0, False, 0, 0, None, None)
     found = list(due(row, r.VotesRow(2, "VOTE"), {1: r.PartitionRow(())}, {1: no}))
     assert found == [Due(1, "commit_later"), Due(1, "ask")]
+
+
+def test_a_stream_rolls_once_in_a_round_however_many_merges_come_due_in_it() -> None:
+    """Both were begun before a scaling; one of them gets its timestamp in the round that merges the other."""
+    leaders = Leaders()
+    leaders.begin()
+    leaders[0].begin("B")
+    leaders[0].touch("B")
+    leaders[0].write("B", "w2")
+    leaders[0].ask("scale", r.Scale("nyc/a", 1, (), ()))
+    leaders.carry()
+    leaders.commit()
+    leaders.deliver()
+    leaders[0].commit("B", own=[leaders[0].receipt("B", "w2")])
+    leaders[0].rounds.clear()
+    settled(leaders)
+    assert leaders.states() == ["COMMITTED", "COMMITTED"]
+    for round_ in leaders[0].rounds:
+        epochs = [one for one in round_.history if isinstance(one, NewEpoch)]
+        assert len(epochs) in (0, 2), "one for the merges, and one for what follows"
 
 
 def test_two_that_are_staged_at_one_side_each_do_not_wait_for_each_other() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -344,7 +345,7 @@ def test_the_locks_of_a_one_shot_are_checked_at_both(tables: Tables, broken: str
 def test_l5_a_changed_row_is_locked_from_the_vote_on_and_its_number_is_decided(
     tables: Tables,
 ) -> None:
-    change = {
+    change: dict[int, dict[str, Any]] = {
         n: {"locks": (tables.lock(t),), "changes": (r.RowChange(t, b"n", "ADD", 5, None),)}
         for n, t in enumerate((HERE, THERE))
     }

@@ -42,7 +42,7 @@ def test_a_successor_goes_on_from_each_step(number: int, after: int) -> None:
     settled(leaders)
     assert leaders.states() == ["COMMITTED", "COMMITTED"]
     assert_committed_once(leaders, *BOTH)
-    assert leaders.one_shot("A", *BOTH) == "A COMMITTED 2; A COMMITTED 1"
+    assert leaders.one_shot("A", *BOTH) == "A COMMITTED 2"
     assert_committed_once(leaders, *BOTH)
 
 
@@ -77,6 +77,9 @@ def test_without_its_command_a_participant_does_nothing_and_the_id_is_used_up() 
     assert leaders.states() == ["OPEN", "-"]
     assert leaders.wait(5_001) == "[A@0] NotReady"
     assert leaders.states() == ["ABORTED", "ABORTED"]
+    row = leaders[0].state.txn_row(leaders[0].id("A"))
+    assert row is not None
+    assert "the vote of control partition 1" in row.reason
     assert leaders.one_shot("A", *BOTH, to=(0,)) == "TransactionAborted"
     leaders.one_shot("A", *BOTH, to=(1,))
     settled(leaders)
@@ -109,6 +112,7 @@ REFUSED = [
     ({"events": (event("ber/none"),)}, "UnknownStream"),
     ({"events": (event("ber/a", headers={"ab.x": b""}),)}, "InvalidArgument"),
     ({"events": (event("nyc/a"),)}, "CrossScope"),
+    ({"scope": "none"}, "UnknownScope"),  # refused when it comes, before the question
 ]
 
 

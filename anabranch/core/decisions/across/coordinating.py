@@ -242,7 +242,9 @@ def _refuse(turn: Turn, txn_id: bytes) -> None:
     found = r.Refusal("NotReady", f"control partition {no.partition} can't commit it now")
     for to in end_pending(turn, txn_id, None):
         turn.reply(to, no.revalidate or no.error or found)
-    if no.error is not None and no.error.code in _FOR_GOOD:
+    if no.error is not None and (
+        no.error.code in _FOR_GOOD or shot_of(turn.state, txn_id) is not None
+    ):
         abort_txn(turn, txn_id, no.error.message)
     else:
         turn.hear(txn_id)
@@ -355,7 +357,8 @@ def advance(turn: Turn) -> None:
         if quiet is not None and turn.now_ms < quiet.until_ms and quiet.rows == _rows_of(txn):
             continue  # there may be thousands, while a participant is away
         if txn.row.state == "OPEN" and txn.pending is None and shot_of(turn.state, txn_id):
-            abort_txn(turn, txn_id, "its commit was refused, and a one-shot does not stay open")
+            refused = "its commit was refused, and a one-shot does not stay open"
+            abort_txn(turn, txn_id, missing_text(turn, txn) or refused)
         elif txn.row.state == "OPEN" and txn.pending is None and has_asked(txn):
             turn.across.exactly.put(txn_id, None)
             ask(turn, txn_id, "REOPEN")

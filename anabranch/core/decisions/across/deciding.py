@@ -6,7 +6,7 @@ control partition (`core.parts`). There are three decisions:
 - *with a timestamp*: all have voted with one, and the coordinator's part is merged in the same round;
 - *later*: a part has to be staged, so it is logged that the transaction commits; when all parts are staged, the
   participants are asked for timestamps;
-- *prepared*: all have voted, and a program or a database decides. Its commit then goes on as the second one.
+- *prepared*: all have voted, and a program or a database decides. Its commit continues as the second one.
 """
 
 from __future__ import annotations

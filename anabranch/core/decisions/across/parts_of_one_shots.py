@@ -11,6 +11,7 @@ any other, except that it is aborted when its commit is refused: its id is used 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from hmac import compare_digest
 from typing import Any
@@ -53,11 +54,10 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     _check(turn, command)
     row = turn.state.txn_row(command.txn_id)
     if control_partition_of(command.txn_id) != turn.settings.control_partition:
-        if row is None:
+        if (
+            row is None
+        ):  # else it is repeated: the coordinator alone answers it, as it knows the whole
             _wait(turn, command, to)
-        elif to is not None:
-            _check_secret(row, command)
-            turn.answer(to, row, full=False)
     elif row is None:
         _begin(turn, command, to)
     else:
@@ -67,9 +67,11 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
 def _check(turn: Turn, command: r.OneShot) -> None:
     """Check the fields that only such one-shots have, and those that they can't have."""
     here, home = turn.settings.control_partition, control_partition_of(command.txn_id)
-    if not turn.settings.across:
-        raise errors.CrossScope("transactions over several control partitions are switched off")
     turn.state.check_enabled(LEVEL, "a transaction over several control partitions")
+    if not turn.settings.across:
+        raise errors.CrossScope(
+            "transactions over several control partitions are not possible here"
+        )
     check_served(turn, command.scope)
     check_name(command.name)
     places = command.places
@@ -200,6 +202,27 @@ def _check_room(turn: Turn, size: int) -> None:
         raise errors.NotReady(f"{len(waiting):,} one-shots wait for their coordinators: ask again")
 
 
+def refused(
+    turn: Turn, command: r.OneShot, to: ReplyTo | None, error: errors.AnabranchError
+) -> None:
+    """Keep the refusal of a command, to answer its coordinator's question with it.
+
+    The client waits for the coordinator alone, which would otherwise miss a vote, and not know why.
+    """
+    txn_id, waiting = command.txn_id, turn.across.parts
+    is_foreign = control_partition_of(txn_id) != turn.settings.control_partition
+    if not (turn.settings.across and is_foreign) or isinstance(error, errors.NotReady):
+        return
+    if waiting.get(txn_id, None) is not None or turn.state.txn_row(txn_id) is not None:
+        return
+    with suppress(errors.NotReady):
+        _check_room(turn, 0)
+        bare = command._replace(events=(), locks=(), changes=())
+        waiting.put(
+            txn_id, WaitingPart(bare, turn.lane, to, turn.now_ms + PART_MS, 0, refuse(error))
+        )
+
+
 def secret_of(turn: Turn, txn_id: bytes) -> bytes | None:
     """The secret with which a message under an unknown id has to be proven: that of the command that waits here."""
     waiting = turn.across.parts.get(txn_id, None)
@@ -247,6 +270,8 @@ def open_part(turn: Turn, ask: r.AskVote) -> r.Vote | None:
             "the commands of one transaction come from one lane"
         )
         return participant.vote(txn_id, here, its, "NO", error=refuse(error))
+    if waiting.refusal is not None:
+        return participant.vote(txn_id, here, its, "NO", error=waiting.refusal)
     try:
         check_open(turn)
         ending = _checked(turn, command)
@@ -278,7 +303,8 @@ def expire(turn: Turn) -> None:
             home = control_partition_of(txn_id)
             text = f"control partition {home}, which coordinates the transaction, did not ask for a vote: ask again"
             turn.across.parts.put(txn_id, None)
-            turn.reply(one.to, refuse(errors.NotReady(text)))
+            if one.refusal is None:  # else it was answered
+                turn.reply(one.to, refuse(errors.NotReady(text)))
 
 
 # -- at both ---------------------------------------------------------------------------------------------
