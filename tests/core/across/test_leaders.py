@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from anabranch.core.decisions.across.receiving import next_due_ms
+from anabranch.core.round import Message
 from anabranch.protocol.schemas import records as r
-from tests.core.across.leaders import Leaders, losing
+from tests.core.across.leaders import Leaders, Sent, losing
 from tests.core.harness import event
 
 
@@ -271,6 +272,18 @@ def test_messages_that_are_forged_or_impossible_are_counted_and_not_acted_on() -
     assert leaders.states() == ["OPEN", "OPEN"]
     leaders.wait(300)
     assert leaders.states() == ["COMMITTED", "COMMITTED"]
+
+
+def test_a_forged_abort_of_an_id_of_next_year_logs_nothing() -> None:
+    """Its row would be purged one day, and then each older id would count as forgotten."""
+    leaders = Leaders()
+    leaders[0].new_id("A", made_ms=leaders[0].wall_ms + 365 * 86_400_000)
+    head = r.TxnHead("nyc", "open", 1_000, 0, b"s" * 32, 0)
+    decision = r.Decide(leaders[0].id("A"), head, "ABORT", 0, "")
+    leaders.bag.append(Sent(0, Message(1, decision, b"s" * 32), 0))
+    leaders.settle()
+    assert leaders[1].round.ignored == ["unknown"]
+    assert leaders.states() == ["-", "-"]
 
 
 def test_where_such_transactions_are_switched_off_a_message_begins_none() -> None:

@@ -182,6 +182,22 @@ def test_l2_the_older_waits_and_the_younger_gives_way_wherever_they_meet() -> No
     assert "[commit Y] LocksBroken" in said or "Y ABORTED" in said, said
 
 
+def test_what_gives_way_to_one_that_lasts_asks_less_and_less_often(tables: Tables) -> None:
+    """The older one is prepared by a program."""
+    reader_of(tables)
+    command = tables[0].committing("A", receipts=[tables.receipt("A", "w1")])
+    tables[0].ask("prepare A", replace(command, prepare=r.Prepare(b"", b"")))
+    tables.settle()
+    tables[0].new_id("B", made_ms=tables[0].wall_ms + 100)
+    tables.open("B")
+    tables.put("B", THERE, b"k", writer="B1")
+    tables.seen.clear()
+    tables.end("B", "B1", wait_ms=60_000)
+    said = "; ".join(tables.wait(60) for _ in range(180))
+    assert "[commit B] ReservedByPrepared" in said
+    assert 5 < sum("AGAIN" in one for one in tables.seen) < 30
+
+
 @pytest.mark.parametrize("older", ["X", "Y"])
 def test_l4_the_coordinators_own_locks_are_checked_with_the_decision(
     tables: Tables, older: str

@@ -3,7 +3,8 @@
 Transactions write events and rows of tables, and lock some rows.
 
 Messages are lost, doubled and late, leaders are taken over, clients abort, merges are staged, programs prepare and
-decide later, and a stream may be lost. At the end nothing is lost any more, and each transaction is merged
+decide later, operators scale streams and force ends, commits are followed by ones with more events, and a stream
+may be lost. At the end nothing is lost any more, and each transaction is merged
 everywhere at one timestamp or nowhere, and each stream's timestamps rise. What was prepared ends as its program
 says, and a transaction lacks only what was in the lost stream. No row that a transaction has locked was written
 between its snapshot and its commit.
@@ -101,7 +102,7 @@ class Play:
             if text and name.startswith("commit "):
                 label = name.split()[1]
                 self.told[label] = text
-                if text.startswith(f"{label} COMMITTED"):
+                if text.startswith(f"{label} COMMITTED") and label not in self.forced:
                     found = [int(one) for one in COUNTS.findall(text)]
                     assert sum(found) >= self.events.get(name, 0), f"lost: {name} {text}"
             elif text and name.endswith("@0"):
@@ -380,10 +381,10 @@ def prepared_and_committed_without_a_word(patch: Patch) -> None:
 # The first seed that finds each.
 PLANTED: dict[Callable[[Patch], None], int] = {
     c3_a_part_is_staged_with_its_vote: 0,
-    c3_a_staged_part_is_dated_by_itself: 21,
-    c4_what_is_decided_later_is_aborted: 0,
-    prepared_before_all_have_voted: 4,
-    prepared_and_committed_without_a_word: 0,
+    c3_a_staged_part_is_dated_by_itself: 14,
+    c4_what_is_decided_later_is_aborted: 8,
+    prepared_before_all_have_voted: 2,
+    prepared_and_committed_without_a_word: 3,
 }
 
 

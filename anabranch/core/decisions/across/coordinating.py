@@ -34,7 +34,9 @@ from anabranch.protocol.tokens import Rights, peek
 FIRST_PAUSE_MS = 250  # a message without an answer is sent again after this time,
 LONGEST_PAUSE_MS = 5_000  # … then after twice the time before, up to this
 NEVER_MS = 1 << 62
-AGAIN_MS = 20  # after a vote that asks for it, new votes are asked for after this time
+# After a vote that asks for it, new votes are asked for after this time, and each time after twice the time before,
+# up to five times: what it meets may last.
+AGAIN_MS, MOST_DOUBLED = 20, 5
 # The row of a commit that is decided with other control partitions has this: there is no way back.
 ELSEWHERE = r.Prepare(b"", b"")
 _KINDS = ("ask", "commit", "commit_later", "abort")
@@ -219,7 +221,11 @@ def carry_out(turn: Turn, txn_id: bytes, step: Step) -> None:
     elif step is Step.TAKE_BACK:
         ask(turn, txn_id, "VOTE")
     elif step is Step.AGAIN:
-        turn.across.again_ms.put(txn_id, turn.now_ms + AGAIN_MS)
+        times = (
+            0 if txn.votes is None else txn.votes.votes_round // 2
+        )  # with each, two rounds of votes
+        pause_ms = AGAIN_MS << min(times, MOST_DOUBLED)
+        turn.across.again_ms.put(txn_id, turn.now_ms + pause_ms)
         ask(turn, txn_id, "REOPEN")
     elif step is Step.REFUSE:
         _refuse(turn, txn_id)
@@ -246,10 +252,14 @@ def _refuse(turn: Turn, txn_id: bytes) -> None:
 
 def missing_text(turn: Turn, txn: OpenTxn) -> str:
     """Which participants have not voted, for people; empty if all have."""
-    votes = votes_of(turn, txn.row.txn_id) if has_asked(txn) else {}
+    votes, asks = votes_of(turn, txn.row.txn_id), has_asked(txn)
     lacking = [
-        one for one in sorted(txn.partitions) if one not in votes or votes[one].answer != "YES"
+        one
+        for one in sorted(txn.partitions)
+        if one not in votes or (asks and votes[one].answer != "YES")
     ]
+    if not lacking and not asks:  # all have reopened
+        lacking = sorted(txn.partitions)
     if not lacking:
         return ""
     text = f"the vote of control partition {', '.join(map(str, lacking))} did not come before the deadline"
