@@ -194,7 +194,9 @@ class TableOneShot:
 
     def _named(self, held: InMemory, deadline: float) -> Sequence[str]:
         """The tables that the command names: those of the control partitions where it reads or writes."""
-        if self._session.is_alone(deadline):  # most clusters are so, and this is done for each commit
+        if self._session.is_alone(
+            deadline
+        ):  # most clusters are so, and this is done for each commit
             return self._replica.tables
         used = {*held.locks.tables, *[table for table, _ in held.changes]}
         used |= {event.stream for event in held.events}
