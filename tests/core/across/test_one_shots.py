@@ -77,6 +77,8 @@ def test_without_its_command_a_participant_does_nothing_and_the_id_is_used_up() 
     leaders.one_shot("A", *BOTH, to=(0,))
     assert leaders.wait(5_000) == ""
     assert leaders.states() == ["OPEN", "-"]
+    said = leaders[0].ask("state", r.GetState(leaders[0].id("A")))
+    assert "waits for the votes of control partition 1" in said
     assert leaders.wait(5_001) == "[A@0] NotReady"
     assert leaders.states() == ["ABORTED", "ABORTED"]
     row = leaders[0].state.txn_row(leaders[0].id("A"))
