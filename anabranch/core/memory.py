@@ -337,12 +337,16 @@ class Quiet(NamedTuple):
 
 
 class WaitingCommand(NamedTuple):
-    """A touch, or a `LockReads`, that waits for the coordinator of its transaction to say whether it may."""
+    """A touch, or a `LockReads`, that waits for the coordinator of its transaction to say whether it may.
+
+    ``size``: of the command, bytes.
+    """
 
     command: r.Touch | r.LockReads
     lane: str
     to: ReplyTo | None
     until_ms: int
+    size: int
 
 
 class WaitingPart(NamedTuple):

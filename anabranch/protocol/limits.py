@@ -157,20 +157,17 @@ TURN_TABLES = Limit(100, "tables", "tables that a `TakeTurn` names")
 HELD_COMMANDS = Limit(
     10_000, "commands", "one-shots that wait for a transaction across control partitions"
 )
-HELD_BYTES = Limit(64 << 20, "bytes", "… these commands; parts of one-shots have as much")
+HELD_BYTES = Limit(64 << 20, "bytes", "… these commands; those of the next row have as much")
 HELD_PARTS = Limit(
-    1_000, "commands", "parts of one-shots that wait for another control partition; half for a lane"
+    1_000,
+    "commands",
+    "parts of one-shots that wait for another control partition, and as many touches; half for a lane",
 )
 EARLY_ASKS = Limit(1_000, "messages", "… and questions of others that wait for such a command")
 EARLY_BYTES = Limit(4 << 10, "bytes", "… such a question")
 ROW_KEY = Limit(8 << 10, "bytes", "the key of a table's row")
 PREPARED = Limit(10_000, "transactions", "prepared transactions of a control partition")
 PARTICIPANTS = Limit(64, "control partitions", "participants of a transaction")
-JOINING = Limit(
-    2_000,
-    "commands",
-    "that wait until another control partition lets them join; half for a lane",
-)
 SCOPES = Limit(10_000, "scopes", "a control partition")
 PROCESSORS = Limit(1_000, "processors", "a control partition")
 TASKS = Limit(1_024, "tasks", "a processor")

@@ -443,6 +443,14 @@ class Turn:
         self.former = None
         self.drafts.rebase()
 
+    def _waiting(self, txn_id: bytes) -> str:
+        """Why a commit is not decided, for people."""
+        txn = self.open(txn_id)
+        if txn.votes is None or txn.votes.asks == "REOPEN":
+            return WAITING
+        places = ", ".join(map(str, sorted(txn.partitions)))
+        return f"its commit is not decided: it waits for the votes of control partition {places}"
+
     def outcome(
         self,
         row: r.TxnRow,
@@ -482,7 +490,7 @@ class Turn:
             # Until the end the row has only the counts below the low waters.
             rejected=row.rejected if ended else 0,
             left_out=left_out,
-            reason=row.reason or trouble or (WAITING if waits else ""),
+            reason=row.reason or trouble or (self._waiting(row.txn_id) if waits else ""),
             begun_ms=row.begun_ms,
             finished_ms=row.finished_ms,
             keepalive_ms=row.keepalive_ms,

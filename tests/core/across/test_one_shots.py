@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from anabranch.core.authorize import Right
 from anabranch.core.decisions.across.parts_of_one_shots import PART_MS
 from anabranch.core.locks.table_writes import fingerprint
+from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
 from tests.core.across.leaders import SCOPES, Leaders, losing
 from tests.core.across.test_leaders import assert_committed_once, settled
@@ -75,6 +77,8 @@ def test_without_its_command_a_participant_does_nothing_and_the_id_is_used_up() 
     leaders.one_shot("A", *BOTH, to=(0,))
     assert leaders.wait(5_000) == ""
     assert leaders.states() == ["OPEN", "-"]
+    said = leaders[0].ask("state", r.GetState(leaders[0].id("A")))
+    assert "waits for the votes of control partition 1" in said
     assert leaders.wait(5_001) == "[A@0] NotReady"
     assert leaders.states() == ["ABORTED", "ABORTED"]
     row = leaders[0].state.txn_row(leaders[0].id("A"))
@@ -310,3 +314,24 @@ def test_numbers_are_added_at_both_control_partitions() -> None:
     whole = 5 + 2 * ("B COMMITTED" in said) + ("C COMMITTED" in said)
     assert whole > 5
     assert rows(leaders) == {NYC: b"%d" % whole, BER: b"%d" % -whole}
+
+
+@pytest.mark.parametrize("kind", ["part", "touch"])
+def test_a_lane_takes_half_of_the_room_for_what_waits(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "HELD_PARTS", limits.HELD_PARTS._replace(value=4))
+    leaders = Leaders()
+
+    def send(label: str, lane: str) -> str:
+        with leaders[1].by(lane):
+            if kind == "part":
+                return leaders.one_shot(label, *BOTH, to=(1,))
+            touch = r.Touch(leaders[0].token(label), "ber/a")
+            return leaders[1].ask(label, touch)
+
+    leaders[1].grant("etl", "ber/*", Right.WRITE)
+    for label in "ABC":
+        assert leaders[0].begin(label) == f"begun {label}"
+    assert [send(label, "open") for label in "ABC"] == ["", "", "NotReady"]
+    assert send("C", "etl") == "", "another lane has its own half"

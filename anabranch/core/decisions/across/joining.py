@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 from anabranch import errors
-from anabranch.core import work
 from anabranch.core.decisions import transactions
 from anabranch.core.decisions.across.participating import open_part
+from anabranch.core.decisions.across.parts_of_one_shots import check_room
 from anabranch.core.decisions.scopes import active_stream
 from anabranch.core.decisions.transactions import check_open
 from anabranch.core.decisions.turn import FORGOTTEN, Turn, attempt, refuse
@@ -22,7 +22,6 @@ from anabranch.core.locks import registering
 from anabranch.core.locks.conflicts import check_table, named
 from anabranch.core.memory import WaitingCommand
 from anabranch.core.round import ReplyTo
-from anabranch.protocol import limits
 from anabranch.protocol.ids import TXN_ID_SIZE, control_partition_of
 from anabranch.protocol.legal_names import split_stream
 from anabranch.protocol.schemas import records as r
@@ -110,13 +109,11 @@ def _wait(turn: Turn, command: r.Touch | r.LockReads, scope: str, to: ReplyTo) -
     txn_id, here = id_named(command.token), turn.settings.control_partition
     key = txn_id, scope
     waiting = turn.across.joining.get(key, ())
-    every = [one.lane for its in turn.across.joining.as_dict().values() for one in its]
-    turn.charge(work.of_items(len(every)))
-    most, own = limits.JOINING.value, every.count(turn.lane)
-    if len(every) >= most or own >= most // 2:
-        raise errors.NotReady(f"{len(every):,} commands wait to join already: ask again")
-    waits = WaitingCommand(command, turn.lane, to, turn.now_ms + WAIT_MS)
     same = [one for one in waiting if one.to == to]
+    size = min(turn.command_bytes, turn.settings.command_bytes)
+    if not same:
+        check_room(turn, [o for its in turn.across.joining.as_dict().values() for o in its], size)
+    waits = WaitingCommand(command, turn.lane, to, turn.now_ms + WAIT_MS, size)
     turn.across.joining.put(key, (*[one for one in waiting if one not in same], waits))
     asks = r.Enlist(txn_id, here, scope, command.token, turn.lane)
     turn.send(control_partition_of(txn_id), asks, None)

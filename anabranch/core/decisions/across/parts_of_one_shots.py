@@ -11,6 +11,7 @@ any other, except that it is aborted when its commit is refused: its id is used 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hmac import compare_digest
@@ -29,7 +30,7 @@ from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.transactions import answer_decided, check_open
 from anabranch.core.decisions.turn import FORGOTTEN, Turn, refuse
 from anabranch.core.locks import locked_segments, row_changes
-from anabranch.core.memory import EarlyAsk, WaitingPart
+from anabranch.core.memory import EarlyAsk, WaitingCommand, WaitingPart
 from anabranch.core.round import ReplyTo
 from anabranch.core.transaction_states import born
 from anabranch.protocol import limits
@@ -186,9 +187,11 @@ def _wait(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     across.parts.put(txn_id, waiting)
 
 
-def _check_room(turn: Turn, size: int) -> None:
-    """`NotReady` if too many parts wait, or too many of this lane."""
-    waiting = [*turn.across.parts.as_dict().values()]
+def check_room(turn: Turn, waiting: Sequence[WaitingPart | WaitingCommand], size: int) -> None:
+    """`NotReady` if too many commands wait for other control partitions, or too many of this lane.
+
+    ``size``: of the next one, bytes.
+    """
     turn.charge(work.of_items(len(waiting)))
     own = [one.size for one in waiting if one.lane == turn.lane]
     total = size + sum(one.size for one in waiting)
@@ -199,7 +202,14 @@ def _check_room(turn: Turn, size: int) -> None:
         or total > most_bytes
         or size + sum(own) > most_bytes // 2
     ):
-        raise errors.NotReady(f"{len(waiting):,} one-shots wait for their coordinators: ask again")
+        raise errors.NotReady(
+            f"{len(waiting):,} commands wait for other control partitions, {len(own):,} of them from lane "
+            f"{turn.lane}: ask again"
+        )
+
+
+def _check_room(turn: Turn, size: int) -> None:
+    check_room(turn, [*turn.across.parts.as_dict().values()], size)
 
 
 def refused(
