@@ -210,9 +210,10 @@ class StreamExists(FixCallError):
 
 
 class CrossScope(FixCallError):
-    """The scopes are on different control partitions, and all scopes of a transaction have to be on the same.
+    """The scopes are on different control partitions, and this call needs all of them on one.
 
-    A scope gets its control partition when it is made: ``create_stream(…, near=…)``.
+    Below feature level 4 so does each transaction. A scope gets its control partition when it is made:
+    ``create_stream(…, near=…)``.
     """
 
 

@@ -2,8 +2,9 @@
 
 In turn, in one run, by one client: one at a time (answered when merged, and when decided), and 64 in flight. Then
 transactions of one stream, one at a time, alone and beside such transactions without a pause: on a stream that
-these write, and on another one of the same control partition. One controller process leads both control partitions,
-so their leaders share an interpreter, and all share two cores.
+these write, and on another one of the same control partition. Then transfers between rows of two tables of 10,000
+rows, by `Replica.transact` over one replica: one at a time, and 64 in flight. One controller process leads both
+control partitions, so their leaders share an interpreter, and all share two cores.
 
 Not equal: a transaction over two control partitions is logged at both, three times at its coordinator and twice
 elsewhere, and takes two messages before its decision.
@@ -11,24 +12,22 @@ elsewhere, and takes two messages before its decision.
 
 from __future__ import annotations
 
+import random
 import statistics
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import anabranch
-from anabranch.infra.broker import EmbeddedBroker
+from anabranch.client.replica import Replica
+from anabranch.client.table_transaction import TableTransaction
 from anabranch.protocol.ids import control_partition_of
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas.codec import LEVEL
 from bench import setting
 from bench.oneshot import EVENTS, VALUE, Figures, measure
 
-# As long as no option of the product allows such transactions, this command line does.
-MODULE = "tests.controller_across"
 WITHIN, OVER = ("across-0/a", "across-0/b"), ("across-0/a", "across-1/a")
 OTHER = "across-0/c"
 IN_FLIGHT = 64
@@ -38,7 +37,10 @@ GOALS = {
     "64 in flight, commits/s": "≥ 0.25 ×, ≥ 500/s",
     "a stream that they write, p50": "≤ 1.5 ×",
     "… p99": "≤ 2 ×",
+    "transfers, 64 in flight, commits/s": "≥ 0.25 ×",
 }
+TABLES_WITHIN, TABLES_OVER = ("across-0/t", "across-0/u"), ("across-0/t", "across-1/t")
+KEYS = [b"%08d" % i for i in range(10_000)]
 
 
 def run(*, quick: bool = False) -> dict[str, Any]:
@@ -46,21 +48,26 @@ def run(*, quick: bool = False) -> dict[str, Any]:
     rounds, seconds = (1, 2.0) if quick else (5, 6.0)
     found: dict[str, list[Figures]] = {}
     with (
-        EmbeddedBroker() as broker,
-        tempfile.TemporaryDirectory(prefix="anabranch-bench-") as folder,
-        setting.controller(
-            broker.bootstrap, Path(folder), ["--control-partitions", "2"], module=MODULE
-        ),
-        anabranch.connect(broker.bootstrap, timeout=60) as client,
+        setting.place("--control-partitions", "2") as place,
+        anabranch.connect(place.bootstrap, timeout=60) as client,
+        ExitStack() as stack,
     ):
-        with anabranch.connect(broker.bootstrap, lane=ADMIN_LANE) as operator:
+        with anabranch.connect(place.bootstrap, lane=ADMIN_LANE) as operator:
             operator.feature_level(raise_to=LEVEL)
         for stream in (*WITHIN, OVER[1], OTHER):
             client.create_stream(stream, 2)
         served = [control_partition_of(client.transact(_write([s])).txn_id) for s in OVER]
         if len(set(served)) != 2:
             raise RuntimeError(f"the streams are on control partitions {served}")
+        for table in {*TABLES_WITHIN, *TABLES_OVER}:
+            client.create_table(table, 4)
+        here = stack.enter_context(client.replica(*TABLES_WITHIN, timeout=60))
+        both = stack.enter_context(client.replica(*TABLES_OVER, timeout=60))
         kinds = {
+            "transfer within": [_transfer(here, TABLES_WITHIN)],
+            "transfer": [_transfer(both, TABLES_OVER)],
+            "64 transfers within": [_transfer(here, TABLES_WITHIN)] * IN_FLIGHT,
+            "64 transfers": [_transfer(both, TABLES_OVER)] * IN_FLIGHT,
             "within": [_commit(client, WITHIN)],
             "merged": [_commit(client, OVER)],
             "decided": [_commit(client, OVER, "decided")],
@@ -103,6 +110,21 @@ def _commit(
     return commit
 
 
+def _transfer(replica: Replica, tables: Sequence[str]) -> Callable[[], None]:
+    """Move something from a random row of the one table to one of the other."""
+
+    def commit() -> None:
+        rows = [(table, random.choice(KEYS)) for table in tables]
+
+        def move(txn: TableTransaction) -> None:
+            for (table, key), by in zip(rows, (-1, 1), strict=True):
+                txn.put(table, key, b"%d" % (int(txn.get(table, key) or b"1000") + by))
+
+        replica.transact(move)
+
+    return commit
+
+
 @contextmanager
 def _beside(commit: Callable[[], None]) -> Iterator[None]:
     """Commit without a pause during the block."""
@@ -131,11 +153,13 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         ("… p50", "64 over", "64 within", "p50_ms"),
         ("a stream that they write, p50", "beside", "alone", "p50_ms"),
         ("… p99", "beside", "alone", "p99_ms"),
+        ("transfers between tables, p50", "transfer", "transfer within", "p50_ms"),
+        ("transfers, 64 in flight, commits/s", "64 transfers", "64 transfers within", "per_s"),
         ("another stream, p50", "other beside", "other alone", "p50_ms"),
     ):
         figure, against = (result["figures"][each][key] for each in (kind, peer))
         unit = "/s" if key == "per_s" else " ms"
         ratio = f"{figure / against:.2f} ×"
-        goal = GOALS.get(name, "") if kind != "64 over" or key == "per_s" else ""
+        goal = GOALS.get(name, "") if not kind.startswith("64") or key == "per_s" else ""
         rows.append([name, f"{figure:,.1f}{unit}", f"{against:,.1f}{unit}", ratio, goal])
     return ["", "over two, or beside these", "within one, or alone", "ratio", "goal"], rows

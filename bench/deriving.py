@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import anabranch
+from anabranch.processing.run import spare_collections
 from anabranch.processing.worker import AllTasks, Worker
 from anabranch.protocol.hybrid_time import to_us
 from anabranch.protocol.schemas.codec import LEVEL
@@ -132,6 +133,7 @@ def _work(bootstrap: str, source: str, interval: float, ready: Any) -> None:
         tasks = AllTasks(range(app.tasks))
         with closing(Worker(app, client, Path(folder), tasks=tasks)) as worker:
             ready.set()
+            spare_collections()  # as of `run_worker`
             worker.run()
 
 

@@ -144,19 +144,14 @@ def start_cluster(
     arguments: tuple[str, ...] = (),
     *,
     trusts_open: bool = True,
-    across: bool = False,
 ) -> Cluster:
-    """Start a controller on a broker and wait until it leads. ``arguments``: more of its command's.
-
-    ``across``: its transactions may span control partitions.
-    """
+    """Start a controller on a broker and wait until it leads. ``arguments``: more of its command's."""
     place = folder or Path(tempfile.mkdtemp(prefix="anabranch-cluster-"))
     controller = ControllerProcess(
         bootstrap,
         place / "c0",
         prefix,
         arguments,
-        module="tests.controller_across" if across else "anabranch.cli",
         trusts_open=trusts_open,
     ).start()
     try:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Container, Generator, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import hypothesis
 import pytest
@@ -165,7 +165,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Log) -> Scheduling:
     """Each worker runs all that it has collected."""
     from xdist.scheduler import EachScheduling
 
-    return EachScheduling(config, log)
+    class Scheduler(EachScheduling):  # type: ignore[misc]
+        def schedule(self) -> None:
+            reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+            reporter._session.testscollected = sum(map(len, self.node2collection.values()))
+            super().schedule()
+
+    return Scheduler(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -177,17 +183,23 @@ def pytest_configure_node(node: WorkerController) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: WorkerController) -> None:
-    node.config.stash[_FREE].append(node.workerinput["share"])
+def pytest_testnodedown(node: WorkerController, error: object | None) -> None:
+    if error:
+        node.config.stash[_FREE].append(node.workerinput["share"])
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A worker collects the files of its share alone."""
-    own = getattr(config, "workerinput", None)
+    own = own_share(config)
     if own is None or not collection_path.match("test_*.py"):
         return None
-    file = collection_path.relative_to(ROOT).as_posix()
-    return file not in share(int(own["share"]), int(own["workercount"])) or None
+    return collection_path.relative_to(ROOT).as_posix() not in own or None
+
+
+def own_share(config: pytest.Config) -> frozenset[str] | None:
+    """The files of this worker; None in a process that has them all."""
+    given = getattr(config, "workerinput", None)
+    return None if given is None else share(int(given["share"]), int(given["workercount"]))
 
 
 @cache
@@ -225,8 +237,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("unsecured"):
                 item.add_marker(skip)
-    if not hasattr(config, "workerinput"):
+    own = own_share(config)
+    if own is None:
         return
+    # Files that are named one by one are collected by all workers.
+    items[:] = [item for item in items if _file_of(item.nodeid) in own]
     seconds = seconds_of(items, scope_of)
     items.sort(key=lambda item: -seconds[scope_of(item.nodeid)])
 

@@ -45,10 +45,7 @@ if TYPE_CHECKING:
     from anabranch.client.table_access import (
         Isolation,
     )
-    from anabranch.client.table_transaction import (
-        JoinedTransaction,
-        TableTransaction,
-    )
+    from anabranch.client.table_transaction import JoinedTransaction, TableTransaction
     from anabranch.client.transaction import Transaction
     from anabranch.client.write_session import (
         Flush,
@@ -1574,11 +1571,17 @@ class AsyncClient(Handle):
         reason: str = "forced by an operator",
         *,
         outcome: bool | None = None,
+        control_partition: int | None = None,
         timeout: float | None = None,
     ) -> None:
         """As `Client.force`."""
         await self._waits.call(
-            self._blocking.force, transaction, reason, outcome=outcome, timeout=timeout
+            self._blocking.force,
+            transaction,
+            reason,
+            outcome=outcome,
+            control_partition=control_partition,
+            timeout=timeout,
         )
 
     async def state(

@@ -1472,7 +1472,7 @@ class Client:
     ) -> dict[str, Room]:
         """Check that commits of a processor can write to these streams.
 
-        Returns the size limits of each stream; a limit that is not known is None. Raises: CrossScope, UnknownScope,
+        Returns the size limits of each stream; a limit that is not known is None. Raises: UnknownScope,
         UnknownStream, NotReady, DeadlineExceeded.
         """
         deadline = self._shared.checked_deadline(timeout)

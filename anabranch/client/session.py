@@ -429,19 +429,6 @@ class Session:
             known = self._scopes[scope] = info.control_partition
         return known
 
-    def check_together(self, streams: Iterable[str], deadline: float, *, also: str = "") -> str:
-        """Check that one control partition serves the scopes of these streams, and the scope ``also`` if given.
-
-        Returns one of the scopes. Raises: CrossScope, UnknownScope.
-        """
-        scopes = sorted({split_stream(stream)[0] for stream in streams} - {also})
-        first = also or scopes.pop()
-        for scope in scopes:
-            here, there = (self.find_scope(one, deadline) for one in (first, scope))
-            if here != there:
-                raise _apart(first, here, scope, there)
-        return first
-
     def are_together(self, scopes: Iterable[str], deadline: float) -> bool:
         """Whether one control partition serves these scopes. Raises `UnknownScope`."""
         return len({self.find_scope(scope, deadline) for scope in scopes}) == 1
@@ -641,11 +628,11 @@ class Session:
         return wanted, self._settled(questions, wanted, answers, early, deadline)
 
     def reach(self, names: Iterable[str], at: int, deadline: float) -> int:
-        """A time that is safe for streams: ``at``, which a reader found in a record, or a later one.
+        """A time that is safe for streams: the later of ``at`` and the present time of the slowest controller.
 
-        That is the present time of the slowest controller, if it is later than ``at``. The present time of the
-        fastest one, as of `instant`, would not do: a lane that writes nowhere can't raise slow clocks to it, so a
-        reader would wait for ever later times.
+        ``at``: the time of a record that a reader found. The present time of the fastest controller, as of
+        `instant`, would not do: a lane that writes nowhere can't raise slow clocks to it, so a reader would
+        ask for later and later times.
         """
         questions, answers = self._first_answers(self._safe_times(names, (), deadline), deadline)
         wanted = max(at, min(answer.timestamp for answer in answers.values()))
@@ -1253,8 +1240,9 @@ class Session:
 
 def _apart(one: str, here: int, other: str, there: int) -> CrossScope:
     return CrossScope(
-        f"scope {one!r} is on control partition {here} and {other!r} on {there}: one transaction is of one control "
-        "partition; make new scopes with `near`"
+        f"scope {one!r} is on control partition {here} and {other!r} on {there}: below feature level 4, a "
+        "transaction is of one control partition. Raise it (`anabranch cluster feature --raise 4`), or make new "
+        "scopes with `near`"
     )
 
 

@@ -302,8 +302,11 @@ class SentLocks:
 
     validated: tuple[r.Validated, ...] = ()
 
-    def __init__(self, replica: ReadReplica, view: TableSnapshot, locks: Locks) -> None:
-        self._replica, self._view, self._locks = replica, view, locks
+    def __init__(
+        self, replica: ReadReplica, view: TableSnapshot, locks: Locks, tables: Sequence[str]
+    ) -> None:
+        """``tables``: those that the command names."""
+        self._replica, self._view, self._locks, self._tables = replica, view, locks, tables
 
     def locks(self) -> tuple[r.TableLocks, ...]:
         # Take the marks before validating, so that the validation includes everything up to them.
@@ -311,7 +314,7 @@ class SentLocks:
         found = self._locks.validate(self._view, marks)
         if found is not None:
             raise found
-        return self._locks.records(self._replica.tables, marks)
+        return self._locks.records(self._tables, marks)
 
     def revalidate(self, answer: r.Revalidate, deadline: float) -> None:
         last = {each.table: each.last for each in answer.tables}

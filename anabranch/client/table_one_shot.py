@@ -57,6 +57,12 @@ class InMemory:
     broken: LocksBroken | None
     ran: Collection[r.Derivation] = ()
 
+    @property
+    def streams(self) -> set[str]:
+        """The tables that it has locked or changes, and the streams to which it writes."""
+        found = {*self.locks.tables, *[table for table, _ in self.changes]}
+        return found | {event.stream for event in self.events}
+
     def changes_since(self, marks: Mapping[str, tuple[int, int]]) -> tuple[r.RowChange, ...]:
         """The changes, each with its row as of its table's mark. Raises: SnapshotExpired."""
         found = []
@@ -198,9 +204,7 @@ class TableOneShot:
             deadline
         ):  # most clusters are so, and this is done for each commit
             return self._replica.tables
-        used = {*held.locks.tables, *[table for table, _ in held.changes]}
-        used |= {event.stream for event in held.events}
-        return self._session.beside(used, self._replica.tables, deadline)
+        return self._session.beside(held.streams, self._replica.tables, deadline)
 
     def _time_to_wait_for(
         self, answer: r.Revalidate, txn_id: bytes, locks: Locks, deadline: float

@@ -475,7 +475,7 @@ class TableTransaction(TableAccess):
         if not late:
             super()._check()
             self._check_outside("commit", writes=bool(parts.receipts or parts.name))
-        if opened is not None or (parts.number is not None and not late):
+        if opened is not None or (not late and self._takes_a_long_one(parts, timeout)):
             try:
                 self._result = self._commit_open(parts, timeout)
             except AlreadyCommitted:  # by another process, perhaps with all writes of this one
@@ -529,6 +529,17 @@ class TableTransaction(TableAccess):
             self._broken,
             self._ran,
         )
+
+    def _takes_a_long_one(self, parts: CommitParts, timeout: float | None) -> bool:
+        """Whether no single command can have these parts."""
+        if parts.number is not None:
+            return True
+        return parts.consumed is not None and self._is_apart(self._shared.deadline(timeout))
+
+    def _is_apart(self, deadline: float) -> bool:
+        """Whether it concerns several control partitions."""
+        streams = {*self._in_memory().streams, f"{self._scope()}/s"}
+        return not self._session.serves_all(streams, deadline)
 
     def _scope(self) -> str:
         """The scope of its tasks; without tasks of the first row that it writes, else of the first table.
@@ -588,7 +599,8 @@ class TableTransaction(TableAccess):
                 self._fail(self._broken)
         try:
             info = None
-            if self._prepares or (self._opened is None and parts.fit_one_command):
+            fits = parts.fit_one_command and self._opened is None
+            if self._prepares or (fits and not self._is_apart(self._shared.deadline(timeout))):
                 info = self._prepare_shot(parts, prepare, timeout)
             info = info or self._prepare_open(parts, prepare, timeout)
         except LocksBroken as error:
@@ -608,7 +620,9 @@ class TableTransaction(TableAccess):
         """Prepare by one command. Returns None if the writes are too big for that."""
         if self._opened is None:
             self._opened, self._prepares = self._handle(self._scope()), True
-            self._opened.read_by(SentLocks(self._replica, self._view, self._locks))
+            deadline, streams = self._shared.deadline(timeout), self._in_memory().streams
+            tables = self._session.beside(streams, self._replica.tables, deadline)
+            self._opened.read_by(SentLocks(self._replica, self._view, self._locks, tables))
             self._opened.keep(self._events)
         opened = self._opened
         try:

@@ -32,6 +32,7 @@ from anabranch.controller.metrics import Metrics
 from anabranch.controller.suspects import SuspectCommands
 from anabranch.controller.topic_trouble import TopicTrouble, places_of, refuses_data
 from anabranch.core import rows as k
+from anabranch.core.across.messages import LEVEL as ACROSS_LEVEL
 from anabranch.core.decisions.across import receiving
 from anabranch.core.decisions.across.holding import holds_of
 from anabranch.core.decisions.cleanup import log_epochs_again
@@ -567,6 +568,7 @@ class Controller:
     # -- rounds ---------------------------------------------------------------------------------------
 
     def _turn(self, former: Turn | None = None) -> Turn:
+        self._let_span()
         return Turn(
             state=self._state,
             index=self._intake.index,
@@ -579,6 +581,15 @@ class Controller:
             plain_waits=self._suspects.plain_waits,
             former=former,
         )
+
+    def _let_span(self) -> None:
+        """Allow transactions over several control partitions, once there are several and the feature level does."""
+        row = self._state.feature
+        if self.settings.across or row is None or row.level < ACROSS_LEVEL:
+            return
+        if max(row.control_partitions, self.settings.control_partitions) > 1:
+            self.settings = replace(self.settings, across=True)
+            self._memory.across.on = True
 
     def _write(
         self,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from anabranch.core.across.holds import Holds
+from anabranch.core.command_events import CommandEvents
 from anabranch.core.journal_index import Place
 from anabranch.core.locks.recent_writes import RecentWrites, RecentWritesDraft
 from anabranch.core.locks.table_writes import Write
@@ -328,6 +329,13 @@ class Sent(NamedTuple):
     pause_ms: int
 
 
+class Quiet(NamedTuple):
+    """Nothing is to be sent for a transaction until this time, while it has these rows."""
+
+    rows: tuple[object, ...]
+    until_ms: int
+
+
 class WaitingCommand(NamedTuple):
     """A touch, or a `LockReads`, that waits for the coordinator of its transaction to say whether it may.
 
@@ -371,8 +379,9 @@ class Across(Part):
 
     At a coordinator: ``votes`` and ``sent`` by transaction and participant; ``held_ms``: since when there is a vote
     with a timestamp; ``again_ms``: before this time no new votes are asked for; ``exactly``: the commits that name
-    all their writers. At a participant: ``joining``: commands that wait, by transaction and scope; ``asked``:
-    questions whose vote has to wait; ``parts`` of one-shots, and ``early`` questions, which wait for each other.
+    all their writers; ``quiet``: those with nothing to send now. At a participant: ``joining``: commands that wait,
+    by transaction and scope; ``asked``: questions whose vote has to wait; ``parts`` of one-shots, and ``early``
+    questions, which wait for each other.
     ``on``: whether there may be such transactions at all; if not, turns share this without a draft.
     """
 
@@ -382,6 +391,7 @@ class Across(Part):
     held_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
     again_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
     exactly: DraftMap[bytes, bool] = field(default_factory=DraftMap)
+    quiet: DraftMap[bytes, Quiet] = field(default_factory=DraftMap)
     joining: DraftMap[tuple[bytes, str], tuple[WaitingCommand, ...]] = field(
         default_factory=DraftMap
     )
@@ -475,7 +485,9 @@ class LeaderMemory:
         self.row_turns.follow(drafts.row_turns)
         if drafts.holds.in_use or self.holds.in_use:
             self.holds.follow(drafts.holds)
-        if self.across.on:
+        if (
+            self.across.on and drafts.across is not self.across
+        ):  # a turn before it was on has no draft
             self.across.follow(drafts.across)
         self.segment_asks.follow(drafts.segment_asks)
         self.recent_writes.follow(drafts.recent_writes)
@@ -523,6 +535,8 @@ def unusable(state: State, waiting: Mapping[str, str], txn: OpenTxn) -> str:
     """
     prepared = txn.pending is not None and txn.pending.prepare is not None
     due = {stream for _, stream, _ in txn.due} if prepared else txn.participants.keys()
+    if prepared and not due and (kept := state.prepared_row(txn.row.txn_id)) is not None:
+        due = {run.stream for run in CommandEvents.of(kept.events).runs}
     for stream in sorted(due & txn.participants.keys()):
         if not is_usable(state, waiting, stream) and not (prepared and is_gone(state, stream)):
             return stream

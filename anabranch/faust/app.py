@@ -404,7 +404,7 @@ class App(faust.App):
             client.close()
 
     def add_output(self, stream: str) -> None:
-        """Add a stream that agents write to. Raises: CrossScope, UnknownScope, UnknownStream."""
+        """Add a stream that agents write to. Raises: UnknownScope, UnknownStream."""
         self.client.check_outputs(self.program.name, (stream,))
         self.program.outputs[stream] = stream_of(stream, None, None, "raise")
 

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
@@ -44,10 +45,13 @@ from anabranch.errors import (
 )
 from anabranch.ports import Clock, TopicPartition
 from anabranch.processing.batch import BatchConflict, Limits, WorkBatch, Written
+from anabranch.processing.handlers import Handlers
+from anabranch.processing.program import Program
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table, TaskTable
 from anabranch.processing.tables import write_rows
-from anabranch.protocol.schemas.records import Consumed, Derivation
+from anabranch.protocol.schemas.records import Consumed, Derivation, TaskPosition, TaskStep
+from anabranch.reading.slices import Piece
 from anabranch.tracing import consuming
 from anabranch.tracing import current as current_tracing
 from anabranch.types import TaskOwnership
@@ -284,6 +288,60 @@ class Commits:
         places = [TopicPartition(self.state.topic, task) for task in ownership.tasks]
         found = self._log.end_offsets(places, now + _ASK_S, committed=True)
         return {place.partition: end for place, end in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class FirstEvents:
+    """Handles what comes before the inputs, for tasks that have consumed nothing, such as the rows of a base.
+
+    The last commit gives the tasks their positions, so that it happens once; what comes before may be repeated.
+    """
+
+    app: Program
+    client: Client
+    commits: Commits
+    handlers: Handlers
+
+    def handle(self, ownership: TaskOwnership, still_wanted: Callable[[], None]) -> TaskOwnership:
+        """Returns the ownership with the tasks as they are then.
+
+        ``still_wanted``: called often; raises if the tasks are to be left. Raises: as the program's `first_events`,
+        `Handlers.handle` and `Commits.wait`.
+        """
+        fresh = {task for task, info in ownership.tasks.items() if not info.positions}
+        has_any = False
+        for events, of_events in self.app.first_events(self.client, fresh):
+            has_any, left = True, [Piece(events[0].stream, 0, events, of_events)]
+            while left:
+                still_wanted()
+                batch = self.commits.new_batch(self.app.tasks)
+                left = self.handlers.handle(batch, left)
+                if batch.rows or batch.outputs:
+                    of = batch.rows.keys() or set(of_events)
+                    ownership = self._commit(ownership, batch, of, ())
+        if not has_any:
+            return ownership
+        begin = [TaskPosition(n, at.record, at.timestamp) for n, at in enumerate(ownership.inputs)]
+        batch = self.commits.new_batch(self.app.tasks)
+        return self._commit(ownership, batch, fresh, tuple(begin))
+
+    def _commit(
+        self, ownership: TaskOwnership, batch: WorkBatch, of: Iterable[int],
+        positions: tuple[TaskPosition, ...],
+    ) -> TaskOwnership:  # fmt: skip
+        """Commit a batch with these tasks' next sequences, and with positions, if there are any."""
+        self.handlers.close_batch(batch)
+        tasks, steps = dict(ownership.tasks), list[TaskStep]()
+        for task in sorted(of):
+            known = tasks[task]
+            tasks[task] = replace(
+                known, sequence=known.sequence + 1, positions=positions or known.positions
+            )
+            steps.append(TaskStep((task,), known.sequence + 1, positions))
+        consumed = Consumed(self.app.name, ownership.fencing_token, tuple(steps))
+        self.commits.send(ownership, batch, consumed)
+        self.commits.wait()
+        return replace(ownership, tasks=tasks)
 
 
 def commit_until_known(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _ENTRIES = "entries"
 _SIZE = 2  # bytes of the length of an entry's key
 _ASK_S = 30.0
+_AT_ONCE = 5_000  # rows of a base in one commit
 _EVERY = (1 << 64) - 1
 
 
@@ -160,6 +161,9 @@ class DerivedTable(Processor):
                     at, txn_id = unpack_version(dict(event.headers).get(VERSION_HEADER))
                     events.append(event._replace(headers=[], commit_timestamp=at, txn_id=txn_id))
                     of_events.append(task)
+                    if len(events) == _AT_ONCE:
+                        yield events, of_events
+                        events, of_events = [], []
                 if events:
                     yield events, of_events
 

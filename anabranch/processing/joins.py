@@ -119,7 +119,8 @@ class Join(Spans):
         at, within = current_context(), self._within
         task, place = self.place_of(at, event)
         now, time = event_time(at.batch, task), max(event.timestamp, 0)
-        if time + within.reach(right) < now or at.batch.is_ahead(event):
+        over = time + within.reach(right)
+        if over < now or at.batch.is_ahead(event):
             self.note_late(at, event)
             return
         data = bytearray(at.batch.get(task, place) or _NO_ROW)
@@ -131,9 +132,9 @@ class Join(Spans):
             time, _WAITING.size + len(value), flags, event.commit_timestamp, event.segment_id,
             event.partition, event.offset,
         )  # fmt: skip
-        armed, due = int.from_bytes(data[: HEAD.size], "big"), time + within.reach(right) + 1
-        if not armed or due < armed:
-            data[: HEAD.size] = HEAD.pack(self.arm(at, task, place, armed, due))
+        (armed,) = HEAD.unpack_from(data)
+        if not armed or over + 1 < armed:
+            HEAD.pack_into(data, 0, self.arm(at, task, place, armed, over + 1))
         self._set(at, task, place, bytes(data))
         if found:
             self._call_with(at, right, event, found)
@@ -144,8 +145,7 @@ class Join(Spans):
         """Call the function with an event and each of those that waited for it."""
         own, call = at.timestamp, self._call
         for entry in found:
-            first = self._event(entry, event.key)
-            at.waited = first, self._raw(entry)
+            first, _ = at.waited = self._waited(entry, event.key)
             at.timestamp = max(event.timestamp, first.timestamp)
             result = call(first, event) if right else call(event, first)
             if result is not None:
@@ -173,18 +173,17 @@ class Join(Spans):
             place = after_it
         return found, own
 
-    def _raw(self, entry: Entry) -> bytes | None:
-        """The value of an event that waited, undecoded."""
-        return entry[1][_WAITING.size :] if entry[1][0] & _HAS_VALUE else None
-
-    def _event(self, entry: Entry, key: Any) -> Event[Any, Any]:
-        """An event that waited, decoded; without headers and transaction."""
+    def _waited(self, entry: Entry, key: Any) -> tuple[Event[Any, Any], bytes | None]:
+        """An event that waited, decoded, without headers and transaction; and its undecoded value."""
         time, data = entry
         flags, commit, segment, partition, offset = _WAITING.unpack_from(data)
-        side = self._sides[flags & _RIGHT]
-        value = side.codec.decode(data[_WAITING.size :]) if flags & _HAS_VALUE else None
+        side, raw = (
+            self._sides[flags & _RIGHT],
+            data[_WAITING.size :] if flags & _HAS_VALUE else None,
+        )
+        value = None if raw is None else side.codec.decode(raw)
         fields: Any = side.stream, key, value, [], time, None, commit, segment, partition, offset
-        return _make(Event, fields)
+        return _make(Event, fields), raw
 
     def _due_of(self, entry: Entry) -> int:
         return entry[0] + self._within.reach(entry[1][0] & _RIGHT) + 1
@@ -209,8 +208,7 @@ class Join(Spans):
         entry = self._take_due(row, due)
         right = entry[1][0] & _RIGHT
         if not entry[1][0] & _MATCHED and self._within.is_alone(right):
-            event = self._event(entry, self._sides[right].key.decode(key))
-            row.at.waited = event, self._raw(entry)
+            event, _ = row.at.waited = self._waited(entry, self._sides[right].key.decode(key))
             check_result(self._call, self._call(*((None, event) if right else (event, None))))
 
     def drop_due(self, row: Row, due: int) -> None:
@@ -227,7 +225,7 @@ class Join(Spans):
 
     def entry(self, row: bytes, data: bytes) -> tuple[bytes, list[tuple[str, int, Any]]]:
         """As of `Keyed`: a key, and stream, time and value of the events that wait."""
-        events = (self._event(entry, row) for entry in entries_of(data))
+        events = (self._waited(entry, row)[0] for entry in entries_of(data))
         return row, [(event.stream, event.timestamp, event.value) for event in events]
 
 

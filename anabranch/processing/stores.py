@@ -103,7 +103,7 @@ class Keyed:
 
     def _place(self, at: HandlerContext, key: bytes | str) -> tuple[int, bytes]:
         raw: Any = key if key.__class__ is bytes else self.encoded(key, at.key)
-        if at.batch.known.get(raw) == at.task and not at.own_key:
+        if not (self.local or at.own_key) and at.batch.task_of(raw) == at.task:
             return at.task, self.prefix + raw  # the fast path of what follows
         self._check_task(at)
         if at.own_key and raw != at.key:

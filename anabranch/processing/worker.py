@@ -35,7 +35,7 @@ from anabranch.errors import (
 )
 from anabranch.ports import Clock, GroupMember, TopicPartition
 from anabranch.processing.batch import SLICE_BYTES, BatchConflict, Limits, WorkBatch
-from anabranch.processing.commits import FIRST_PAUSE_S, LONGEST_PAUSE_S, Commits
+from anabranch.processing.commits import FIRST_PAUSE_S, LONGEST_PAUSE_S, Commits, FirstEvents
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.metrics import TABLE
 from anabranch.processing.operations.topology import topology_of
@@ -47,14 +47,7 @@ from anabranch.processing.tables import Conflicts, TaskTables, WorkerTables
 from anabranch.protocol.defaults import SESSION_S
 from anabranch.protocol.hybrid_time import to_ms
 from anabranch.protocol.legal_names import PLAIN, state_stream
-from anabranch.protocol.schemas.records import (
-    Consumed,
-    ProcessorInfo,
-    ProcessorInput,
-    TaskInfo,
-    TaskPosition,
-    TaskStep,
-)
+from anabranch.protocol.schemas.records import ProcessorInfo, ProcessorInput, TaskInfo
 from anabranch.reading.history import check_start
 from anabranch.reading.slices import Piece
 from anabranch.reading.task_reader import TaskReader
@@ -532,6 +525,7 @@ class Worker:
         generation = self._member.generation
 
         def still_wanted() -> None:
+            self._seen_at = self._clock.monotonic()
             self._member.serve(0.0)
             if self.stop.is_set() or self._member.generation != generation:
                 raise NotReady("the worker ends, or its group assigns again")
@@ -548,7 +542,10 @@ class Worker:
         state.forget(wanted)  # from now on this worker's commits set their marks
         self._commits.rows.forget()
         self._handlers.resume(self._commits.rows, wanted)
-        ownership = self._ownership = self._handle_first(ownership, still_wanted)
+        first = FirstEvents(
+            app=self._app, client=self._client, commits=self._commits, handlers=self._handlers
+        )
+        ownership = self._ownership = first.handle(ownership, still_wanted)
         self._reader, self._derived_through = self._read(ownership), 0
         if self._app.on_lost == "skip":
             self._reader.on_lost = self._note_lost
@@ -556,50 +553,6 @@ class Worker:
         self.metrics.add("processor_restored_rows", by=rows)
         took = self._clock.monotonic() - begun
         log.info("%s: tasks %s; %d rows read in %.1f s", self._app.name, sorted(wanted), rows, took)
-
-    def _handle_first(
-        self, ownership: TaskOwnership, still_wanted: Callable[[], None]
-    ) -> TaskOwnership:
-        """Handle the program's first events for tasks that have consumed nothing. Returns what the tasks are then.
-
-        The last commit gives the tasks their positions, so that it happens once; what comes before may be repeated.
-        """
-        fresh = {task for task, info in ownership.tasks.items() if not info.positions}
-        has_any = False
-        for events, of_events in self._app.first_events(self._client, fresh):
-            has_any, left = True, [Piece(events[0].stream, 0, events, of_events)]
-            while left:
-                still_wanted()
-                self._seen_at = self._clock.monotonic()
-                batch = self._commits.new_batch(self._app.tasks)
-                left = self._handlers.handle(batch, left)
-                self._handlers.close_batch(batch)
-                if batch.rows or batch.outputs:
-                    of = batch.rows.keys() or set(of_events)
-                    ownership = self._commit_first(ownership, batch, of, ())
-        if not has_any:
-            return ownership
-        begin = [TaskPosition(n, at.record, at.timestamp) for n, at in enumerate(ownership.inputs)]
-        batch = self._commits.new_batch(self._app.tasks)
-        self._handlers.close_batch(batch)
-        return self._commit_first(ownership, batch, fresh, tuple(begin))
-
-    def _commit_first(
-        self, ownership: TaskOwnership, batch: WorkBatch, of: Iterable[int],
-        positions: tuple[TaskPosition, ...],
-    ) -> TaskOwnership:  # fmt: skip
-        """Commit a batch of `_handle_first`, with new positions of tasks, if there are any."""
-        tasks, steps = dict(ownership.tasks), list[TaskStep]()
-        for task in sorted(of):
-            sequence = tasks[task].sequence + 1
-            steps.append(TaskStep((task,), sequence, positions))
-            tasks[task] = replace(
-                tasks[task], sequence=sequence, positions=positions or tasks[task].positions
-            )
-        token = ownership.fencing_token
-        self._commits.send(ownership, batch, Consumed(self._app.name, token, tuple(steps)))
-        self._commits.wait()
-        return replace(ownership, tasks=tasks)
 
     def _check_inputs(self, inputs: Sequence[ProcessorInput]) -> None:
         """Raise `IllegalState` if the processor has other inputs by now than this program."""

@@ -164,6 +164,7 @@ HELD_PARTS = Limit(
     "parts of one-shots that wait for another control partition, and as many touches; half for a lane",
 )
 EARLY_ASKS = Limit(1_000, "messages", "… and questions of others that wait for such a command")
+EARLY_BYTES = Limit(4 << 10, "bytes", "… such a question")
 ROW_KEY = Limit(8 << 10, "bytes", "the key of a table's row")
 PREPARED = Limit(10_000, "transactions", "prepared transactions of a control partition")
 PARTICIPANTS = Limit(64, "control partitions", "participants of a transaction")

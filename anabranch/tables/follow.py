@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from anabranch.core.derived_rows import derived_through, progress_of, with_progress
+from anabranch.core.stream_settings import Derived
 from anabranch.errors import AnabranchError, NotReady, RetryError, SnapshotExpired, UnknownStream
 from anabranch.ports import LogError, TopicPartition
 from anabranch.protocol.hybrid_time import to_text
@@ -95,18 +96,17 @@ class Follower:
         streams: Sequence[str],
         timeout: float,
         base_of: Callable[[str, float], BaseRow | None],
-        sources: Mapping[str, str] = MappingProxyType({}),
-        floors: Mapping[str, int] = MappingProxyType({}),
+        derived: Mapping[str, Derived] = MappingProxyType({}),
     ) -> None:
         """``timeout``: seconds of a question. ``base_of``: asks for a table's present base, with a deadline.
 
-        ``sources``: the source of each derived table that a worker writes. ``floors``: since when such a table
-        can be read, if it begins with a base of its source.
+        ``derived``: the derived tables that workers write.
         """
         self._store = store
         self._ports = ports
         self.streams = tuple(dict.fromkeys(streams))
-        self._sources, self._floors = sources, floors
+        self._sources = sources = {table: each.of.source for table, each in derived.items()}
+        self._floors = {table: each.since for table, each in derived.items()}
         # Tables of which the controller's reports are needed.
         self.reported_of = tuple(dict.fromkeys([*self.streams, *sources.values()]))
         self._timeout = timeout

@@ -159,11 +159,10 @@ class ReadReplica:
             self._remove_temporary()
             raise
         self._derived = settings.derived
-        sources = {t: of.of.source for t, of in self._derived.items() if of.asynchronous}
-        floors = {t: of.since for t, of in self._derived.items() if of.since}
-        self.without_locks = frozenset(sources)  # tables that transactions can't lock
+        by_workers = {t: of for t, of in self._derived.items() if of.asynchronous}
+        self.without_locks = frozenset(by_workers)  # tables that transactions can't lock
         self._follower = Follower(
-            self._store, ports, settings.tables, settings.timeout, controller.base, sources, floors
+            self._store, ports, settings.tables, settings.timeout, controller.base, by_workers
         )
         self.tables = self._follower.streams
         self._moved = here().condition()

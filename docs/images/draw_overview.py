@@ -4,31 +4,67 @@ from __future__ import annotations
 
 from pathlib import Path
 
-WATER, DEEP, GREEN, RED, INK, PALE = "#4c9be8", "#1f5fa8", "#3aa76d", "#d1495b", "#22313f", "#eef4fb"
+WATER, DEEP, GREEN, RED, INK, PALE = (
+    "#4c9be8",
+    "#1f5fa8",
+    "#3aa76d",
+    "#d1495b",
+    "#22313f",
+    "#eef4fb",
+)
 out: list[str] = []
 
 
-def text(x: float, y: float, words: str, size: int = 15, colour: str = INK, anchor: str = "middle", weight: str = "normal") -> None:
-    out.append(f'<text x="{x}" y="{y}" font-size="{size}" fill="{colour}" text-anchor="{anchor}" font-weight="{weight}">{words}</text>')
+def text(
+    x: float,
+    y: float,
+    words: str,
+    size: int = 15,
+    colour: str = INK,
+    anchor: str = "middle",
+    weight: str = "normal",
+) -> None:
+    out.append(
+        f'<text x="{x}" y="{y}" font-size="{size}" fill="{colour}" text-anchor="{anchor}" font-weight="{weight}">{words}</text>'
+    )
 
 
 def box(x: float, y: float, w: float, h: float, fill: str, stroke: str = DEEP) -> None:
-    out.append(f'<rect x="{x}" y="{y}" width="{w}" height="{h}" rx="9" fill="{fill}" stroke="{stroke}" stroke-width="1.6"/>')
+    out.append(
+        f'<rect x="{x}" y="{y}" width="{w}" height="{h}" rx="9" fill="{fill}" stroke="{stroke}" stroke-width="1.6"/>'
+    )
 
 
 def arrow(x1: float, y1: float, x2: float, y2: float, colour: str = DEEP, dash: str = "") -> None:
     style = f' stroke-dasharray="{dash}"' if dash else ""
-    out.append(f'<path d="M{x1},{y1} C{(x1 + x2) / 2},{y1} {(x1 + x2) / 2},{y2} {x2},{y2}" fill="none" stroke="{colour}" stroke-width="2.2" marker-end="url(#tip)"{style}/>')
+    out.append(
+        f'<path d="M{x1},{y1} C{(x1 + x2) / 2},{y1} {(x1 + x2) / 2},{y2} {x2},{y2}" fill="none" stroke="{colour}" stroke-width="2.2" marker-end="url(#tip)"{style}/>'
+    )
 
 
 def batches(x: float, y: float, colours: str, size: int = 17) -> None:
     names = {"b": WATER, "g": GREEN, "r": RED, "s": "#f2b544"}
     for i, c in enumerate(colours):
-        out.append(f'<rect x="{x + i * (size + 3)}" y="{y}" width="{size}" height="{size + 5}" rx="3" fill="{names[c]}"/>')
+        out.append(
+            f'<rect x="{x + i * (size + 3)}" y="{y}" width="{size}" height="{size + 5}" rx="3" fill="{names[c]}"/>'
+        )
 
 
-text(480, 32, "One transaction, many processes: whole in the stream, or not at all", 21, weight="bold")
-for i, (name, colour) in enumerate((("process A: begin, write", WATER), ("process B: join(token), write", WATER), ("process C: killed half-way", RED), ("any Kafka client", GREEN))):
+text(
+    480,
+    32,
+    "One transaction, many processes: whole in the stream, or not at all",
+    21,
+    weight="bold",
+)
+for i, (name, colour) in enumerate(
+    (
+        ("process A: begin, write", WATER),
+        ("process B: join(token), write", WATER),
+        ("process C: killed half-way", RED),
+        ("any Kafka client", GREEN),
+    )
+):
     y = 70 + i * 66
     box(20, y, 215, 44, PALE, colour)
     text(127, y + 27, name, 14)

@@ -162,6 +162,7 @@ def test_a_load_that_fails_leaves_nothing(shell: Shell, scope: str, tmp_path: Pa
     assert txn["state"] == "ABORTED"
 
 
+@pytest.mark.long
 def test_commands_make_and_read_a_table(shell: Shell, scope: str, tmp_path: Path) -> None:
     name, kept = f"{scope}/accounts", ("--folder", str(tmp_path / "kept"))
     shell.run("table", "create", name, "--segments", "2", "--setting", "table.history.ms=1000000")
@@ -231,6 +232,7 @@ def test_the_flights(cluster: Cluster, tmp_path: Path) -> None:
     assert not [name for name in mine if name.startswith(("nyc-", "flights-"))]
 
 
+@pytest.mark.long
 def test_streams_become_what_a_file_says(shell: Shell, scope: str, tmp_path: Path) -> None:
     file = tmp_path / "streams.toml"
     kept, going = f"{scope}/kept", f"{scope}/going"

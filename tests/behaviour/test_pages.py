@@ -23,8 +23,8 @@ CALLS = {
     "docs/client.md": ["done before:", "b'ann' b'3 apples'"],
     "docs/asyncio.md": ["b'N14228' b'landed'", "committed: 100", "seats left: b'97'", "1 event is"],
 }
-QUICK = ["docs/tutorial.md", "docs/testing.md"]
-COMMANDS = [*QUICK, "docs/concepts.md"]
+QUICK = ["docs/tutorial.md"]
+COMMANDS = [*QUICK, "docs/testing.md", "docs/concepts.md"]
 COMMANDS += [f"docs/how-to/{path.name}" for path in sorted((DOCS / "how-to").glob("*.md"))]
 # Blocks that are no code, and what else a page may show.
 KINDS = {
@@ -52,10 +52,15 @@ def test_calls_run(
     assert [text for text in CALLS[name] if text not in printed] == []
 
 
+def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    """All pages of commands run in CI's turns, the first of them in each run."""
+    return [] if name in QUICK else [pytest.mark.long]
+
+
 @pytest.mark.unsecured
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.soak) for name in COMMANDS],
+    [pytest.param(name, marks=marks_of(name)) for name in COMMANDS],
 )
 def test_commands_run(
     name: str, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

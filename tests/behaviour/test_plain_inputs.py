@@ -196,6 +196,7 @@ def test_the_bridge_copies_a_topic_into_a_stream(client: anabranch.Client, topic
         topic.write(60)
 
 
+@pytest.mark.long
 def test_a_bridge_ends_once_all_is_copied(client: anabranch.Client, topic: Topic) -> None:
     stream = f"p{uuid.uuid4().hex[:8]}/orders"
     client.create_stream(stream, segments=2)

@@ -405,8 +405,15 @@ class FakeClient:
         more = {"despite": tuple(despite)} if despite else {}
         self._call("delete_stream", name=name, **more)
 
-    def force(self, transaction: bytes, reason: str, outcome: bool | None = None) -> None:
-        self._call("force", transaction=transaction, reason=reason, outcome=outcome)
+    def force(
+        self,
+        transaction: bytes,
+        reason: str,
+        outcome: bool | None = None,
+        control_partition: int | None = None,
+    ) -> None:
+        at = {} if control_partition is None else {"control_partition": control_partition}
+        self._call("force", transaction=transaction, reason=reason, outcome=outcome, **at)
 
     def abort(self, transaction: bytes, reason: str) -> None:
         self._call("abort", transaction=transaction, reason=reason)

@@ -522,6 +522,17 @@ def test_txn_force_asks(run: Run, fake: FakeClient) -> None:
     assert json.loads(result.stdout)["state"] == "ABORTED"
 
 
+def test_txn_force_of_one_part_says_which_way(run: Run, fake: FakeClient) -> None:
+    force = ("txn", "force", ID, "--at", "2")
+    assert "give --outcome, too" in run(*force, "--yes").stderr
+    asked = run(*force, "--outcome", "commit")
+    assert "at control partition 2 will end by commit, alone" in asked.stderr
+    assert fake.calls == []
+    assert run(*force, "--outcome", "commit", "--yes").exit_code == 0
+    (call,) = [arguments for call, arguments in fake.calls if call == "force"]
+    assert (call["control_partition"], call["outcome"]) == (2, True)
+
+
 @pytest.mark.usefixtures("fake")
 def test_group_list_sums_what_is_known_of_all_streams(run: Run) -> None:
     assert cells(run("group", "list").stdout) == [

@@ -26,14 +26,15 @@ from anabranch.errors import (
 from anabranch.ledger import Ledger
 from anabranch.protocol.ids import control_partition_of
 from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.protocol.schemas.codec import LEVEL
 from anabranch.testing import MemoryCluster
 
 HERE, THERE = STREAMS = ("ams/s", "ber/s")  # on control partitions 0 and 1
 BOTH = 0, 1
 
 
-def cluster_of(*, across: bool = True) -> MemoryCluster:
-    made = MemoryCluster(control_partitions=2, controllers=2, across=across)
+def cluster_of(feature_level: int = LEVEL) -> MemoryCluster:
+    made = MemoryCluster(control_partitions=2, controllers=2, feature_level=feature_level)
     with made.connect() as client:
         for number, stream in enumerate(STREAMS):
             client.create_stream(stream, 2)
@@ -111,6 +112,7 @@ def test_while_it_waits_it_is_listed_once_and_then_its_timeline_has_each_part(
         assert alone.info.txn_id == txn.txn_id, "as the participant has it"
         cluster.start_controller(0)
         txn.commit()
+    assert [one.txn_id for one in client.transactions(finished=True)].count(txn.txn_id) == 1
     steps = {step.what: step.about for step in client.timeline(txn.txn_id).steps}
     assert steps["part opened"] == "control partition 1: ber"
     assert steps["part ended"] == "control partition 1"
@@ -155,8 +157,8 @@ def test_after_an_abort_nothing_is_there_and_late_writers_hear_of_it(
     assert client.open_transactions() == []
 
 
-def test_without_the_right_settings_only_the_write_is_refused() -> None:
-    client = cluster_of(across=False).connect()
+def test_below_feature_level_4_only_the_write_is_refused() -> None:
+    client = cluster_of(3).connect()
     with client.begin("ams") as txn:
         txn.write(HERE, b"own", key=b"k")
         with pytest.raises(CrossScope, match="'ams' is on control partition 0 and 'ber' on 1"):
@@ -313,6 +315,17 @@ def test_a_short_transaction_over_both_is_one_command_to_each(
     found = {value: sorted(places) for value, places in events(client).items()}
     assert found == {b"%d!" % number: [(HERE, at), (THERE, at)] for number in range(3)}
     assert client.open_transactions() == []
+
+
+def test_the_merge_of_a_short_transaction_that_was_decided_can_be_awaited(client: Client) -> None:
+    for name in (None, "daily"):
+        with client.begin("ams") as txn:  # the second one is a one-shot
+            for stream in STREAMS:
+                txn.write(stream, b"1", key=b"k")
+            decided = txn.commit(name=name, wait="decided")
+            whole = txn.merged()
+        assert (decided.is_merged, whole.is_merged) == (False, True)
+        assert decided.commit_timestamp == whole.commit_timestamp
 
 
 def test_short_transactions_are_committed_once_while_controllers_die(

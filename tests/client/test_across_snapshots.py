@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.client.client import Client
 from anabranch.client.replica import Replica
-from anabranch.errors import CrossScope, DeadlineExceeded, NotReady
+from anabranch.errors import DeadlineExceeded, NotReady
 from anabranch.protocol import hybrid_time
 from anabranch.protocol.ids import control_partition_of
 from anabranch.protocol.legal_names import ADMIN_LANE
@@ -224,15 +224,3 @@ def test_a_control_partition_without_a_controller_is_waited_for(place: Place) ->
     assert place.reader.snapshot(TABLES[:2]).timestamp
     place.cluster.start_controller(2)
     assert place.reader.snapshot(TABLES).timestamp >= place.newest()
-
-
-def test_where_that_is_switched_off_transactions_lock_tables_of_one_control_partition(
-    place: Place, rows: Replica
-) -> None:
-    with pytest.raises(CrossScope):
-        rows.begin(keepalive=60)
-    rows.transact(lambda txn: txn.put(TABLES[0], b"a", b"1" + (txn.get(TABLES[0], b"a") or b"")))
-    with pytest.raises(CrossScope):
-        rows.transact(lambda txn: txn.put(TABLES[0], b"a", txn.get(TABLES[1], b"a") or b""))
-    with place.writer.begin("ams") as txn, pytest.raises(CrossScope):
-        rows.join(txn.token())

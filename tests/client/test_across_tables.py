@@ -10,16 +10,17 @@ import pytest
 
 from anabranch.client.client import Client
 from anabranch.client.replica import Replica
-from anabranch.errors import CrossScope, IllegalState, LocksBroken
+from anabranch.errors import CrossScope, FeatureNotEnabled, IllegalState, LocksBroken, RetryError
 from anabranch.protocol.ids import control_partition_of
+from anabranch.protocol.schemas.codec import LEVEL
 from anabranch.testing import MemoryCluster
 from tests.tables.test_isolation import HERMITAGE, play
 
 HERE, THERE = TABLES = ("ams/t", "ber/t")  # on control partitions 0 and 1
 
 
-def cluster_of(count: int = 2, *, across: bool = True) -> MemoryCluster:
-    made = MemoryCluster(control_partitions=count, controllers=count, across=across)
+def cluster_of(count: int = 2, *, level: int = LEVEL) -> MemoryCluster:
+    made = MemoryCluster(control_partitions=count, controllers=count, feature_level=level)
     with made.connect() as client:
         for number, table in enumerate(TABLES):
             client.create_table(table)
@@ -139,6 +140,48 @@ def test_another_process_reads_and_writes_both_and_its_locks_count(
         assert [its[b"part"] for its in rows(replica).values()] == [b"1", b"1"]
 
 
+@pytest.mark.parametrize("tables", [TABLES, (HERE,), (THERE,)])
+def test_positions_of_tasks_move_with_rows_of_any_control_partition(
+    cluster: MemoryCluster, client: Client, tables: tuple[str, ...]
+) -> None:
+    """The processor is here."""
+    client.create_stream("ams/in", 1)
+    client.transact(lambda txn: txn.write("ams/in", b"1"))
+    client.create_processor("ams/p", ["ams/in"], 1)
+    with (
+        client.replica(*TABLES) as replica,
+        client.read(["ams/in"], ownership=client.take_tasks("ams/p")) as reader,
+    ):
+        until = cluster.clock.monotonic() + 20
+        while not reader.cut(until, 1):
+            assert cluster.clock.monotonic() < until
+
+        def count(txn: Any) -> None:
+            for table in tables:
+                txn.put(table, b"k", b"%d" % (int(txn.get(table, b"k") or b"0") + 1))
+
+        replica.transact(count, consume=reader)
+        found = {table: its[b"k"] for table, its in rows(replica).items()}
+        assert found == {table: b"101" if table in tables else b"100" for table in TABLES}
+    with client.read(["ams/in"], ownership=client.take_tasks("ams/p")) as again:
+        assert not again.cut(cluster.clock.monotonic() + 2, 1)
+
+
+@pytest.mark.parametrize("tables", [TABLES, (THERE,)])
+def test_what_was_read_of_both_is_frozen_while_it_is_prepared(
+    cluster: MemoryCluster, client: Client, tables: tuple[str, ...]
+) -> None:
+    with client.replica(*TABLES) as replica, replica.begin() as txn:
+        held = [txn.get(table, b"k") for table in tables]
+        txn.put(THERE, b"own", held[0] or b"")
+        txn.prepare()
+        with client.outside(), cluster.connect(timeout=1) as other, pytest.raises(RetryError):
+            other.transact(lambda its: its.write(tables[0], b"7", key=b"k"))
+        assert txn.commit().counts.committed == 1
+        blind(cluster, tables[0], b"k", b"8")
+        assert rows(replica)[THERE][b"own"] == b"100"
+
+
 def test_money_that_moves_between_tables_is_whole_in_every_snapshot(cluster: MemoryCluster) -> None:
     """Transfers that overlap, while controllers die."""
     seed = random.randrange(1 << 32)
@@ -232,11 +275,11 @@ def copy_elsewhere(replica: Replica, keepalive: float | None) -> None:
         txn.commit()
 
 
-def test_where_it_is_switched_off_each_transaction_has_one_control_partition() -> None:
-    client = cluster_of(across=False).connect()
+def test_below_level_4_each_transaction_has_one_control_partition() -> None:
+    client = cluster_of(level=3).connect()
     with client.replica(*TABLES) as replica:
         for keepalive in (None, 60):
-            with pytest.raises(CrossScope):
+            with pytest.raises((CrossScope, FeatureNotEnabled), match="feature --raise 4"):
                 copy_elsewhere(replica, keepalive)
         replica.transact(lambda txn: txn.put(THERE, b"own", txn.get(THERE, b"k") or b""))
         assert [its.get(b"own") for its in rows(replica).values()] == [None, b"100"]

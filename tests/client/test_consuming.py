@@ -245,8 +245,8 @@ def test_an_unreadable_answer_ends_the_reader(
 ) -> None:
     real = Session.one_shot
 
-    def unreadable(*given: Any) -> Any:
-        real(*given)
+    def unreadable(*given: Any, **more: Any) -> Any:
+        real(*given, **more)
         raise error("the answer")
 
     with world.reader() as reader:

@@ -56,7 +56,7 @@ class Pair:
     def new(self, number: int) -> Controller:
         """A controller that takes the control partition over, with an empty table."""
         self.names += 1
-        return self.world.led(f"c{self.names}", number, across=True)
+        return self.world.led(f"c{self.names}", number)
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):

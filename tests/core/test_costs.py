@@ -7,16 +7,14 @@ so many of each.
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import sys
-import traceback
 import tracemalloc
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -39,7 +37,6 @@ CALLS, BYTES = 25, 1_200  # a unit, of 10 µs, is as much
 MOST = 3  # times what it is charged
 MANY = 3_000
 TABLE = "nyc/t"
-T = TypeVar("T")
 
 
 class Table(Memory):
@@ -77,7 +74,7 @@ def compiled() -> None:
 
 
 @cache
-def crowded() -> World:
+def crowded() -> bytes:
     """A control partition that has many of everything. T is open, has many writers, and locks much."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(harness, "Memory", Table)
@@ -139,7 +136,7 @@ def crowded() -> World:
             (k.read_lock_key(txn_id, 1, 0), r.ValidatedRow(1_999, 1, 0)),
         ]
     )
-    return world
+    return pickle.dumps(world)
 
 
 def receipts(world: World, extents: int = 1, many: int = MANY) -> tuple[r.Receipt, ...]:
@@ -292,32 +289,13 @@ def measured(decide: Callable[[], object]) -> tuple[int, int]:
     return calls, peak - before
 
 
-def in_a_copy(take: Callable[[], T]) -> T:
-    """The result of a call in a fork of this process: it may change the world, which takes long to make."""
-    crowded()
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        gc.disable()  # the collector would copy all of it
-        try:
-            os.write(writer, pickle.dumps(take()))
-        except BaseException:  # noqa: BLE001 (the fork ends here)
-            traceback.print_exc()
-        os._exit(0)
-    os.close(writer)
-    with open(reader, "rb") as pipe:
-        result = pipe.read()
-    os.waitpid(child, 0)
-    assert result, "it failed in the fork, as its error output says"
-    its: T = pickle.loads(result)
-    return its
-
-
 def played(
     name: str, lane: str = "etl", *, asked: bool = True
 ) -> tuple[Turn, Callable[[], object]]:
     """A turn, and the deciding of this command in it."""
-    world = crowded()
+    gc.disable()  # the collector would walk through all that is made, again and again
+    world: World = pickle.loads(crowded())
+    gc.enable()
     turn = world.new_turn()
     payload = encode(WORST[name](world))
     to = ReplyTo(b"c", 0, b"d", lane) if asked else None
@@ -325,48 +303,37 @@ def played(
     return turn, lambda: decide_command(turn, command)
 
 
-def cost(name: str, lane: str = "etl", *, asked: bool = True) -> tuple[int, int, int]:
-    """Calls and bytes of a command, and the units that it is charged."""
-
-    def take() -> tuple[int, int, int]:
-        turn, decide = played(name, lane, asked=asked)
-        calls, size = measured(decide)
-        return calls, size, turn.work
-
-    return in_a_copy(take)
-
-
 @pytest.mark.parametrize(
     ("name", "lane"), [*((name, "etl") for name in WORST), ("list series", "lane1")]
 )
 def test_no_command_costs_much_more_than_it_is_charged(name: str, lane: str) -> None:
-    calls, size, units = cost(name, lane)
-    assert calls <= MOST * CALLS * units, f"{calls:,} calls for {units:,} units"
-    assert size <= MOST * BYTES * units, f"{size:,} bytes for {units:,} units"
+    turn, decide = played(name, lane)
+    calls, size = measured(decide)
+    assert calls <= MOST * CALLS * turn.work, f"{calls:,} calls for {turn.work:,} units"
+    assert size <= MOST * BYTES * turn.work, f"{size:,} bytes for {turn.work:,} units"
 
 
 def test_each_command_is_among_them() -> None:
-    def types() -> set[str]:
-        return {type(make(crowded())).__name__ for make in WORST.values()}
-
-    assert in_a_copy(types) == {cls.__name__ for cls in RULES}
+    world: World = pickle.loads(crowded())
+    assert {type(make(world)) for make in WORST.values()} == RULES.keys()
 
 
 @pytest.mark.parametrize(
-    ("charge", "none", "name"),
+    ("cost", "none", "name"),
     [
         ("LISTED", 0, "list what is open"),
         ("ROW", 0, "take"),
-        ("of_items", lambda _: 0, "validate"),
+        pytest.param("of_items", lambda _: 0, "validate", marks=pytest.mark.soak),
         ("of_receipts", lambda _: 0, "state"),
     ],
 )
 def test_without_a_charge_some_command_costs_more(
-    charge: str, none: Any, name: str, monkeypatch: pytest.MonkeyPatch
+    cost: str, none: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, charge, none)
-    calls, size, units = cost(name)
-    assert calls > MOST * CALLS * units or size > MOST * BYTES * units
+    monkeypatch.setattr(work, cost, none)
+    turn, decide = played(name)
+    calls, size = measured(decide)
+    assert calls > MOST * CALLS * turn.work or size > MOST * BYTES * turn.work
 
 
 @pytest.mark.parametrize(
@@ -374,23 +341,24 @@ def test_without_a_charge_some_command_costs_more(
     ["list open ones", "list what is open", "list all locks", "describe all", "list series"],
 )
 def test_a_lane_pays_nothing_for_what_only_others_may_see(name: str) -> None:
-    def take() -> tuple[bool, int]:
-        turn, decide = played(name, lane="lane7")
-        decide()
-        return isinstance(turn.round.replies[0][1], r.Refusal), turn.work
-
-    refused, units = in_a_copy(take)
-    assert not refused
-    assert units < 2 * work.SMALL
+    turn, decide = played(name, lane="lane7")
+    decide()
+    assert not isinstance(turn.round.replies[0][1], r.Refusal)
+    assert turn.work < 2 * work.SMALL
 
 
 def test_an_answer_is_made_for_an_asker_alone() -> None:
     """A command without a place for its answer costs no list of writers."""
-    (calls, _, asked), (more, _, units) = (cost("abort", asked=its) for its in (True, False))
-    assert calls <= MOST * CALLS * asked
-    assert more <= MOST * CALLS * units
-    assert units < asked - 400
-    assert cost("state", asked=False)[2] == work.COMMAND
+    units = []
+    for asked in (True, False):
+        turn, decide = played("abort", asked=asked)
+        calls, _ = measured(decide)
+        units.append(turn.work)
+        assert calls <= MOST * CALLS * turn.work
+    assert units[1] < units[0] - 400
+    turn, decide = played("state", asked=False)
+    decide()
+    assert turn.work == work.COMMAND
 
 
 def test_what_is_due_is_charged_to_its_owner() -> None:

@@ -77,9 +77,7 @@ class Process:
         self.thread.start()
 
     def _run(self) -> None:
-        settings = Settings(
-            self.number, 2, self.prefix, reply_partitions=8, trusts_open=True, across=True
-        )
+        settings = Settings(self.number, 2, self.prefix, reply_partitions=8, trusts_open=True)
         while not self.stopped.is_set():
             table = RocksTable(self.folder / f"table{self.number}-{self.deaths}")
             controller = Controller(self.log, table, SystemClock(), settings, f"p{self.deaths}")

@@ -360,6 +360,7 @@ def test_an_append_in_doubt_costs_no_lead(
     assert len(terms) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", VERSIONS)
 def test_commit_rounds_stay_whole(
     network: Network, unique: str, version: int, tmp_path: Path

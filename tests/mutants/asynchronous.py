@@ -8,8 +8,8 @@ from typing import Any
 from anabranch.core.decisions import ownership
 from anabranch.errors import InvalidArgument
 from anabranch.processing import derived
+from anabranch.processing.commits import FirstEvents
 from anabranch.processing.derived import DerivedTable
-from anabranch.processing.worker import Worker
 from anabranch.protocol.schemas.records import TaskPosition
 from anabranch.reading.task_reader import TaskReader
 from anabranch.tables import follow
@@ -80,9 +80,9 @@ def any_base(right: Any, self: DerivedTable, client: Any) -> Any:
         return client.describe(self.of.source).base
 
 
-@wrapping(Worker, "_commit_first")
+@wrapping(FirstEvents, "_commit")
 def positions_at_once(
-    right: Any, self: Worker, ownership: TaskOwnership, batch: Any, of: Any, _: Any
+    right: Any, self: FirstEvents, ownership: TaskOwnership, batch: Any, of: Any, _: Any
 ) -> Any:
     """The first commit of a base's rows gives the tasks their positions."""
     begin = (TaskPosition(n, at.record, at.timestamp) for n, at in enumerate(ownership.inputs))

@@ -34,6 +34,7 @@ from anabranch.errors import (
     UnsupportedSetting,
 )
 from anabranch.ports import TopicPartition
+from anabranch.processing import derived
 from anabranch.processing.commits import Commits
 from anabranch.processing.failures import HandlerFailed
 from anabranch.processing.operations.copies import copy_processor
@@ -601,12 +602,13 @@ def test_a_source_that_was_compacted_is_derived_from_its_base(
         written[0] += 1
         commit(self, *of)
 
-    with monkeypatch.context() as patched, closing(shop.worker(cut_bytes=1)) as worker:
+    with monkeypatch.context() as patched, closing(shop.worker(tasks=1)) as worker:
         patched.setattr(Commits, "send", send)
+        patched.setattr(derived, "_AT_ONCE", 1)
         shop.put(k1="oslo")
         with pytest.raises(NotReady, match="killed"):
             steps(worker)
-    with closing(shop.worker()) as worker, closing(shop.worker()):
+    with closing(shop.worker(tasks=1)) as worker:
         steps(worker)
         last = shop.put(k2=None)
         steps(worker)

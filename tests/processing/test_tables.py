@@ -16,12 +16,10 @@ import pyarrow as pa
 import pytest
 
 from anabranch.client.client import Client
-from anabranch.client.session import Session
 from anabranch.client.table_transaction import TableTransaction
 from anabranch.controller.monitor import Numbers
 from anabranch.errors import (
     BeginAgainError,
-    CrossScope,
     FeatureNotEnabled,
     IllegalState,
     InvalidArgument,
@@ -678,17 +676,6 @@ def test_versions_that_are_swept_are_an_error_of_the_event(
         monkeypatch.setattr(worker._tables, "get_at", expired)
         steps(worker, 5)
     assert shop.dead() == ["SnapshotExpired: swept"]
-
-
-def test_a_table_of_another_control_partition_is_refused(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = Processor("nyc/p")
-    app.table("elsewhere/rows")
-    app.on(app.input("nyc/in"))(lambda _: None)
-    monkeypatch.setattr(Session, "find_scope", lambda _, scope, __: int(scope == "elsewhere"))
-    with pytest.raises(CrossScope):
-        shop.worker(app)
 
 
 @pytest.mark.parametrize("change", ["add", "min", "max"])

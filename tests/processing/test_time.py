@@ -16,6 +16,7 @@ from unittest.mock import patch
 import pytest
 
 import anabranch
+import anabranch.testing
 from anabranch.controller.monitor import Numbers
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.processing import failures as failures_module
@@ -437,6 +438,10 @@ def test_a_window_that_is_kept_is_of_the_event_at_work(tmp_path: Path) -> None:
     assert seen == [3], "the event that closes it is handled before"
     batch(6000)
     assert seen[1:] == ["window 0 of hours is closed: a value that is set now would be lost"]
+    kept.clear()
+    several = [commit_of(at, event(b"k1", at)) for at in (10_000, 20_000, 21_000)]
+    committed(handlers, table, *several)
+    assert seen[2:] == [2, "window 10000 of hours is closed: a value that is set now would be lost"]
 
 
 def test_a_cut_that_is_not_open_takes_nothing(tmp_path: Path) -> None:
@@ -572,3 +577,25 @@ def test_a_time_of_0_is_refused_as_in_a_transaction(tmp_path: Path) -> None:
     app.retries = 0
     with pytest.raises(HandlerFailed, match="InvalidArgument: timestamp 0"):
         handlers.handle(batch, [commit_of(2, event(b"k0", 5, b"0"))])
+
+
+def test_a_kept_window_knows_whether_its_row_is_still_there() -> None:
+    app = Processor("a/p", tasks=1, retries=1)
+    seen, kept, closed, tries = app.input("a/s"), list[Any](), list[Any](), list[int]()
+    minutes = app.windows("minutes", 60, value=json)
+    minutes.on_close(lambda window: closed.append((window.start, window.value)))
+
+    @app.on(seen)
+    def keep(event: anabranch.Event) -> None:
+        tries.append(event.timestamp)
+        kept[:] = kept or list(minutes.of(event))
+        kept[0].value = (kept[0].value or 0) + 1
+        if len(tries) == 1:
+            raise OSError("taken back, so the window has no row")
+
+    with anabranch.testing.Driver(app, now=0) as driver:
+        driver.send("a/s", b"", b"k", 1_000)
+        driver.send("a/s", b"", b"k", 90_000)
+        assert closed == [(0, 2)]
+        with pytest.raises(HandlerFailed, match="is closed"):
+            driver.send("a/s", b"", b"k", 91_000)

@@ -845,9 +845,16 @@ class Ends:
         self._call(*args)
 
 
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, ValueError])
-@pytest.mark.parametrize("side_by_side", [False, True])
-@pytest.mark.parametrize("by", [lambda call: call, Ends, functools.partial])
+@pytest.mark.parametrize(
+    ("kind", "side_by_side", "by"),
+    [
+        (SystemExit, False, lambda call: call),
+        (SystemExit, True, functools.partial),
+        (KeyboardInterrupt, True, lambda call: call),
+        (ValueError, False, Ends),
+        (ValueError, True, Ends),
+    ],
+)
 def test_what_a_signal_raises_is_no_failure_of_an_event(
     place: Place, kind: type[BaseException], side_by_side: bool, by: Any
 ) -> None:

@@ -273,7 +273,9 @@ def _check_price(where: str, picture: Picture, walk: Walk, records: list[object]
             merges[record.stream_epoch].append(record)
     for current in copies[:-1]:
         hold(merges[current.stream_epoch], f"{where}: epoch {current.stream_epoch} is for nothing")
-    hold(not merges[copies[-1].stream_epoch], f"{where}: merges after the last duplicate")
+    # Decisions of other control partitions, and one-shots that they set free, come after the round's other merges.
+    late = merges[copies[-1].stream_epoch] and not picture.spread
+    hold(not late, f"{where}: merges after the last duplicate")
     inside = [commit for commits in merges.values() for commit in commits]
     if any(len(picture.participants.get(commit.txn_id, {})) != 1 for commit in inside):
         return  # those of several streams may need others in between

@@ -202,7 +202,7 @@ def check_rows(picture: Picture) -> None:
             hold(row.commit_timestamp == times[txn_id], f"{name}: another timestamp in its row")
             # With parts elsewhere, its last row is logged when these have ended.
             hold(
-                picture.row_natives.get(txn_id) == natives[txn_id] or txn_id in picture.parts,
+                picture.row_natives.get(txn_id) == natives[txn_id] or txn_id in picture.spread,
                 f"{name}: its row was not logged in the round of its COMMIT",
             )
     for txn_id in times:

@@ -255,7 +255,6 @@ class Fleet:
             lost_after_ms=int(weather.lost_after_s * 1000),
             max_clock_skew_ms=int(weather.apart_s * 1000),
             clock_error_ms=int(weather.error_s * 1000) or None,
-            across=weather.across,
         )
         terms: list[TermRow] = []
         while True:

@@ -325,9 +325,10 @@ class Ledger:
                 row = decode(record.value)
                 if row.state == "ABORTED" and row.reason.startswith("stale"):
                     self._undecided[native].append((self.stale[row.txn_id], now))
-                _, says_so, streams = row.reason.partition(LEFT_OUT)
-                if says_so:
-                    self._undecided[native].append((self.left_out[row.txn_id], streams))
+                for part in row.reason.split("; "):  # of several control partitions
+                    _, says_so, streams = part.partition(LEFT_OUT)
+                    if says_so:
+                        self._undecided[native].append((self.left_out[row.txn_id], streams))
             elif entry is k.Entry.STREAM:
                 row = decode(record.value)
                 if row.state == LOST:

@@ -158,6 +158,7 @@ class Picture:
     rows: dict[bytes, r.TxnRow] = field(default_factory=dict)
     # The rows of their parts at other control partitions.
     parts: dict[bytes, list[r.TxnRow]] = field(default_factory=lambda: defaultdict(list))
+    spread: set[bytes] = field(default_factory=set)  # transactions over several control partitions
     participants: dict[bytes, dict[str, int]] = field(default_factory=dict)  # stream -> epoch
     epoch_rows: dict[str, set[int]] = field(default_factory=dict)
     left_over: list[str] = field(default_factory=list)  # rows that only an unfinished one needs
@@ -207,6 +208,8 @@ class Picture:
             for row in txn_rows(state):
                 if control_partition_of(row.txn_id) == number:
                     picture.rows[row.txn_id] = row
+                    if state.partition_rows(row.txn_id):
+                        picture.spread.add(row.txn_id)
                 else:
                     picture.parts[row.txn_id].append(row)
             picture.stuck |= stuck_of(state, picture.deleted)

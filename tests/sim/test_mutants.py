@@ -19,7 +19,6 @@ FIRST = (
     "answer after an uncertain commit",
     "answers of the next round leave early",
     "a merge is done twice",
-    "ends are not sure",
 )
 
 

@@ -128,6 +128,7 @@ def test_a_seed_replays_exactly(seed: int, tmp_path: Path) -> None:
     assert first.judged == dict(judge(tmp_path).counts)
 
 
+@pytest.mark.soak
 def test_a_full_disk_ends_the_process_and_nothing_else() -> None:
     """The next one, once there is room, goes on where the log stands."""
     report = simulate(8, full_disk=0.04, full_disk_s=2.0)

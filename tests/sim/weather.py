@@ -274,6 +274,7 @@ CLEAR: dict[str, float] = (
         "repeats": 0.0,
     }
     | {"counters": 0, "chains": 0, "derivers": 0}
+    | {"across": False}
     | {"greedy_s": 0.0, "hour_s": 0.0, "bursts": 0.0, "late_answer": 0.0, "no_answer": 0.0}
 )  # none of it
 

@@ -77,7 +77,7 @@ def test_nothing_is_found_in_real_streams_of_two_control_partitions(
 ) -> None:
     """The coordinator's row has the events of all parts; a part may be the only one with events."""
     prefix, two = f"a{unique}", ("--control-partitions", "2")
-    cluster = start_cluster(broker.bootstrap, tmp_path, prefix, two, across=True)
+    cluster = start_cluster(broker.bootstrap, tmp_path, prefix, two)
     streams = [f"{scope}{unique}/s" for scope in "xy"]
     try:
         with anabranch.connect(broker.bootstrap, prefix=prefix, lane=ADMIN_LANE) as operator:
@@ -91,7 +91,10 @@ def test_nothing_is_found_in_real_streams_of_two_control_partitions(
                     for number in to:
                         txn.write(streams[number], b"v", key=b"k")
                     txn.flush()
-                    _ = txn.commit() if commits else txn.abort()
+                    if commits:
+                        txn.commit()
+                    else:
+                        txn.abort()
         for stream in streams:
             report = audit(spark, Connection(broker.bootstrap, prefix, 60.0, ()), [stream])
             assert report.breaches == 0, report.to_json()

@@ -30,6 +30,7 @@ def command(spark: SparkSession, bootstrap: str, monkeypatch: pytest.MonkeyPatch
     return run
 
 
+@pytest.mark.long
 def test_the_commands_from_file_to_file(command: Any, unique: str, tmp_path: Path) -> None:
     stream, path, out = f"c{unique}/rows", files(tmp_path, "csv"), str(tmp_path / "out")
     options = ("--stream", stream, "--segments", "2", "--key", "id", "--name", "n")

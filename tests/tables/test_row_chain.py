@@ -52,7 +52,9 @@ class Chain(Hot):
         session = self.rows._shared.session
         shot = session.locked_shot
 
-        def noted(command: r.OneShot, deadline: float, posted: Copy | None = None) -> Any:
+        def noted(
+            command: r.OneShot, deadline: float, posted: Copy | None = None, **_: bool
+        ) -> Any:
             self.commands.append(command)
             posted = posted or session.post(command, deadline)
             if self.nested:

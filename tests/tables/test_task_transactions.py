@@ -10,7 +10,6 @@ import pytest
 
 from anabranch.client.table_transaction import TableTransaction
 from anabranch.errors import (
-    CrossScope,
     FeatureNotEnabled,
     IllegalState,
     InvalidArgument,
@@ -274,16 +273,6 @@ def test_half_of_many_events_is_never_committed(bank: Tasks) -> None:
         with pytest.raises(IllegalState, match="write_many was left"):
             txn.commit(consumed=bank.consumed())
     assert bank.sequences() == [0, 0]
-
-
-def test_tasks_of_another_control_partition_are_refused(
-    bank: Tasks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = bank.rows._shared.session
-    monkeypatch.setattr(session, "find_scope", lambda scope, _: int(scope == "elsewhere"))
-    there = TaskOwnership("elsewhere/p", 1, (), {}, bytes(16))
-    with pytest.raises(CrossScope):
-        bank.rows.begin(ownership=there)
 
 
 def test_older_controllers_take_no_locks_with_positions() -> None:

@@ -69,11 +69,11 @@ class Bank(World):
         self.sent = 0
         shot = self.rows._shared.session.locked_shot
 
-        def counted(*given: Any) -> Any:
+        def counted(*given: Any, **named: Any) -> Any:
             self.sent += 1
-            return shot(*given)
+            return shot(*given, **named)
 
-        self.rows._shared.session.locked_shot = counted  # type: ignore[assignment,method-assign]
+        self.rows._shared.session.locked_shot = counted  # type: ignore[method-assign]
 
     def start_controller(self, number: int = 0) -> None:
         """Journals are cut, and old runs moved, as soon as there is a little to gain."""

@@ -68,8 +68,7 @@ def txn(client: anabranch.Client, scope: str) -> Iterator[bytes]:
 @pytest.mark.parametrize(
     ("scheme", "pages"),
     [
-        pytest.param("light", PAGES[1:4], id="a list, a stream, another list"),
-        pytest.param("light", PAGES, id="light", marks=pytest.mark.soak),
+        pytest.param("light", PAGES, id="light", marks=pytest.mark.long),
         pytest.param("dark", PAGES, id="dark", marks=pytest.mark.soak),
     ],
 )
@@ -135,6 +134,7 @@ def test_an_open_page_is_emptied_only_if_it_may_not_be_shown(page: Page, scope: 
     assert page.inner_text("#body") == ""
 
 
+@pytest.mark.long
 def test_one_is_aborted_one_scaled_one_deleted(
     page: Page, client: anabranch.Client, scope: str, txn: bytes
 ) -> None:

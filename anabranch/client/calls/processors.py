@@ -205,7 +205,6 @@ class Processors:
         self, processor: str, streams: Iterable[str], deadline: float
     ) -> dict[str, Room]:
         names = sorted(streams)
-        self._session.check_together(names, deadline, also=split_stream(processor)[0])
         found: dict[str, Room] = {}
         now_ms = int(self._shared.ports.clock.wall() * 1000)
         until = min(deadline, self._shared.ports.clock.monotonic() + _ROOMS_S)

@@ -10,6 +10,7 @@ from anabranch.protocol import hybrid_time
 from anabranch.protocol.ids import control_partition_of, made_ms_of
 from anabranch.protocol.schemas import records as r
 
+LEVEL = 4  # the feature level of messages and their rows
 MAC_HEADER = "ab.mac"
 MAC_SIZE = 32
 TO_COORDINATOR = (r.Enlist, r.Vote, r.Done)

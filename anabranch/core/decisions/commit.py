@@ -1,4 +1,4 @@
-"""Decisions on commits through journals, from the command to the decision, and ends that an operator forces.
+"""Decisions on commits through journals, from the command to the decision.
 
 A commit has three stages. A refusal before *decided* leaves the transaction open and unchanged.
 
@@ -41,16 +41,16 @@ from anabranch.core.decisions.writers import (
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.journal_runs import not_covered
 from anabranch.core.locks import conflicts, frozen
-from anabranch.core.memory import STUCK, Merging, wait_text
+from anabranch.core.memory import Merging
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.transaction_states import TRANSACTIONS, Op
 from anabranch.errors import check
 from anabranch.protocol import limits
-from anabranch.protocol.ids import hash_of, txn_text
+from anabranch.protocol.ids import hash_of
 from anabranch.protocol.legal_names import check_name, check_number
 from anabranch.protocol.schemas import records as r
-from anabranch.protocol.tokens import Rights, id_named
+from anabranch.protocol.tokens import Rights
 
 
 @dataclass(slots=True)
@@ -149,7 +149,26 @@ def _log_pending(
     conflicts.put_validated(turn, txn_id, validated)
     turn.put(k.pending_key(txn_id), pending)
     if txn.partitions:
-        turn.across.exactly.put(txn_id, command.receipts is not None)
+        _note_exactly(turn, txn, former, pending, exactly=command.receipts is not None)
+
+
+def _note_exactly(
+    turn: Turn, txn: OpenTxn, former: r.PendingCommitRow | None, pending: r.PendingCommitRow,
+    *, exactly: bool,
+) -> None:  # fmt: skip
+    """Note whether a commit over control partitions names all its writers.
+
+    If the participants are asked for votes on another commit of the transaction, they have to reopen first.
+    """
+    txn_id = txn.row.txn_id
+    same = former is not None and (former.writers, former.prepare) == (
+        pending.writers,
+        pending.prepare,
+    )
+    same = same and exactly == turn.across.exactly.get(txn_id, False)
+    turn.across.exactly.put(txn_id, exactly)
+    if coordinating.has_asked(txn) and not same:
+        coordinating.ask(turn, txn_id, "REOPEN")
 
 
 def _check_level(turn: Turn, request: _Request) -> None:
@@ -571,63 +590,3 @@ def _yield_to(turn: Turn, txn_id: bytes, earlier: r.YieldedRow) -> None:
         turn.reply(to, answer)
     turn.put(k.yielded_key(txn_id), earlier)
     abort_txn(turn, txn_id, claims.reason(earlier))
-
-
-# -- forced by an operator -------------------------------------------------------------------------
-
-
-def force(turn: Turn, command: r.Force, to: ReplyTo | None) -> None:
-    """Abort a transaction whose merge is stuck, or end a PREPARED one. Repeating it is harmless.
-
-    The chunks of a staged merge are in the streams already. No history may ever name them, so their partitions are
-    never used again (`RetiredRow`).
-    """
-    row = turn.transaction(id_named(command.token), Rights(0))
-    txn_id = row.txn_id
-    was_prepared = turn.state.prepared_row(txn_id) is not None
-    if not is_finished(row) and was_prepared != (command.outcome is not None):
-        raise errors.IllegalState(
-            "it is prepared, and its coordinator may have decided already: say which way (`--outcome`)"
-            if was_prepared
-            else "the transaction is not prepared: give no outcome"
-        )
-    if row.state == "PREPARED":
-        how = "commit" if command.outcome else "abort"
-        if command.outcome:
-            commit_prepared(turn, txn_id, to)  # may be refused, so before anything is put
-        else:
-            abort_txn(turn, txn_id, command.reason or "aborted by an operator's force")
-        turn.audit(
-            command, f"{txn_text(txn_id)} of {row.owner}, forced to {how}: {command.reason!r}"
-        )
-        if command.outcome:
-            return
-    elif row.state == "COMMITTED" and command.outcome:
-        pass  # repeated
-    elif row.state == "FINALIZE_IN_PROGRESS" and command.outcome:
-        wait = turn.wait_of(txn_id)
-        if wait is not None and wait.why == "torn":
-            raise errors.IllegalState("a part of it is gone: nothing but `--outcome abort` ends it")
-        turn.put(k.pending_key(txn_id), join_waiting(turn.open(txn_id).pending, to))  # repeated
-        return
-    elif TRANSACTIONS.judge(row.state, "force", row.reason) is not None:
-        why = check_stuck(turn, txn_id)
-        for (stream, _), staged in sorted(turn.open(txn_id).staged_merges.items()):
-            # Also in a LOST stream, as it may be recovered.
-            if staged.count and stream in turn.state.streams:
-                retired = r.RetiredRow(stream, staged.partition)
-                turn.put(k.retired_key(stream, staged.partition), retired)
-        turn.audit(command, f"{txn_text(txn_id)} of {row.owner}: {command.reason!r}")
-        said = command.reason or "forced by an operator"
-        abort_txn(turn, txn_id, f"{said}: its merge made no progress: {why}", op="force")
-    turn.answer(to, turn.row(txn_id))
-
-
-def check_stuck(turn: Turn, txn_id: bytes) -> str:
-    """Why a merge makes no progress. `IllegalState`: it does; `NotReady`: a chunk of it is being copied."""
-    wait = turn.wait_of(txn_id)
-    if wait is None or wait.why not in STUCK | {"partitions"}:
-        raise errors.IllegalState("nothing stops the transaction: its merge continues by itself")
-    if txn_id in turn.memory.staging:
-        raise errors.NotReady("a chunk of the transaction is being staged: ask again")
-    return wait_text(turn.memory, wait)

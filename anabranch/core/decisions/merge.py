@@ -61,6 +61,7 @@ from anabranch.protocol.schemas.records import (
 RECHECK_MS = 50
 TORN_MS = 10_000  # … which lost records
 WAITING_MS = 1_000  # … of which a stream is in trouble
+_KEEPS: frozenset[Why] = STUCK | {"timestamp"}  # waits of a staged merge that may last
 
 
 class Source(NamedTuple):
@@ -152,6 +153,7 @@ class _Layouts:
             epoch = self.rolled[stream].stream_epoch
             turn.put(k.stream_key(stream), replace(row, stream_epoch=epoch, segments=segments))
             turn.merging.may_roll_ms.put(stream, turn.now_ms + turn.settings.collate_ms)
+            turn.rolled.add(stream)
             del self.rolled[stream]
 
 
@@ -306,9 +308,12 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     # One limit for all its streams: otherwise one of the streams could always have rolled a moment ago.
     since = wait.since_ms if wait is not None and wait.why == "rolls" else turn.now_ms
     until = min(until, since + turn.settings.collate_ms)
-    # What has its timestamp holds its streams, so it waits for no company.
-    if until > turn.now_ms and not txn.row.commit_timestamp:
-        _wait(turn, txn_id, until - turn.now_ms, "rolls", stream)
+    # A commit that has a timestamp holds its streams, so it does not wait for others to roll with. But in one round
+    # a stream rolls once: each time takes an epoch more.
+    rolls_again = not turn.rolled.isdisjoint([s for _, s in rolls])
+    if rolls_again or (until > turn.now_ms and not txn.row.commit_timestamp):
+        ms = 1 if txn.row.commit_timestamp else until - turn.now_ms
+        _wait(turn, txn_id, max(1, ms), "rolls", stream)
         return None
     return plan
 
@@ -535,11 +540,14 @@ def _has_room(turn: Turn, txn_id: bytes, places: Mapping[str, int]) -> bool:
 
 
 def _lets_go(turn: Turn, stream: str) -> bool:
-    """Whether a staged merge in a stream makes progress, so that its partitions will soon be idle again."""
+    """Whether a staged merge in a stream makes progress, so that its partitions will soon be idle again.
+
+    One that waits for other control partitions does not: there, its part may wait for this transaction's merge.
+    """
     for txn_id in turn.state.committing:
         if any(name == stream for name, _ in turn.open(txn_id).staged_merges):
             wait = turn.wait_of(txn_id)
-            if wait is None or wait.why not in STUCK:
+            if wait is None or wait.why not in _KEEPS:
                 return True
     return False
 

@@ -323,14 +323,15 @@ def _place_kept(turn: Turn, txn: OpenTxn, kept: Sequence[r.Event]) -> tuple[r.Tx
     row, events = txn.row, CommandEvents.of(kept)
     check(len(events) == row.committed, "a transaction lost the events that a row keeps")
     gone = {stream for stream in txn.participants if is_gone(turn.state, stream)}
-    for stream in sorted(txn.participants.keys() - gone):
+    by_stream = events.by_stream()
+    for stream in sorted(by_stream.keys() - gone):
         if state_of(turn.state.streams.get(stream)) == RECOVERING:
             raise errors.NotReady(f"{stream} is being taken back: ask again")
         active_stream(turn, stream)
-    there = {s: its for s, its in events.by_stream().items() if s not in gone}
+    there = {s: its for s, its in by_stream.items() if s not in gone}
     placed = _spread(turn, events, there, [s for s in there if is_state(s)])
     if gone:
-        left_out = sum(len(its) for s, its in events.by_stream().items() if s in gone)
+        left_out = sum(len(its) for s, its in by_stream.items() if s in gone)
         row = prepared.without(row, left_out, gone)
     return row, placed
 

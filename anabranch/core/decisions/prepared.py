@@ -197,7 +197,12 @@ def leave_out(turn: Turn, txn_id: bytes, gone: Collection[str], why: str) -> Non
         for one in pending.writers
     )
     turn.put(k.pending_key(txn_id), replace(pending, writers=writers))
-    turn.put(k.txn_key(txn_id), without(txn.row, sum(e.count for e in lost), gone, why))
+    left_out = sum(e.count for e in lost)
+    if (kept := shot_of(turn.state, txn_id)) is not None:
+        rest = tuple(event for event in kept.events if event.stream not in gone)
+        left_out += len(kept.events) - len(rest)
+        turn.put(k.prepared_key(txn_id), replace(kept, events=rest))
+    turn.put(k.txn_key(txn_id), without(txn.row, left_out, gone, why))
     for (stream, number), staged in list(txn.staged_merges.items()):
         if stream in gone:
             turn.put(k.staged_merge_key(txn_id, stream, number), None)

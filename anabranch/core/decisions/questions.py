@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from heapq import merge, nsmallest
+from itertools import takewhile
 from typing import TypeVar
 
 from anabranch.core import rows as k
@@ -48,11 +49,15 @@ def get_state(turn: Turn, command: r.GetState, to: ReplyTo | None) -> None:
 
 
 def list_transactions(turn: Turn, command: r.ListTransactions, to: ReplyTo | None) -> None:
-    """List open or prepared transactions, oldest first, or all transactions, newest first."""
+    """List open or prepared transactions, oldest first, or all transactions, newest first.
+
+    A list of all transactions leaves out those that other control partitions coordinate. A list of open ones has
+    these, too: while their coordinator is away, no other list shows them.
+    """
     if command.prepared:
         rows = _open_after(turn, (turn.state.prepared,), command.before)
     elif command.include_finished:
-        rows = turn.state.txn_rows_below(command.before)
+        rows = _own_below(turn, command.before)
     else:
         rows = _open_after(turn, _visible(turn, command.scope), command.before)
     shown = command.secret if command.prepared else None
@@ -70,6 +75,14 @@ def list_transactions(turn: Turn, command: r.ListTransactions, to: ReplyTo | Non
         lambda row: turn.outcome(row, full=False),
     )
     turn.reply(to, r.TransactionList(tuple(found), more))
+
+
+def _own_below(turn: Turn, before: bytes | None) -> Iterator[tuple[bytes, r.TxnRow | None]]:
+    """The transactions that this control partition coordinates, as `State.txn_rows_below`: ids begin with it."""
+    first = turn.settings.control_partition.to_bytes(2, "big")
+    last = first + b"\xff" * TXN_ID_SIZE
+    rows = turn.state.txn_rows_below(last if before is None else min(before, last))
+    return takewhile(lambda found: found[0] >= first, rows)
 
 
 def list_open(turn: Turn, command: r.ListOpen, to: ReplyTo | None) -> None:

@@ -458,13 +458,15 @@ def end_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
     if row.state not in (ACTIVE, LOST) or stream in turn.memory.waiting:
         raise errors.NotReady(f"the topics of {stream} are worked on, or in trouble: ask again")
     for txn in turn.state.open.values():
-        if stream in txn.participants and not TRANSACTIONS.moves(txn.row.state, "lose_stream"):
+        is_kept = txn.promised is not None or not TRANSACTIONS.moves(txn.row.state, "lose_stream")
+        if stream in txn.participants and is_kept:
             which = f"transaction {txn_text(txn.row.txn_id)}, which has a part in {stream}"
             if txn.row.state == "PREPARED":
                 raise errors.IllegalState(
                     f"{which}, is prepared: commit or abort it first (`{way_to_end(turn.state, txn.row.txn_id)}`)"
                 )
-            raise errors.NotReady(f"{which}, is being merged: ask again")
+            how = "is being merged" if txn.promised is None else "is another control partition's"
+            raise errors.NotReady(f"{which}, {how}: ask again when it is over")
     aborted = give_up_stream(turn, stream, why)
     _begin_forget(turn, stream)
     return aborted

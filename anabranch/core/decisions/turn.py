@@ -99,8 +99,8 @@ class Settings:
     clock_error_ms: int | None = None  # of each controller's clock, at most; None: no commit wait
     # A stream is given up when one of its topics is not found for this long.
     lost_after_ms: int = 30_000
-    # Whether transactions may have streams of other control partitions (`docs/inside/across.md`). Not yet in a
-    # product: locks, and what readers see, are not built.
+    # Whether transactions may have parts on other control partitions (`docs/inside/across.md`): the controller
+    # allows it once the feature level does, and there are several.
     across: bool = False
 
     @property
@@ -155,6 +155,7 @@ class Turn:
     ended: list[bytes] = field(default_factory=list)  # transactions that end with this round
     # Transactions whose parts here are ready, and whose timestamps follow (`OpenTxn.lacks_time`).
     ready: list[bytes] = field(default_factory=list)
+    rolled: set[str] = field(default_factory=set)  # streams with rolling commits in this round
     cut: dict[tuple[str, int], int] = field(default_factory=dict)  # low waters
     forgotten: list[str] = field(default_factory=list)  # streams that this round forgets
     # Journal partitions whose plain writes were committed in this round: the next round begins with other ones.

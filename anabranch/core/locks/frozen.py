@@ -319,8 +319,8 @@ def _refused(turn: Turn, who: Who, on: Collection[tuple[bytes, str]], since_ms: 
     for txn_id, table in sorted(on):
         if not _may_stay(turn, txn_id):
             continue
-        held_ms = turn.wall_ms - turn.open(txn_id).prepared_ms
-        if waited or held_ms >= limits.PREPARED_HOLD_MS:
+        since_ms = turn.open(txn_id).prepared_ms  # 0: only its coordinator knows
+        if waited or (since_ms and turn.wall_ms - since_ms >= limits.PREPARED_HOLD_MS):
             return held(txn_id, f"a row of {table}, by a lock,")
     text = (
         "a row that this writes was read by a prepared transaction, or by a big one whose commit is under way; "
@@ -333,10 +333,12 @@ def _refused(turn: Turn, who: Who, on: Collection[tuple[bytes, str]], since_ms: 
 
 def _may_stay(turn: Turn, txn_id: bytes) -> bool:
     """Whether a transaction may hold locks for hours: a program prepared it and has not decided, or its commit is
-    stuck.
+    stuck. A part of another control partition's transaction has no timestamp while its program has not decided.
     """
     txn = turn.state.open.get(txn_id)
-    if txn is None or not txn.prepared_ms or txn.promised is not None:
+    if txn is not None and txn.promised is not None:
+        return txn_id in turn.state.prepared and not txn.promised.prepare_timestamp
+    if txn is None or not txn.prepared_ms:
         return False
     wait = None if txn_id in turn.state.prepared else turn.wait_of(txn_id)
     return txn_id in turn.state.prepared or (wait is not None and wait.why in STUCK)

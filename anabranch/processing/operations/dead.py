@@ -133,8 +133,8 @@ def retry(client: Client, stream: str, *, most: int, pass_over: bool = False) ->
     A letter that can't be sent back ends the call, or is passed over (``pass_over``). A letter that is sent
     or passed over stays in the stream, and is not sent again.
 
-    Raises: OwnershipLost (another call of this runs), CrossScope (an input is of another control partition),
-    UnknownStream, NotAuthorized, NotReady, DeadlineExceeded. To call it again is always safe.
+    Raises: OwnershipLost (another call of this runs), UnknownStream, NotAuthorized, NotReady, DeadlineExceeded. To
+    call it again is always safe.
     """
     until = client.snapshot(stream).timestamp
     name, done = retry_processor(stream), Retried()

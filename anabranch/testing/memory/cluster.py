@@ -68,12 +68,10 @@ class MemoryCluster:
         entropy: Entropy | None = None,
         feature_level: int = LEVEL,
         controllers: int = 1,
-        across: bool = False,
     ) -> None:
         """``controllers``: the first control partitions have one each, the others have none.
 
-        ``on_call``: as of `MemoryBrokers`. ``across``: whether transactions may have streams of several control
-        partitions (`docs/inside/across.md`), which is not finished.
+        ``on_call``: as of `MemoryBrokers`.
 
         ``feature_level``: 1 is the level of a cluster that was upgraded, until an operator raises it.
         """
@@ -82,7 +80,6 @@ class MemoryCluster:
         self.controllers: dict[int, Controller] = {}  # by control partition
         self._entropy = entropy or SystemEntropy()
         self._control_partitions = control_partitions
-        self._across = across
         self._stores = [MemoryStore() for _ in range(controllers)]
         self._in_step = False
         create_control_topics(
@@ -136,7 +133,6 @@ class MemoryCluster:
             reply_partitions=8,
             prefix=DEFAULT_PREFIX,
             trusts_open=True,
-            across=self._across,
         )
         name = CONTROLLER if number == 0 else f"{CONTROLLER}-{number}"
         controller = Controller(

@@ -169,6 +169,9 @@ class Leaders:
             for txn_id in one.carry():
                 row = self[control_partition_of(txn_id)].state.txn_row(txn_id)
                 state = None if row is None else row.state
+                its = one.state.coordinator_row(txn_id)
+                if its is not None and its.forced:
+                    continue  # an operator has decided
                 assert state in ("FINALIZE_IN_PROGRESS", "COMMITTED"), "staged before the decision"
 
     def lead(self, number: int) -> None:

@@ -11,10 +11,12 @@ import pytest
 
 from anabranch.core import rows as k
 from anabranch.core.across.coordinator import Due, due
+from anabranch.core.round import NewEpoch
 from anabranch.core.transaction_states import born
 from anabranch.protocol.ids import FENCING_TOKEN_SIZE, NO_TXN, hash_of, txn_text
 from anabranch.protocol.schemas import records as r
 from tests.core.across.leaders import Leaders, losing
+from tests.core.across.tables import Tables
 from tests.core.across.test_leaders import assert_committed_once, settled
 from tests.core.harness import event
 from tests.core.labels import SECRET
@@ -115,6 +117,51 @@ def test_c4_a_participant_that_could_say_no_is_told_that_it_is_decided() -> None
     no = r.Vote(b"", 1, 2, "NO", 0, False, 0, 0, None, None)
     found = list(due(row, r.VotesRow(2, "VOTE"), {1: r.PartitionRow(())}, {1: no}))
     assert found == [Due(1, "commit_later"), Due(1, "ask")]
+
+
+def test_a_stream_rolls_once_in_a_round_however_many_merges_come_due_in_it() -> None:
+    """Both were begun before a scaling; one of them gets its timestamp in the round that merges the other."""
+    leaders = Leaders()
+    leaders.begin()
+    leaders[0].begin("B")
+    leaders[0].touch("B")
+    leaders[0].write("B", "w2")
+    leaders[0].ask("scale", r.Scale("nyc/a", 1, (), ()))
+    leaders.carry()
+    leaders.commit()
+    leaders.deliver()
+    leaders[0].commit("B", own=[leaders[0].receipt("B", "w2")])
+    leaders[0].rounds.clear()
+    settled(leaders)
+    assert leaders.states() == ["COMMITTED", "COMMITTED"]
+    for round_ in leaders[0].rounds:
+        epochs = [one for one in round_.history if isinstance(one, NewEpoch)]
+        assert len(epochs) in (0, 2), "one for the merges, and one for what follows"
+
+
+def test_two_that_are_staged_at_one_side_each_do_not_wait_for_each_other() -> None:
+    """Each has the free partitions of one stream until the other one is staged there, too."""
+    leaders = Tables(chunk_bytes=1_000)
+    for label in "AB":
+        leaders.begin(label, writer=f"w{label}")
+        for stream in ("nyc/a", "ber/a"):
+            leaders.write(label, f"w{label}", stream, size=BIG)
+    for label in "AB":
+        receipt = replace(leaders.receipt(label, f"w{label}"), sequence=1)
+        leaders[0].commit(label, receipts=[receipt], asker=f"commit {label}")
+    leaders.deliver()
+    leaders.deliver()
+    leaders.deliver_of("B", 1)
+    for _ in range(3):
+        for one in leaders.all:
+            one.wait(60)
+            one.carry()
+    waits = [one.memory.merging.waits for one in leaders.all]
+    ready = [its.get(leaders[0].id(x), None) for its, x in zip(waits, "AB", strict=True)]
+    assert [wait and wait.why for wait in ready] == ["timestamp", "timestamp"]
+    said = staged(leaders)
+    assert "[commit A] A COMMITTED 4" in said
+    assert "[commit B] B COMMITTED 4" in said
 
 
 # -- prepared ----------------------------------------------------------------------------------------------
@@ -305,3 +352,39 @@ def test_c4_a_stuck_merge_is_left_out_and_the_others_commit(number: int) -> None
         staged(leaders)
     )
     assert_committed_once(leaders, ["ber/a", "nyc/a"][number])
+
+
+def test_a_part_that_was_forced_to_abort_says_so_in_each_round_of_votes() -> None:
+    leaders = begun()
+    leaders.commit(wait_ms=1_000)
+    leaders.deliver()
+    leaders.bag.clear()
+    with losing(leaders, r.Done, r.Vote):
+        force(leaders, 1, False)
+        assert leaders.wait(1_001) == "[commit A] NotReady"
+    leaders.commit(asker="again")
+    assert "[again] TransactionAborted" in settled(leaders)
+    assert leaders.states() == ["ABORTED", "ABORTED"]
+
+
+def test_a_part_that_was_forced_to_abort_does_not_stop_what_its_program_commits() -> None:
+    leaders = begun()
+    leaders.prepare()
+    leaders.settle()
+    force(leaders, 1, False)
+    leaders.commit_prepared()
+    said = "[end A] A COMMITTED 1, 1 left out (aborted at control partition 1 alone (P is gone))"
+    assert said in settled(leaders)
+    assert leaders.states() == ["COMMITTED", "ABORTED"]
+
+
+def test_a_part_of_a_one_shot_whose_stream_is_in_trouble_can_be_left_out() -> None:
+    leaders = Leaders()
+    leaders.one_shot("A", "nyc/a", "ber/a")
+    leaders.deliver()
+    leaders[1].memory.waiting = {"ber/a": "its topic is away"}
+    assert settled(leaders) == ""
+    assert force(leaders, 1, False).startswith("A FINALIZE_IN_PROGRESS")
+    why = "1 event left out, as their merge was forced to end: ber/a: its topic is away: ber/a"
+    assert settled(leaders) == f"[A@0] A COMMITTED 1, 1 left out ({why})"
+    assert_committed_once(leaders, "nyc/a")

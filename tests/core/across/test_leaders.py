@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import cProfile
 import random
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from anabranch.core.decisions.across.receiving import next_due_ms
+from anabranch.core.round import Message
 from anabranch.protocol.schemas import records as r
-from tests.core.across.leaders import Leaders, losing
+from tests.core.across.leaders import Leaders, Sent, losing
 from tests.core.harness import event
 
 
@@ -271,6 +274,18 @@ def test_messages_that_are_forged_or_impossible_are_counted_and_not_acted_on() -
     assert leaders.states() == ["COMMITTED", "COMMITTED"]
 
 
+def test_a_forged_abort_of_an_id_of_next_year_logs_nothing() -> None:
+    """Its row would be purged one day, and then each older id would count as forgotten."""
+    leaders = Leaders()
+    leaders[0].new_id("A", made_ms=leaders[0].wall_ms + 365 * 86_400_000)
+    head = r.TxnHead("nyc", "open", 1_000, 0, b"s" * 32, 0)
+    decision = r.Decide(leaders[0].id("A"), head, "ABORT", 0, "")
+    leaders.bag.append(Sent(0, Message(1, decision, b"s" * 32), 0))
+    leaders.settle()
+    assert leaders[1].round.ignored == ["unknown"]
+    assert leaders.states() == ["-", "-"]
+
+
 def test_where_such_transactions_are_switched_off_a_message_begins_none() -> None:
     """A program that can write to `control` could make up the secret that a first question brings."""
     leaders = Leaders()
@@ -372,3 +387,62 @@ def test_what_comes_between_the_vote_and_the_decision_waits_and_is_merged_after_
         assert [at for _, at in its] == sorted(at for _, at in its), stream
     assert [label for label, _ in leaders.merges()["ber/a"]] == ["A", "B"]
     assert [label for label, _ in leaders.merges()["nyc/a"]] == ["C", "A"]
+
+
+@pytest.mark.parametrize("when", ["while votes are out", "after the deadline"])
+def test_c6_votes_on_other_receipts_do_not_count(when: str) -> None:
+    """The participant is still prepared, with the receipts of the former commit."""
+    leaders = Leaders()
+    leaders.begin()
+    leaders.commit(wait_ms=1_000)
+    leaders.deliver()
+    late, leaders.bag = leaders.bag, []
+    if when == "after the deadline":
+        with losing(leaders, r.AskVote):
+            assert leaders.wait(1_001) == "[commit A] NotReady"
+    assert leaders.states() == ["OPEN", "PREPARED"]
+    for stream in ("nyc/a", "ber/a"):
+        leaders.write("A", "w1", stream)
+    more = replace(leaders.receipt("A"), sequence=2)
+    assert leaders[0].commit("A", receipts=[more], asker="more") == ""
+    leaders.bag += late
+    assert "[more] A COMMITTED 4" in settled(leaders)
+    assert_committed_once(leaders, "nyc/a", "ber/a")
+
+
+def test_a_copy_of_a_vote_that_comes_after_the_decision_is_not_kept() -> None:
+    """Its timestamp would look like one that is held for too long, in each turn until the participant is done."""
+    leaders = Leaders()
+    leaders.begin()
+    leaders.commit()
+    leaders.deliver()
+    copies = [*leaders.bag]
+    with losing(leaders, r.Done):
+        leaders.settle()
+        leaders.bag += copies
+        leaders.wait(1_000)
+    assert leaders.states() == ["FINALIZE_IN_PROGRESS", "COMMITTED"]
+    assert next_due_ms(leaders[0].memory.across, leaders[0].now_ms) not in (None, 0)
+
+
+def calls_of_a_turn(leaders: Leaders) -> int:
+    with cProfile.Profile() as profile:
+        leaders[0].turn()
+    return sum([entry.callcount for entry in profile.getstats()])
+
+
+def test_what_waits_for_a_participant_that_is_away_costs_little_in_each_turn() -> None:
+    leaders, count = Leaders(), 20
+    leaders[0].turn()
+    before = calls_of_a_turn(leaders)
+    with losing(leaders, r.AskVote, r.Decide):
+        for number in range(count):
+            leaders.begin(f"A{number}")
+            leaders.commit(f"A{number}", asker=f"commit {number}")
+        leaders.settle()
+        waiting = calls_of_a_turn(leaders) - before
+        for number in range(count):
+            leaders[0].abort(f"A{number}")
+        leaders.settle()
+        ending = calls_of_a_turn(leaders) - before
+    assert (waiting < 25 * count, ending < 15 * count) == (True, True), (waiting, ending)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -113,6 +114,29 @@ def test_a_coordinator_whose_part_is_merged_keeps_no_lock_while_a_participant_is
         assert tables.shot("B", HERE, b"k") == "B COMMITTED 1"
 
 
+@pytest.mark.parametrize("table", [HERE, THERE])
+def test_of_a_table_that_is_lost_no_lock_holds(tables: Tables, table: str) -> None:
+    reader_of(tables)
+    tables.lose(table)
+    if table == THERE:
+        tables.end("A")
+    assert ("[commit A] StreamLost" in settled(tables)) == (table == THERE)
+    assert tables.states() == ["ABORTED", "ABORTED"]
+
+
+@pytest.mark.parametrize("table", [HERE, THERE])
+def test_what_a_program_has_prepared_is_named_after_ten_seconds_at_each_side(
+    tables: Tables, table: str
+) -> None:
+    reader_of(tables)
+    command = tables[0].committing("A", receipts=[tables.receipt("A", "w1")])
+    tables[0].ask("prepare A", replace(command, prepare=r.Prepare(b"", b"")))
+    assert tables.settle() == "[prepare A] A PREPARED 1"
+    label = "B" if table == HERE else "B@1"
+    said = [tables.wait(1_000) or tables.shot(label, table, b"k") for _ in range(12)]
+    assert [*dict.fromkeys(said)] == ["NotReady", "ReservedByPrepared"]
+
+
 # -- two that meet -----------------------------------------------------------------------------------------
 
 
@@ -156,6 +180,22 @@ def test_l2_the_older_waits_and_the_younger_gives_way_wherever_they_meet() -> No
     said = settled(tables)
     assert "X COMMITTED" in said
     assert "[commit Y] LocksBroken" in said or "Y ABORTED" in said, said
+
+
+def test_what_gives_way_to_one_that_lasts_asks_less_and_less_often(tables: Tables) -> None:
+    """The older one is prepared by a program."""
+    reader_of(tables)
+    command = tables[0].committing("A", receipts=[tables.receipt("A", "w1")])
+    tables[0].ask("prepare A", replace(command, prepare=r.Prepare(b"", b"")))
+    tables.settle()
+    tables[0].new_id("B", made_ms=tables[0].wall_ms + 100)
+    tables.open("B")
+    tables.put("B", THERE, b"k", writer="B1")
+    tables.seen.clear()
+    tables.end("B", "B1", wait_ms=60_000)
+    said = "; ".join(tables.wait(60) for _ in range(180))
+    assert "[commit B] ReservedByPrepared" in said
+    assert 5 < sum("AGAIN" in one for one in tables.seen) < 30
 
 
 @pytest.mark.parametrize("older", ["X", "Y"])
@@ -305,7 +345,7 @@ def test_the_locks_of_a_one_shot_are_checked_at_both(tables: Tables, broken: str
 def test_l5_a_changed_row_is_locked_from_the_vote_on_and_its_number_is_decided(
     tables: Tables,
 ) -> None:
-    change = {
+    change: dict[int, dict[str, Any]] = {
         n: {"locks": (tables.lock(t),), "changes": (r.RowChange(t, b"n", "ADD", 5, None),)}
         for n, t in enumerate((HERE, THERE))
     }

@@ -22,7 +22,7 @@ from anabranch.core.decisions.prepared import shot_of
 from anabranch.core.decisions.transactions import abort_txn, end_pending, finish
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.decisions.writers import receipts_of
-from anabranch.core.memory import Across, Sent
+from anabranch.core.memory import Across, Quiet, Sent
 from anabranch.core.state import OpenTxn
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import InvariantViolation, check
@@ -33,7 +33,10 @@ from anabranch.protocol.tokens import Rights, peek
 
 FIRST_PAUSE_MS = 250  # a message without an answer is sent again after this time,
 LONGEST_PAUSE_MS = 5_000  # … then after twice the time before, up to this
-AGAIN_MS = 20  # after a vote that asks for it, new votes are asked for after this time
+NEVER_MS = 1 << 62
+# After a vote that asks for it, new votes are asked for after this time, and each time after twice the time before,
+# up to five times: what it meets may last.
+AGAIN_MS, MOST_DOUBLED = 20, 5
 # The row of a commit that is decided with other control partitions has this: there is no way back.
 ELSEWHERE = r.Prepare(b"", b"")
 _KINDS = ("ask", "commit", "commit_later", "abort")
@@ -97,6 +100,8 @@ def voted(turn: Turn, vote: r.Vote) -> None:
         or vote.partition not in txn.partitions
     ):
         return
+    if txn.row.state not in ("OPEN", "FINALIZE_IN_PROGRESS") or txn.row.commit_timestamp:
+        return  # a late copy: it is decided, or its program decides
     try:
         turn.hybrid_time = raised(
             turn.hybrid_time, vote.timestamp, turn.now_us, turn.settings.max_clock_skew_ms
@@ -104,7 +109,9 @@ def voted(turn: Turn, vote: r.Vote) -> None:
     except errors.ClockSkew as error:
         vote = replace(vote, answer="NO", timestamp=0, error=refuse(error))
     turn.across.votes.put((vote.txn_id, vote.partition), vote)
-    if vote.timestamp and turn.across.held_ms.get(vote.txn_id, None) is None:
+    turn.across.quiet.put(vote.txn_id, None)
+    is_new = turn.across.held_ms.get(vote.txn_id, None) is None
+    if vote.timestamp and has_asked(txn) and is_new:
         turn.across.held_ms.put(vote.txn_id, turn.now_ms)
 
 
@@ -117,6 +124,8 @@ def done(turn: Turn, message: r.Done) -> None:
     after = replace(row, done=True)
     if message.committed or message.left_out or txn.row.state == "ABORT_IN_PROGRESS":
         after = replace(after, committed=message.committed, left_out=message.left_out)
+    elif message.reason:  # an operator aborted its part
+        after = replace(after, committed=0, left_out=row.committed + row.left_out)
     # Otherwise its row there is purged: the counts of its vote are right.
     after = replace(after, rejected=message.rejected, reason=message.reason)
     turn.put(k.partition_key(message.txn_id, message.partition), after)
@@ -130,9 +139,17 @@ def has_asked(txn: OpenTxn) -> bool:
     return txn.votes is not None and txn.votes.asks != "REOPEN"
 
 
-def may_ask(turn: Turn, txn_id: bytes) -> bool:
-    """Whether participants that gave way have had some time."""
-    return turn.now_ms >= turn.across.again_ms.get(txn_id, 0)
+def may_ask(turn: Turn, txn: OpenTxn) -> bool:
+    """Whether participants that gave way have had some time, and all have reopened.
+
+    A participant that is still prepared would vote for the writers of the former commit (C6). The events of a
+    one-shot are always the same.
+    """
+    txn_id = txn.row.txn_id
+    if turn.now_ms < turn.across.again_ms.get(txn_id, 0):
+        return False
+    is_first = txn.votes is None or shot_of(turn.state, txn_id) is not None
+    return is_first or votes_of(turn, txn_id).keys() == txn.partitions.keys()
 
 
 def ask(turn: Turn, txn_id: bytes, asks: r.Asks) -> None:
@@ -162,15 +179,30 @@ def next_step(turn: Turn, txn: OpenTxn, *, own_stages: bool) -> Step:
     if txn.votes is None:
         raise InvariantViolation("a commit has no round of votes")
     held_ms = turn.across.held_ms.get(txn_id, turn.now_ms)
+    # An operator may have ended the part of a participant, whatever its vote is.
+    partitions = {one: row for one, row in txn.partitions.items() if not row.done}
+    votes = votes_of(turn, txn_id)
     return coordinator.next_step(
         txn.votes.asks,
-        {one: row for one, row in txn.partitions.items() if not row.done},
-        votes_of(turn, txn_id),
+        partitions,
+        {one: vote for one, vote in votes.items() if one in partitions},
         late=False,  # the caller refuses a commit whose deadline has passed
         held_ms=turn.now_ms - held_ms,
         decided=txn.lacks_time,
         own_stages=own_stages,
         prepares=txn.pending is not None and txn.pending.prepare is not None,
+    )
+
+
+def only_waits(turn: Turn, txn: OpenTxn) -> bool:
+    """Whether a participant owes an answer, and nothing has changed since the last turn: no step can follow."""
+    txn_id = txn.row.txn_id
+    quiet = turn.across.quiet.get(txn_id, None)
+    return (
+        quiet is not None
+        and turn.now_ms < quiet.until_ms < NEVER_MS
+        and turn.across.held_ms.get(txn_id, None) is None
+        and quiet.rows == _rows_of(txn)
     )
 
 
@@ -189,7 +221,11 @@ def carry_out(turn: Turn, txn_id: bytes, step: Step) -> None:
     elif step is Step.TAKE_BACK:
         ask(turn, txn_id, "VOTE")
     elif step is Step.AGAIN:
-        turn.across.again_ms.put(txn_id, turn.now_ms + AGAIN_MS)
+        times = (
+            0 if txn.votes is None else txn.votes.votes_round // 2
+        )  # with each, two rounds of votes
+        pause_ms = AGAIN_MS << min(times, MOST_DOUBLED)
+        turn.across.again_ms.put(txn_id, turn.now_ms + pause_ms)
         ask(turn, txn_id, "REOPEN")
     elif step is Step.REFUSE:
         _refuse(turn, txn_id)
@@ -216,10 +252,14 @@ def _refuse(turn: Turn, txn_id: bytes) -> None:
 
 def missing_text(turn: Turn, txn: OpenTxn) -> str:
     """Which participants have not voted, for people; empty if all have."""
-    votes = votes_of(turn, txn.row.txn_id) if has_asked(txn) else {}
+    votes, asks = votes_of(turn, txn.row.txn_id), has_asked(txn)
     lacking = [
-        one for one in sorted(txn.partitions) if one not in votes or votes[one].answer != "YES"
+        one
+        for one in sorted(txn.partitions)
+        if one not in votes or (asks and votes[one].answer != "YES")
     ]
+    if not lacking and not asks:  # all have reopened
+        lacking = sorted(txn.partitions)
     if not lacking:
         return ""
     text = f"the vote of control partition {', '.join(map(str, lacking))} did not come before the deadline"
@@ -313,6 +353,9 @@ def advance(turn: Turn) -> None:
     """Take back what was promised for commits that ended, end what is over everywhere, and send what is due."""
     for txn_id in sorted(turn.state.asking):
         txn, since = turn.open(txn_id), turn.work
+        quiet = turn.across.quiet.get(txn_id, None)
+        if quiet is not None and turn.now_ms < quiet.until_ms and quiet.rows == _rows_of(txn):
+            continue  # there may be thousands, while a participant is away
         if txn.row.state == "OPEN" and txn.pending is None and shot_of(turn.state, txn_id):
             refused = "its commit was refused, and a one-shot does not stay open"
             abort_txn(turn, txn_id, missing_text(turn, txn) or refused)
@@ -323,8 +366,14 @@ def advance(turn: Turn) -> None:
         if over and txn.row.state in ("FINALIZE_IN_PROGRESS", "ABORT_IN_PROGRESS"):
             _end(turn, txn)
         else:
-            _send_due(turn, txn_id, txn)
+            until_ms = _send_due(turn, txn_id, txn)
+            turn.across.quiet.put(txn_id, Quiet(_rows_of(txn), until_ms))
         turn.owe(txn.row.owner, since)
+
+
+def _rows_of(txn: OpenTxn) -> tuple[object, ...]:
+    """The rows by which it is known what has to be sent. The rows of a transaction are replaced, never changed."""
+    return (txn.row, txn.votes, txn.pending, *txn.partitions.values())
 
 
 def _end(turn: Turn, txn: OpenTxn) -> None:
@@ -332,6 +381,7 @@ def _end(turn: Turn, txn: OpenTxn) -> None:
     row, elsewhere = txn.row, txn.partitions.values()
     forget_messages(turn, row.txn_id)
     turn.across.again_ms.put(row.txn_id, None)
+    turn.across.quiet.put(row.txn_id, None)
     turn.across.exactly.put(row.txn_id, None)
     if row.state == "ABORT_IN_PROGRESS":
         apart = [str(partition) for partition, one in txn.partitions.items() if one.committed]
@@ -358,26 +408,33 @@ def _end(turn: Turn, txn: OpenTxn) -> None:
         turn.answer(to, row)
 
 
-def _send_due(turn: Turn, txn_id: bytes, txn: OpenTxn) -> None:
-    """Send what the participants have not answered: at once, then again after pauses that grow."""
-    sent, due = turn.across.sent, set()
+def _send_due(turn: Turn, txn_id: bytes, txn: OpenTxn) -> int:
+    """Send what the participants have not answered: at once, then again after pauses that grow.
+
+    Returns when something is to be sent again, if neither rows nor votes change before.
+    """
+    sent, due, until_ms = turn.across.sent, set(), NEVER_MS
     for one in coordinator.due(txn.row, txn.votes, txn.partitions, votes_of(turn, txn_id)):
         key, last = (txn_id, one.partition, one.what), None
         due.add(key)
         last = sent.get(key, None)
         asks = (0, "") if txn.votes is None else (txn.votes.votes_round, txn.votes.asks)
         if last is None or last.asks != asks:
-            sent.put(key, Sent(asks, turn.now_ms, turn.now_ms + FIRST_PAUSE_MS, FIRST_PAUSE_MS))
+            next_ = Sent(asks, turn.now_ms, turn.now_ms + FIRST_PAUSE_MS, FIRST_PAUSE_MS)
         elif turn.now_ms >= last.next_ms:
             pause_ms = min(2 * last.pause_ms, LONGEST_PAUSE_MS)
-            sent.put(key, Sent(asks, last.since_ms, turn.now_ms + pause_ms, pause_ms))
+            next_ = Sent(asks, last.since_ms, turn.now_ms + pause_ms, pause_ms)
         else:
+            until_ms = min(until_ms, last.next_ms)
             continue
+        sent.put(key, next_)
+        until_ms = min(until_ms, next_.next_ms)
         turn.send(one.partition, _message(turn, txn, one), txn.row.secret)
     for partition in txn.partitions:
         for kind in _KINDS:
             if (txn_id, partition, kind) not in due:
                 sent.put((txn_id, partition, kind), None)
+    return until_ms
 
 
 def _message(turn: Turn, txn: OpenTxn, due: coordinator.Due) -> r.AskVote | r.Decide:

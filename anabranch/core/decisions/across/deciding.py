@@ -6,7 +6,7 @@ control partition (`core.parts`). There are three decisions:
 - *with a timestamp*: all have voted with one, and the coordinator's part is merged in the same round;
 - *later*: a part has to be staged, so it is logged that the transaction commits; when all parts are staged, the
   participants are asked for timestamps;
-- *prepared*: all have voted, and a program or a database decides. Its commit then goes on as the second one.
+- *prepared*: all have voted, and a program or a database decides. Its commit continues as the second one.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ def advance(turn: Turn) -> None:
             _go_on(turn, txn_id, txn)
             turn.owe(txn.row.owner, since)
         elif not txn.pending.decided:
+            if turn.wall_ms < txn.pending.deadline_ms and coordinating.only_waits(turn, txn):
+                continue
             with trying(turn, txn_id):
                 _coordinate(turn, txn_id, txn, txn.pending)
 
@@ -63,9 +65,7 @@ def _coordinate(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommi
             _decide(turn, txn, pending, ending, step)
         elif txn.row.state == "OPEN" and txn.pending is not None:
             coordinating.hold_nothing(turn, txn_id)  # its part here has to wait
-    elif coordinating.may_ask(turn, txn_id) and turn.index.covers(
-        receipts_here(txn, pending.writers)
-    ):
+    elif coordinating.may_ask(turn, txn) and turn.index.covers(receipts_here(txn, pending.writers)):
         later = pending.prepare is not None or _is_big(turn, txn_id)
         coordinating.ask(turn, txn_id, "VOTE" if later else "TIMESTAMP")
 

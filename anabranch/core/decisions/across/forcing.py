@@ -1,9 +1,10 @@
-"""Ends that an operator forces in transactions over several control partitions (`docs/inside/across.md`, 5).
+"""Ends that an operator forces: of stuck merges, of prepared transactions, of one part of a transaction across.
 
-Two things can stop such a transaction for good. Its *coordinator* can't be led any more: then an operator ends a
-participant's part alone, and says which way. The end is *presumed*: the row says so (`CoordinatorRow.forced`), and
-a coordinator that is led again after all is answered from that row. Or a *merge* is stuck after the decision: other
-control partitions have committed, so the part is committed too, without the events that can't be merged (C4).
+Two things can stop a transaction over several control partitions (`docs/inside/across.md`, 5) for good. Its
+*coordinator* can't be led any more: then an operator ends a participant's part alone, and says which way. The end
+is *presumed*: the row says so (`CoordinatorRow.forced`), and a coordinator that is led again after all is answered
+from that row. Or a *merge* is stuck after the decision: other control partitions have committed, so the part is
+committed too, without the events that can't be merged (C4).
 """
 
 from __future__ import annotations
@@ -12,25 +13,27 @@ from dataclasses import replace
 
 from anabranch import errors
 from anabranch.core import rows as k
-from anabranch.core.decisions import commit
 from anabranch.core.decisions.across import participating
+from anabranch.core.decisions.commit import commit_prepared, join_waiting
 from anabranch.core.decisions.prepared import leave_out
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, is_finished
+from anabranch.core.memory import STUCK, wait_text
 from anabranch.core.round import ReplyTo
+from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.protocol.ids import control_partition_of, txn_text
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import Rights, id_named
 
 
 def force(turn: Turn, command: r.Force, to: ReplyTo | None) -> None:
-    """As `commit.force`, also for the part here of a transaction over several control partitions."""
+    """End a transaction, or the part here of one over several control partitions. Repeating it is harmless."""
     txn_id = id_named(command.token)
     txn, its = turn.state.open.get(txn_id), turn.state.coordinator_row(txn_id)
     if its is None and (txn is None or not _is_decided(txn.row) or not txn.partitions):
-        commit.force(turn, command, to)
+        _force_own(turn, command, to)
         return
-    row = turn.transaction(command.token, Rights(0), anywhere=True)
+    row = turn.transaction(txn_id, Rights(0), anywhere=True)
     if its is not None and command.outcome is None:
         raise errors.IllegalState(
             f"control partition {control_partition_of(txn_id)} coordinates it, and may have decided already: say "
@@ -44,6 +47,63 @@ def force(turn: Turn, command: r.Force, to: ReplyTo | None) -> None:
     elif its is not None and not its.forced:
         _end_part(turn, command, row, its)
     turn.answer(to, turn.row(txn_id))
+
+
+def _force_own(turn: Turn, command: r.Force, to: ReplyTo | None) -> None:
+    """Abort a transaction whose merge is stuck, or end a PREPARED one. Repeating it is harmless.
+
+    The chunks of a staged merge are in the streams already. No history may ever name them, so their partitions are
+    never used again (`RetiredRow`).
+    """
+    row = turn.transaction(id_named(command.token), Rights(0))
+    txn_id = row.txn_id
+    was_prepared = turn.state.prepared_row(txn_id) is not None
+    if not is_finished(row) and was_prepared != (command.outcome is not None):
+        raise errors.IllegalState(
+            "it is prepared, and its coordinator may have decided already: say which way (`--outcome`)"
+            if was_prepared
+            else "the transaction is not prepared: give no outcome"
+        )
+    if row.state == "PREPARED":
+        how = "commit" if command.outcome else "abort"
+        if command.outcome:
+            commit_prepared(turn, txn_id, to)  # may be refused, so before anything is put
+        else:
+            abort_txn(turn, txn_id, command.reason or "aborted by an operator's force")
+        turn.audit(
+            command, f"{txn_text(txn_id)} of {row.owner}, forced to {how}: {command.reason!r}"
+        )
+        if command.outcome:
+            return
+    elif row.state == "COMMITTED" and command.outcome:
+        pass  # repeated
+    elif row.state == "FINALIZE_IN_PROGRESS" and command.outcome:
+        wait = turn.wait_of(txn_id)
+        if wait is not None and wait.why == "torn":
+            raise errors.IllegalState("a part of it is gone: nothing but `--outcome abort` ends it")
+        turn.put(k.pending_key(txn_id), join_waiting(turn.open(txn_id).pending, to))  # repeated
+        return
+    elif TRANSACTIONS.judge(row.state, "force", row.reason) is not None:
+        why = _check_stuck(turn, txn_id)
+        for (stream, _), staged in sorted(turn.open(txn_id).staged_merges.items()):
+            # Also in a LOST stream, as it may be recovered.
+            if staged.count and stream in turn.state.streams:
+                retired = r.RetiredRow(stream, staged.partition)
+                turn.put(k.retired_key(stream, staged.partition), retired)
+        turn.audit(command, f"{txn_text(txn_id)} of {row.owner}: {command.reason!r}")
+        said = command.reason or "forced by an operator"
+        abort_txn(turn, txn_id, f"{said}: its merge made no progress: {why}", op="force")
+    turn.answer(to, turn.row(txn_id))
+
+
+def _check_stuck(turn: Turn, txn_id: bytes) -> str:
+    """Why a merge makes no progress. `IllegalState`: it does; `NotReady`: a chunk of it is being copied."""
+    wait = turn.wait_of(txn_id)
+    if wait is None or wait.why not in STUCK | {"partitions"}:
+        raise errors.IllegalState("nothing stops the transaction: its merge continues by itself")
+    if txn_id in turn.memory.staging:
+        raise errors.NotReady("a chunk of the transaction is being staged: ask again")
+    return wait_text(turn.memory, wait)
 
 
 def _is_decided(row: r.TxnRow) -> bool:
@@ -73,7 +133,7 @@ def _end_part(turn: Turn, command: r.Force, row: r.TxnRow, its: r.CoordinatorRow
 def _leave_out(turn: Turn, command: r.Force, row: r.TxnRow) -> None:
     """Commit the part here of a decided transaction without all events of its stuck merge."""
     txn_id = row.txn_id
-    why = commit.check_stuck(turn, txn_id)
+    why = _check_stuck(turn, txn_id)
     streams = sorted(turn.open(txn_id).participants)
     turn.audit(
         command,

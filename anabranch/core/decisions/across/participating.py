@@ -83,6 +83,9 @@ def asked(turn: Turn, ask: r.AskVote, skewed: errors.ClockSkew | None) -> Action
     elif action is Action.REOPEN:
         _reopen(turn, ask)
     elif action is Action.ANSWER:
+        # Only an answer in the present round of votes counts, also from a part that is aborted.
+        if its is not None and its.votes_round < ask.votes_round:
+            turn.put(k.coordinator_key(ask.txn_id), replace(its, votes_round=ask.votes_round))
         _answer(turn, ask.txn_id, "NO")
     return action
 
@@ -128,8 +131,7 @@ def _prepare(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
     """
     txn_id = ask.txn_id
     txn = turn.open(txn_id)
-    gone = [stream for stream in sorted(txn.participants) if is_gone(turn.state, stream)]
-    if gone:
+    if gone := _gone(turn, txn):
         raise errors.StreamLost(f"{gone[0]} is lost: abort the transaction")
     kept = shot_of(turn.state, txn_id)
     taken = () if kept is not None else _taken(turn, txn, ask)
@@ -152,6 +154,12 @@ def _prepare(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
     turn.put(k.coordinator_key(txn_id), replace(its, staged=staged))
     locking.take_back(turn, txn_id)
     return None
+
+
+def _gone(turn: Turn, txn: OpenTxn) -> list[str]:
+    """The streams of a part that are lost, and the tables that it has locked."""
+    both = txn.participants.keys() | set(turn.state.locks.of(txn.row.txn_id).tables)
+    return [stream for stream in sorted(both) if is_gone(turn.state, stream)]
 
 
 def _taken(turn: Turn, txn: OpenTxn, ask: r.AskVote) -> tuple[r.Receipt, ...]:
@@ -185,7 +193,7 @@ def _promise(turn: Turn, ask: r.AskVote) -> None:
         _answer(turn, txn_id, "YES")
         return
     txn = turn.open(txn_id)
-    gone = [stream for stream in sorted(txn.participants) if is_gone(turn.state, stream)]
+    gone = _gone(turn, txn)
     if gone and txn.row.state == "PREPARED":
         noted = participant.promise(its, replace(ask, asks="VOTE"), staged=True, fresh=0)
         turn.put(k.coordinator_key(txn_id), noted)

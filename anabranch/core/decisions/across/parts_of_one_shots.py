@@ -55,11 +55,10 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     _check(turn, command)
     row = turn.state.txn_row(command.txn_id)
     if control_partition_of(command.txn_id) != turn.settings.control_partition:
-        if row is None:
+        if (
+            row is None
+        ):  # else it is repeated: the coordinator alone answers it, as it knows the whole
             _wait(turn, command, to)
-        elif to is not None:
-            _check_secret(row, command)
-            turn.answer(to, row, full=False)
     elif row is None:
         _begin(turn, command, to)
     else:
@@ -69,9 +68,11 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
 def _check(turn: Turn, command: r.OneShot) -> None:
     """Check the fields that only such one-shots have, and those that they can't have."""
     here, home = turn.settings.control_partition, control_partition_of(command.txn_id)
-    if not turn.settings.across:
-        raise errors.CrossScope("transactions over several control partitions are switched off")
     turn.state.check_enabled(LEVEL, "a transaction over several control partitions")
+    if not turn.settings.across:
+        raise errors.CrossScope(
+            "transactions over several control partitions are not possible here"
+        )
     check_served(turn, command.scope)
     check_name(command.name)
     places = command.places
@@ -252,7 +253,8 @@ def lane_of(turn: Turn, txn_id: bytes) -> str | None:
 def keep_early(turn: Turn, ask: r.AskVote, payload: bytes, mac: bytes | None, seen: int) -> None:
     """Keep a question that came before its command for a moment. It proves nothing yet, so few are kept."""
     early = turn.across.early
-    if not ask.receipts and len(early.as_dict()) < limits.EARLY_ASKS.value:
+    is_small = not ask.receipts and len(payload) <= limits.EARLY_BYTES.value
+    if is_small and len(early.as_dict()) < limits.EARLY_ASKS.value:
         early.put(ask.txn_id, EarlyAsk(ask, payload, mac, seen, turn.now_ms + EARLY_MS))
 
 

@@ -14,7 +14,7 @@ from anabranch.core.decisions.across import coordinating, joining, participating
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import Across
 from anabranch.errors import ClockSkew
-from anabranch.protocol.ids import control_partition_of
+from anabranch.protocol.ids import control_partition_of, made_ms_of
 from anabranch.protocol.schemas import records as r
 
 MESSAGES = (r.Enlist, r.Enlisted, r.AskVote, r.Vote, r.Decide, r.Done)
@@ -58,6 +58,8 @@ def _ignored(
     sender, receiver = ends_of(message, other)
     secret = row.secret if row is not None else None
     if row is None and isinstance(message, r.AskVote | r.Decide):
+        if made_ms_of(message.txn_id) > turn.wall_ms + turn.settings.max_ahead_ms:
+            return "unknown"  # no coordinator begins it; when its row is purged, all ids would count as old
         # A question alone begins nothing: who could write to `control` would make up its secret.
         secret = parts_of_one_shots.secret_of(turn, message.txn_id)
         if secret is None and isinstance(message, r.AskVote):
