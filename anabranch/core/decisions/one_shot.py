@@ -95,7 +95,7 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     timestamp = _append_all(turn, command, ending, at)
     if command.turn_to is not None:
         row_turns.pass_on(turn, command, command.turn_to)
-    committed = _count(command)
+    committed = count(command)
     tables: tuple[r.TableTime, ...] = ()
     if command.locks:
         tables = conflicts.table_times(turn, conflicts.named(command.locks))
@@ -149,7 +149,7 @@ def _answered_before(turn: Turn, command: r.OneShot, to: ReplyTo | None, *, mark
         "COMMITTED",
         command.scope,
         command.name,
-        _count(command),
+        count(command),
         digest,
     ):
         raise errors.InvalidArgument(OTHERS)
@@ -417,7 +417,7 @@ def _state_of(placed: Placed) -> dict[str, set[int]]:
     }
 
 
-def _count(command: r.OneShot) -> int:
+def count(command: r.OneShot) -> int:
     """The number of events that a one-shot commits."""
     return len(command.events) + len(command.changes)
 

@@ -187,6 +187,18 @@ def test_a_name_is_claimed_once() -> None:
     assert leaders.one_shot("C", *BOTH, name="daily", to=(0,)) == "A COMMITTED 2"
 
 
+def test_an_id_in_use_is_refused_with_other_arguments() -> None:
+    leaders = Leaders()
+    for state in ("OPEN", "COMMITTED"):
+        leaders.one_shot("A", *BOTH, name="daily")
+        assert leaders.states()[0] == state
+        assert leaders.one_shot("A", *BOTH, to=(0,), name="other") == "InvalidArgument"
+        leaders.settle()
+    many = {0: {"events": (event("nyc/a"),) * 3}}
+    assert leaders.one_shot("A", *BOTH, to=(0,), own=many, name="daily") == "InvalidArgument"
+    assert_committed_once(leaders, *BOTH)
+
+
 def test_two_that_meet_are_both_committed_in_one_order() -> None:
     leaders = Leaders()
     for label in "ABCD":

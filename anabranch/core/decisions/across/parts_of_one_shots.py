@@ -156,11 +156,16 @@ def _begin_again(turn: Turn, row: r.TxnRow, command: r.OneShot, to: ReplyTo | No
     if row.scope != command.scope:
         raise errors.InvalidArgument(shots.OTHERS)
     if row.state == "COMMITTED":
+        # The row counts the events of all parts.
+        if row.name != command.name or row.committed + row.left_out < shots.count(command):
+            raise errors.InvalidArgument(shots.OTHERS)
         turn.answer(to, row)
         return
     pending = turn.open(row.txn_id).pending
     if pending is None:
         raise errors.NotReady("the transaction is being aborted")
+    if pending.name != command.name:
+        raise errors.InvalidArgument(shots.OTHERS)
     turn.put(k.pending_key(row.txn_id), join_waiting(pending, to))
     if row.state == "FINALIZE_IN_PROGRESS":
         answer_decided(turn, row)
