@@ -383,7 +383,7 @@ PLANTED: dict[Callable[[Patch], None], int] = {
     c3_a_staged_part_is_dated_by_itself: 21,
     c4_what_is_decided_later_is_aborted: 0,
     prepared_before_all_have_voted: 4,
-    prepared_and_committed_without_a_word: 0,
+    prepared_and_committed_without_a_word: 3,
 }
 
 
