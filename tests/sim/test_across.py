@@ -69,7 +69,7 @@ def c2_the_timestamp_is_a_participants() -> AbstractContextManager[object]:
 # `tests/core/across` finds it.
 PLANTED: dict[Plant, int] = {
     m1_a_message_leaves_before_its_round_is_committed: 0,
-    c2_the_timestamp_is_a_participants: 1,
+    c2_the_timestamp_is_a_participants: 2,
 }
 
 
