@@ -86,8 +86,7 @@ def asked(row: r.TxnRow | None, its: r.CoordinatorRow | None, ask: r.AskVote) ->
         said = "reopen" if ask.votes_round > before else "reopen_again"
     if row is not None and row.state == "FINALIZE_IN_PROGRESS" and row.commit_timestamp:
         return Action.PASS  # the question is older than the decision
-    is_asked = said in ("vote", "reopen")
-    if its is not None and its.forced and is_asked and known_as(row) == "COMMITTED":
+    if its is not None and its.forced and said != "old" and known_as(row) == "COMMITTED":
         return Action.PROMISE  # an operator presumed that it commits
     return TRANSITIONS[known_as(row), said]
 

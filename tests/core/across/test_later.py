@@ -367,6 +367,19 @@ def test_a_part_that_was_forced_to_abort_says_so_in_each_round_of_votes() -> Non
     assert leaders.states() == ["ABORTED", "ABORTED"]
 
 
+def test_a_part_that_was_forced_to_commit_lets_another_one_be_staged() -> None:
+    leaders = begun("nyc/a")
+    leaders.commit(wait_ms=1_000)
+    leaders.deliver()
+    leaders.bag.clear()
+    with losing(leaders, r.Done, r.Vote):
+        force(leaders, 1, True)
+        leaders.wait(1_001)
+    leaders.commit(asker="again")
+    assert "[again] A COMMITTED 3" in staged(leaders)
+    assert leaders.states() == ["COMMITTED", "COMMITTED"]
+
+
 def test_a_part_that_was_forced_to_abort_does_not_stop_what_its_program_commits() -> None:
     leaders = begun()
     leaders.prepare()

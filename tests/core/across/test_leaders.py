@@ -228,6 +228,16 @@ def test_a_question_that_was_overtaken_finds_that_it_is_aborted() -> None:
     assert leaders.states() == ["ABORTED", "ABORTED"]
 
 
+def test_a_touch_that_would_open_too_much_is_refused_before_its_coordinator_counts_on_it() -> None:
+    """Otherwise the commit would wait for the vote of a part that there is not."""
+    leaders = Leaders()
+    leaders.begin("A", streams=("nyc/a",))
+    leaders[1].settings = replace(leaders[1].settings, max_open=0)
+    assert leaders.touch("A", "ber/a") == "TooManyTransactions"
+    assert leaders.commit() == ""
+    assert leaders[0].turn() == "[commit A] A COMMITTED 1"
+
+
 def test_a_touch_waits_for_the_coordinator_for_five_seconds() -> None:
     leaders = Leaders()
     leaders[0].begin("A")

@@ -24,6 +24,7 @@ from anabranch.core.across import coordinator
 from anabranch.core.across.coordinator import Step
 from anabranch.core.decisions.across import participating
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.memory import DraftMap
 from anabranch.core.state import OpenTxn
 from anabranch.core.transaction_states import TRANSACTIONS, Op
 from anabranch.errors import InvariantViolation
@@ -309,6 +310,14 @@ class Play:
             told = self.told.get(label, "")
             assert "COMMITTED" not in told or states == {"COMMITTED"}, f"told: {label}"
         self.check_locks(merges)
+        for one in self.leaders.all:
+            memory = one.memory.across
+            kept = {
+                name for name in memory.__slots__ if isinstance(getattr(memory, name), DraftMap)
+            }
+            left = {name for name in kept if not getattr(memory, name).is_empty}
+            assert not left, f"left in memory: {left}"
+            assert not one.memory.holds.in_use, "left: a hold"
 
     def check_locks(self, merges: dict[str, list[tuple[str, int]]]) -> None:
         written = [

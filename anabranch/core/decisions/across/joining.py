@@ -87,6 +87,8 @@ def _check(
         )
     if turn.is_forgotten(txn_id):
         raise errors.Expired(FORGOTTEN)
+    if txn_id not in turn.state.promised:
+        check_open(turn)  # once its coordinator counts on a part here, a commit needs its vote
     for stream in streams:
         _check_served(turn, stream)
         if isinstance(command, r.Touch):
