@@ -116,26 +116,20 @@ def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
     decision = _DECISIONS.get(type(command))
 
     def run() -> None:
-        try:
-            judged()
-        except AnabranchError as error:
-            if isinstance(command, r.OneShot) and command.secret is not None:
-                parts_of_one_shots.refused(turn, command, to, error)
-            raise
-
-    def judged() -> None:
-        if rule is not None:
-            rule(turn.state, turn.lane, command)
-        if decision is None:
-            raise MalformedRecord(f"{type(command).__name__} is not a command")
         former = turn.hybrid_time
-        turn.hybrid_time = observed(turn, command)
         try:
+            if rule is not None:
+                rule(turn.state, turn.lane, command)
+            if decision is None:
+                raise MalformedRecord(f"{type(command).__name__} is not a command")
+            turn.hybrid_time = observed(turn, command)
             if to is not None and to.held and isinstance(command, r.Commit | r.OneShot):
                 check_waits(turn)
             decision(turn, command, to)
-        except AnabranchError:
+        except AnabranchError as error:
             turn.hybrid_time = former
+            if isinstance(command, r.OneShot) and command.secret is not None:
+                parts_of_one_shots.refused(turn, command, to, error)
             raise
 
     attempt(turn, to, run)

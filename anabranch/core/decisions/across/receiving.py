@@ -97,6 +97,8 @@ def _decide(turn: Turn, message: Message, seen: int) -> str:
 
 def advance(turn: Turn) -> None:
     """Take all steps that are due, at both sides. Call it after the merges of the round."""
+    if not turn.across.on:
+        return
     if not turn.across.early.is_empty:
         for one in parts_of_one_shots.take_early(turn):
             receive(turn, one.ask, one.payload, one.mac, one.seen)
@@ -109,7 +111,7 @@ def advance(turn: Turn) -> None:
 
 def next_due_ms(across: Across, now_ms: int) -> int | None:
     """Milliseconds until the next message or wait is due; None if none is."""
-    if (
+    if not across.on or (
         across.sent.is_empty
         and across.joining.is_empty
         and across.again_ms.is_empty
