@@ -109,7 +109,7 @@ class Copy(NamedTuple):
 
     The headers have the time that the client knew at the first copy, by which the controller refuses a late copy
     that would undo a change made meanwhile. ``beside``: the commands of the same one-shot to other control
-    partitions. They are sent with each copy, before it, and nobody waits for their answers.
+    partitions. They are sent before each copy, and their answers are ignored.
     """
 
     partition: int
@@ -451,7 +451,7 @@ class Session:
     ) -> dict[int | None, tuple[str, ...]]:
         """Control partition -> those of these streams that it serves. Raises `UnknownScope`.
 
-        None: the transaction's own control partition. It comes first, even if it serves none of them.
+        None: the transaction's own control partition. That one comes first, even if it serves no stream here.
         """
         self._bus.ready(deadline)
         is_one, home = self._bus.control_partitions(deadline) == 1, _partition(token)

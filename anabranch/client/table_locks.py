@@ -323,7 +323,7 @@ class SentLocks:
 
 @dataclass(slots=True)
 class _Place:
-    """What one control partition knows of a process's locks of the tables there, in three states.
+    """A process's locks of the tables of one control partition, each in one of three states.
 
     After an error the next call continues from the present one:
 
@@ -332,7 +332,7 @@ class _Place:
     - *validated* through a time. The controller may ask for a later time.
 
     ``number``: the control partition; None: that of the transaction. ``through``: (writer, set) -> validated
-    through. ``reported``: what of it the controller was told; the commit tells the transaction's own one.
+    through. ``reported``: what of it is reported; the commit reports those of the transaction's own control partition.
     """
 
     number: int | None
@@ -395,7 +395,7 @@ class RegisteredLocks:
     def register(self, deadline: float) -> bool:
         """Register what was read, and validate it. Returns whether that was new, to report. Raises: as `flush`.
 
-        The other control partitions are told at once, as the commit does not go there.
+        It is reported to other control partitions at once, as the commit does not go there.
         """
         for place in self._places:
             if place.sent is not None:

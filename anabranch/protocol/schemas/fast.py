@@ -595,8 +595,20 @@ def _read_one_shot(data: bytes, read_events: EventsReader = _read_events) -> r.O
         secret, at = _read_optional_secret(data, at)
     if at != len(data):
         raise Unusual
-    own = (txn_id, scope, name, events, consumed, locks)
-    return r.OneShot(*own, changes, follows, turn_to, derivations, places, secret)
+    return r.OneShot(
+        txn_id,
+        scope,
+        name,
+        events,
+        consumed,
+        locks,
+        changes,
+        follows,
+        turn_to,
+        derivations,
+        places,
+        secret,
+    )
 
 
 def _read_whole_transaction(

@@ -34,9 +34,10 @@ from anabranch.protocol.tokens import Rights, peek
 FIRST_PAUSE_MS = 250  # a message without an answer is sent again after this time,
 LONGEST_PAUSE_MS = 5_000  # … then after twice the time before, up to this
 NEVER_MS = 1 << 62
-# After a vote that asks for it, new votes are asked for after this time, and each time after twice the time before,
-# up to five times: what it meets may last.
-AGAIN_MS, MOST_DOUBLED = 20, 5
+# A vote may ask for a new round of votes. The coordinator begins it after this time; each time after twice the time
+# before, as what the vote meets may last.
+AGAIN_MS = 20
+MOST_DOUBLED = 5
 # The row of a commit that is decided with other control partitions has this: there is no way back.
 ELSEWHERE = r.Prepare(b"", b"")
 _KINDS = ("ask", "commit", "commit_later", "abort")

@@ -34,8 +34,8 @@ def is_across(turn: Turn, txn_id: bytes) -> bool:
 def gives_way(turn: Turn, txn_id: bytes, others: Iterable[bytes]) -> bool:
     """Whether a vote gives way because it meets these transactions; else it waits for them (L2, L3).
 
-    It waits for a transaction that a program has prepared, and is refused after `limits.PREPARED_HOLD_MS`. It gives
-    way to commits that have waited for its locks for long (`frozen.BARS_MS`): they may wait for an older one.
+    A vote waits for a transaction that a program has prepared, and is refused after `limits.PREPARED_HOLD_MS`. A vote
+    gives way to commits that have waited for its locks for `frozen.BARS_MS`: they may wait for an older transaction.
     """
     state = turn.state
     return any(
@@ -59,7 +59,7 @@ def take_back(turn: Turn, txn_id: bytes) -> None:
 
 
 def _may_break(turn: Turn, waiting: bytes, txn_id: bytes) -> bool:
-    """Whether a waiting commit may break a lock. Of one-shots the rows are compared, of others the tables alone."""
+    """Whether a waiting commit may break a lock. Rows are compared for one-shots, tables for other commits."""
     shot = turn.holds.shots.get(waiting)
     if shot is None:
         return True

@@ -39,8 +39,8 @@ from anabranch.protocol.legal_names import check_name
 from anabranch.protocol.schemas import records as r
 
 LEVEL = 4  # the feature level of such one-shots
-# How long a part waits for its coordinator's question, and the coordinator for votes. A command that the client
-# repeats waits anew, so the second one is longer than a takeover.
+# How long a part waits for its coordinator's question, and the coordinator for votes. The coordinator waits for longer
+# than a takeover takes; a part is sent again by its client.
 PART_MS = 5_000
 VOTES_MS = 10_000
 EARLY_MS = 1_000  # how long a question waits for its command, if it comes first
@@ -184,7 +184,7 @@ def _wait(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     waiting = WaitingPart(command, turn.lane, to, turn.now_ms + PART_MS, size)
     before = across.parts.get(txn_id, None)
     if before is not None:
-        # Whoever came first counts: a stranger can't replace a command.
+        # The first command counts: a stranger can't replace it.
         if (before.lane, before.command.secret) != (turn.lane, command.secret):
             raise errors.InvalidArgument(shots.OTHERS)
     else:
@@ -251,7 +251,7 @@ def lane_of(turn: Turn, txn_id: bytes) -> str | None:
 
 
 def keep_early(turn: Turn, ask: r.AskVote, payload: bytes, mac: bytes | None, seen: int) -> None:
-    """Keep a question that came before its command for a moment. It proves nothing yet, so few are kept."""
+    """Keep a question that came before its command for a moment. A question alone proves nothing, so few are kept."""
     early = turn.across.early
     is_small = not ask.receipts and len(payload) <= limits.EARLY_BYTES.value
     if is_small and len(early.as_dict()) < limits.EARLY_ASKS.value:
