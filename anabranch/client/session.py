@@ -451,7 +451,7 @@ class Session:
     ) -> dict[int | None, tuple[str, ...]]:
         """Control partition -> those of these streams that it serves. Raises `UnknownScope`.
 
-        None: the transaction's own control partition. That one comes first, even if it serves no stream here.
+        The first key is None, for the transaction's own control partition, even if it serves no stream here.
         """
         self._bus.ready(deadline)
         is_one, home = self._bus.control_partitions(deadline) == 1, _partition(token)

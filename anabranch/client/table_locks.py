@@ -332,7 +332,8 @@ class _Place:
     - *validated* through a time. The controller may ask for a later time.
 
     ``number``: the control partition; None: that of the transaction. ``through``: (writer, set) -> validated
-    through. ``reported``: what of it is reported; the commit reports those of the transaction's own control partition.
+    through. ``reported``: what of it is reported; the commit reports those of the transaction's own control
+    partition.
     """
 
     number: int | None
@@ -395,7 +396,7 @@ class RegisteredLocks:
     def register(self, deadline: float) -> bool:
         """Register what was read, and validate it. Returns whether that was new, to report. Raises: as `flush`.
 
-        It is reported to other control partitions at once, as the commit does not go there.
+        A report to other control partitions leaves at once, as the commit does not go there.
         """
         for place in self._places:
             if place.sent is not None:

@@ -34,8 +34,8 @@ def is_across(turn: Turn, txn_id: bytes) -> bool:
 def gives_way(turn: Turn, txn_id: bytes, others: Iterable[bytes]) -> bool:
     """Whether a vote gives way because it meets these transactions; else it waits for them (L2, L3).
 
-    A vote waits for a transaction that a program has prepared, and is refused after `limits.PREPARED_HOLD_MS`. A vote
-    gives way to commits that have waited for its locks for `frozen.BARS_MS`: they may wait for an older transaction.
+    A vote waits for a transaction that a program has prepared, and is refused after `limits.PREPARED_HOLD_MS`. A
+    vote gives way to commits that have waited for its locks for `frozen.BARS_MS`: they may wait for an older one.
     """
     state = turn.state
     return any(
