@@ -55,7 +55,8 @@ def locked_with(
 ) -> tuple[r.TableLocks, ...]:
     """The locks of a transaction that is frozen before it is merged: a changed row counts as locked.
 
-    The vote decides the row's number, so no other transaction may write it until the end (`docs/inside/across.md`, L5).
+    The vote decides the row's number, so no other transaction may write it until the end (`docs/inside/across.md`,
+    L5).
     """
     points: dict[str, set[int]] = {}
     for change in changes:
