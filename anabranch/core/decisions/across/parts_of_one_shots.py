@@ -39,8 +39,8 @@ from anabranch.protocol.legal_names import check_name
 from anabranch.protocol.schemas import records as r
 
 LEVEL = 4  # the feature level of such one-shots
-# How long a part waits for its coordinator's question, and the coordinator for votes. The coordinator waits for longer
-# than a takeover takes; a part is sent again by its client.
+# How long a part waits for its coordinator's question, and the coordinator for votes. The coordinator waits for
+# longer than a takeover takes; a part is sent again by its client.
 PART_MS = 5_000
 VOTES_MS = 10_000
 EARLY_MS = 1_000  # how long a question waits for its command, if it comes first
@@ -251,7 +251,7 @@ def lane_of(turn: Turn, txn_id: bytes) -> str | None:
 
 
 def keep_early(turn: Turn, ask: r.AskVote, payload: bytes, mac: bytes | None, seen: int) -> None:
-    """Keep a question that came before its command for a moment. A question alone proves nothing, so few are kept."""
+    """Keep a question that came before its command for a moment. Alone it proves nothing, so few are kept."""
     early = turn.across.early
     is_small = not ask.receipts and len(payload) <= limits.EARLY_BYTES.value
     if is_small and len(early.as_dict()) < limits.EARLY_ASKS.value:
