@@ -275,11 +275,12 @@ def explained(
         if isinstance(error, LocksBroken) and error.table:
             raise
         for place in places:
+            answer = None
             with suppress(AnabranchError):
                 deadline, question = shared.deadline(None), r.ListLocks(token, 0, 0)
                 answer = shared.session.lock_reads(question, deadline, place)
-                if answer.broken is not None:
-                    raise locks_broken(answer.broken) from error
+            if answer is not None and answer.broken is not None:
+                raise locks_broken(answer.broken) from error
         raise
 
 

@@ -120,9 +120,11 @@ def tasks_prove_a_named_one(usual: Any, turn: Turn, command: OneShot, to: Any) -
 
 
 @wrapping(LockTable, "follow")
-def locks_not_frozen(usual: Any, locks: LockTable, txn_id: bytes, row: TxnRow) -> None:
+def locks_not_frozen(
+    usual: Any, locks: LockTable, txn_id: bytes, row: TxnRow, *, merged: bool
+) -> None:
     """The locks of a prepared transaction are not frozen, and break like others."""
-    usual(locks, txn_id, row)
+    usual(locks, txn_id, row, merged=merged)
     if row.state == "PREPARED":
         locks.frozen.pop(txn_id, None)
         locks.holding.pop(txn_id, None)

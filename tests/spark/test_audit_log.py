@@ -152,7 +152,7 @@ def test_a_moment_is_a_timestamp_or_a_time(text: str | None, moment: int | None)
 def test_the_docs_name_every_check() -> None:
     page = Path(__file__).parents[2] / "docs" / "spark.md"
     section = page.read_text(encoding="utf-8").partition("\n## Audit\n")[2].partition("\n## ")[0]
-    named = set(re.findall(r"`([a-z]+-[a-z]+|epochs|vectors|receipt|ledger)`", section))
+    named = set(re.findall(r"`([a-z]+-[a-z]+|across|epochs|vectors|receipt|ledger)`", section))
     assert named & set(CHECKS) == set(CHECKS)
 
 
