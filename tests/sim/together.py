@@ -117,10 +117,10 @@ class Parts:
         return self.consumed.steps[0].tasks[0]
 
     def recorded(self, scope: str, *, names_are_kept: bool) -> dict[str, Any]:
-        """As the history has them. ``scope``: of a transaction of one command."""
+        """As the history has them. ``scope``: the transaction's, in which names and series are unique."""
         found: dict[str, Any] = {}
         if self.number is not None:
-            found |= {"series": SERIES, "number": self.number}
+            found |= {"series": f"{SERIES} of {scope}", "number": self.number}
         elif self.name is not None and names_are_kept:
             found |= {"series": f"name {self.name} of {scope}", "number": 0}
         if self.consumed is not None:
@@ -282,7 +282,7 @@ class Together:
         its = [name for name, there in kinds.items() if there not in (None, {})]
         self._shared.parts.update([*its, "+".join(its)])
         kept = self._ledger.names_are_kept
-        scope = SCOPE if txn.txn._opened is not None else txn.txn._scope()
+        scope = txn.txn._home if txn.txn._opened is not None else txn.txn._scope()
         txn.ask_commit(**parts.recorded(scope, names_are_kept=kept), **more)
         try:
             yield
