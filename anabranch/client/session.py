@@ -453,8 +453,7 @@ class Session:
 
         The first key is None, for the transaction's own control partition, even if it serves no stream here.
         """
-        self._bus.ready(deadline)
-        is_one, home = self._bus.control_partitions(deadline) == 1, _partition(token)
+        is_one, home = self.is_alone(deadline), _partition(token)
         found: dict[int | None, tuple[str, ...]] = {None: ()}
         for stream in streams:
             there = home if is_one else self._partition_of(token, stream, deadline)

@@ -65,22 +65,7 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
         return
     if not marked:
         turn.check_new_id(command.txn_id)
-    ending = parts.Ending(
-        txn_id=command.txn_id,
-        scope=command.scope,
-        owner=turn.lane,
-        named=None,
-        name=command.name,
-        number=None,
-        consumed=consumed,
-        prepare=None,
-        check_events=partial(_check_events, command),
-        writes=_writes_placed,
-        locks=command.locks,
-        follows=command.follows,
-        changes=command.changes,
-        at_once=True,
-    )
+    ending = ending_of(command, turn.lane)
     if not parts.check(turn, ending):
         instead(turn, command, ending, to)
         return
@@ -345,11 +330,8 @@ def _pin_active(turn: Turn, txn: OpenTxn, placed: Placed) -> None:
             drop_epoch(turn, stream, epoch)
 
 
-# -- parts of one-shots over several control partitions (`across.parts_of_one_shots`) -------------------
-
-
-def ending_of_part(command: r.OneShot, owner: str) -> parts.Ending:
-    """A part before it is logged: it is checked as if it were committed at once."""
+def ending_of(command: r.OneShot, owner: str) -> parts.Ending:
+    """A one-shot while it is decided. A part of one (`across.parts_of_one_shots`) is checked as if it were all."""
     return parts.Ending(
         txn_id=command.txn_id,
         scope=command.scope,
@@ -357,14 +339,18 @@ def ending_of_part(command: r.OneShot, owner: str) -> parts.Ending:
         named=None,
         name=command.name,
         number=None,
-        consumed=None,
+        consumed=command.consumed,
         prepare=None,
         check_events=partial(_check_events, command),
         writes=_writes_placed,
         locks=command.locks,
+        follows=command.follows,
         changes=command.changes,
         at_once=True,
     )
+
+
+# -- parts of one-shots over several control partitions (`across.parts_of_one_shots`) -------------------
 
 
 def events_of_part(command: r.OneShot, ending: parts.Ending) -> Sequence[r.Event]:

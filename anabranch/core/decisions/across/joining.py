@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from anabranch import errors
+from anabranch.core.across.messages import LEVEL
 from anabranch.core.decisions import transactions
 from anabranch.core.decisions.across.participating import open_part
 from anabranch.core.decisions.across.parts_of_one_shots import check_room
@@ -27,7 +28,6 @@ from anabranch.protocol.legal_names import split_stream
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import id_named, is_genuine, peek
 
-LEVEL = 4  # the feature level of the messages and rows
 WAIT_MS = 5_000  # how long a command waits for the coordinator
 
 _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {

@@ -21,6 +21,7 @@ from anabranch import errors
 from anabranch.core import parts, work
 from anabranch.core import rows as k
 from anabranch.core.across import participant
+from anabranch.core.across.messages import LEVEL
 from anabranch.core.decisions import one_shot as shots
 from anabranch.core.decisions.across import coordinating
 from anabranch.core.decisions.across.locking import GivesWay
@@ -38,7 +39,6 @@ from anabranch.protocol.ids import control_partition_of, is_marked, segment_numb
 from anabranch.protocol.legal_names import check_name
 from anabranch.protocol.schemas import records as r
 
-LEVEL = 4  # the feature level of such one-shots
 # How long a part waits for its coordinator's question, and the coordinator for votes. The coordinator waits for
 # longer than a takeover takes; a part is sent again by its client.
 PART_MS = 5_000
@@ -55,9 +55,8 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     _check(turn, command)
     row = turn.state.txn_row(command.txn_id)
     if control_partition_of(command.txn_id) != turn.settings.control_partition:
-        if (
-            row is None
-        ):  # else it is repeated: the coordinator alone answers it, as it knows the whole
+        # A repeated command finds the row. The coordinator alone answers that, as it knows the whole.
+        if row is None:
             _wait(turn, command, to)
     elif row is None:
         _begin(turn, command, to)
@@ -66,7 +65,7 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
 
 
 def _check(turn: Turn, command: r.OneShot) -> None:
-    """Check the fields that only such one-shots have, and those that they can't have."""
+    """Check `places` and `secret`, and refuse fields that only a one-shot within one control partition may have."""
     here, home = turn.settings.control_partition, control_partition_of(command.txn_id)
     turn.state.check_enabled(LEVEL, "a transaction over several control partitions")
     if not turn.settings.across:
@@ -327,7 +326,7 @@ def expire(turn: Turn) -> None:
 
 def _checked(turn: Turn, command: r.OneShot) -> parts.Ending:
     """Check the part of a one-shot as a one-shot of its own. See `parts.Ending` for the result."""
-    ending = shots.ending_of_part(command, turn.lane)
+    ending = shots.ending_of(command, turn.lane)
     parts.check(turn, ending)
     return ending
 
