@@ -306,7 +306,7 @@ class SentLocks:
     def __init__(
         self, replica: ReadReplica, view: TableSnapshot, locks: Locks, tables: Sequence[str]
     ) -> None:
-        """``tables``: those that the command names."""
+        """``tables``: the tables that the command names."""
         self._replica, self._view, self._locks, self._tables = replica, view, locks, tables
 
     def locks(self) -> tuple[r.TableLocks, ...]:

@@ -142,7 +142,7 @@ class Join(Spans):
     def _call_with(
         self, at: HandlerContext, right: int, event: Event, found: Sequence[Entry]
     ) -> None:
-        """Call the function with an event and each of those that waited for it."""
+        """Call the function with an event and each event that waited for it."""
         own, call = at.timestamp, self._call
         for entry in found:
             first, _ = at.waited = self._waited(entry, event.key)

@@ -189,7 +189,8 @@ class Program:
     ) -> Iterator[tuple[list[Event], list[int]]]:
         """Events that come before those of the inputs, in parts, with the task of each.
 
-        ``tasks``: those that have consumed nothing yet. If a worker ends in the middle, the same come again.
+        ``tasks``: the tasks that have consumed nothing yet. If a worker ends in the middle, the same events come
+        again.
         """
         return iter(())
 

@@ -51,8 +51,8 @@ def get_state(turn: Turn, command: r.GetState, to: ReplyTo | None) -> None:
 def list_transactions(turn: Turn, command: r.ListTransactions, to: ReplyTo | None) -> None:
     """List open or prepared transactions, oldest first, or all transactions, newest first.
 
-    A list of all transactions leaves out those that other control partitions coordinate. A list of open ones has
-    these, too: while their coordinator is away, no other list shows them.
+    A list of all transactions leaves out parts of transactions that other control partitions coordinate. A list of
+    open transactions has such parts: while the coordinator is away, no other list shows them.
     """
     if command.prepared:
         rows = _open_after(turn, (turn.state.prepared,), command.before)

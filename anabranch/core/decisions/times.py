@@ -66,7 +66,7 @@ def observed(turn: Turn, command: Any) -> int:
         raise NotReady(f"{what}, whose error is {limit_ms:,} ms at most: ask again")
     if isinstance(command, r.SafeTime) and not command.streams:
         raise NotReady(f"{what}, which continues by itself: ask again")
-    # The command repeats one that is decided; or a `SafeTime` is one of several, and its sender needs each clock.
+    # A repeated command was decided already. A `SafeTime` with streams is one of several: each clock counts.
     return former
 
 
