@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import platform
 import random
@@ -143,15 +144,23 @@ class Load:
 
 
 @contextmanager
-def loaded(bootstrap: str, streams: Sequence[str], in_flight: int) -> Iterator[Load]:
-    """One-shots of a client during the block, so many in flight, to one stream after the other."""
+def loaded(
+    bootstrap: str, streams: Sequence[str], in_flight: int, *, a_second: float = math.inf
+) -> Iterator[Load]:
+    """One-shots of a client during the block, ``in_flight`` at once, to one stream after the other.
+
+    ``a_second``: the most that begin in a second.
+    """
     load, stop = Load([], []), threading.Event()
+    apart = in_flight / a_second
     with anabranch.connect(bootstrap, timeout=60) as client:
 
         def work(number: int) -> None:
             commit = one_shots(client, streams, number * 1_000_003)
-            while not stop.is_set():
+            due = time.monotonic() + apart * number / in_flight
+            while not stop.wait(max(0.0, due - time.monotonic())):
                 began, into = time.monotonic(), load.calls
+                due = max(due + apart, began)
                 try:
                     commit()
                 except AnabranchError:
