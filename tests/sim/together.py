@@ -335,7 +335,8 @@ class Together:
         """Prepare it; the coordinator's word comes later, by this process or by recovery."""
         txn_id = txn.txn.txn_id or txn.txn.assign_id()
         left_s = self._random.choice(_LEFT_S)
-        self._shared.prepared[txn_id] = Prepared(txn.name, self._world.now, left_s)
+        prepared = Prepared(txn.name, self._world.now, left_s)
+        self._shared.prepared[txn_id] = prepared
         with self._ending(txn, parts, prepares=True):
             by = sha256(SECRET).digest()
             info = txn.txn.prepare(**parts.given, by=by, timeout=5.0)
@@ -344,7 +345,7 @@ class Together:
                 return
             hold(info.txn_id == txn.txn.txn_id, f"{txn.name} is prepared as another one")
             if info.txn_id != txn_id:  # it began again with a newer snapshot
-                self._shared.prepared[info.txn_id] = self._shared.prepared[txn_id]
+                self._shared.prepared[info.txn_id] = prepared
                 txn_id = info.txn_id
             self._world.sleep(self._random.choice((0.0, self._random.expovariate(0.7))))
             if self._random.random() < 0.2:
