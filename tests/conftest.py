@@ -65,7 +65,7 @@ hypothesis.settings.register_profile(FRESH, deadline=None)
 hypothesis.settings.load_profile("anabranch")
 
 MEASURED = "measured"
-TOGETHER = ("tests/crash/", "tests/ledger/", "tests/spark/")
+TOGETHER = ("tests/crash/", "tests/ledger/", "tests/rights/", "tests/spark/")
 # Each worker draws from its own ports: one that a killed broker is to have again is no other's meanwhile.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _PORTS = 12_000 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

@@ -118,6 +118,7 @@ def test_commands_make_and_change_a_stream(shell: Shell, scope: str) -> None:
     assert f"did you mean {stream}?" in similar.stderr
 
 
+@pytest.mark.long
 def test_load_and_read(processes: Shell, shell: Shell, scope: str, tmp_path: Path) -> None:
     stream, path = f"{scope}/rows", table(tmp_path / "rows.csv", 500)
     arguments = ("load", str(path), "--stream", stream, "--key", "key")

@@ -130,6 +130,7 @@ def test_all_is_there_after_flush(journals: Journals, unique: str) -> None:
     assert journals.stored(topic) == values[::2] + values[1::2]
 
 
+@pytest.mark.long
 def test_bounds_hold_with_other_writers(journals: Journals, unique: str) -> None:
     topic = journals.topic(f"j.{unique}")
     first, second = journals.pool.writer(), journals.pool.writer()
@@ -249,6 +250,7 @@ def own_broker(unlucky_broker: EmbeddedBroker) -> EmbeddedBroker:
     return unlucky_broker
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("many", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_a_full_queue_only_slows_down(journals: Journals, unique: str, many: bool) -> None:
     options = Options(journals.bootstrap, {"queue.buffering.max.messages": 100})

@@ -73,6 +73,7 @@ def stream(client: anabranch.Client, unique: str) -> str:
     return name
 
 
+@pytest.mark.long
 def test_processes_join_one_reservation_at_once(
     cluster: Cluster, client: anabranch.Client, stream: str
 ) -> None:

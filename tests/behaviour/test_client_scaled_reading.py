@@ -82,6 +82,7 @@ def check(scenario: Scenario, events: Iterable[anabranch.Event], from_result: in
             assert numbers == expected[key][-len(numbers) :]
 
 
+@pytest.mark.long
 def test_alone_and_in_a_group(client: anabranch.Client, scenario: Scenario, group: str) -> None:
     check(scenario, client.read(scenario.stream, timeout=QUIET_S))
     with client.read(scenario.stream, group=group, timeout=LONG_S) as reader:

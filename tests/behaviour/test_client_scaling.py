@@ -47,6 +47,7 @@ def test_a_client_writes_to_partitions_that_are_newer_than_what_it_knew(
     assert sorted(v or b"" for v in seen) == sorted(want)
 
 
+@pytest.mark.long
 def test_a_transaction_that_began_before_a_scaling_is_committed_whole(
     client: anabranch.Client, other: anabranch.Client, unique: str
 ) -> None:

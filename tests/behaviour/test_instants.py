@@ -43,6 +43,7 @@ def seen(events: Any) -> list[tuple[str, str | None]]:
 # -- differences ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_difference_is_what_one_has_and_the_other_has_not(
     client: anabranch.Client, streams: tuple[str, str]
 ) -> None:

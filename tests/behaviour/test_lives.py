@@ -67,6 +67,7 @@ def become(client: anabranch.Client, stream: str, name: str, wanted: str) -> Non
     wait_until(lambda: client.effective_settings(stream)[name] == wanted)
 
 
+@pytest.mark.long
 def test_a_stream_s_life_under_load(
     operator: anabranch.Client,
     cluster: Cluster,

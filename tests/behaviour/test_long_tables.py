@@ -190,6 +190,7 @@ def test_it_begins_short_and_becomes_long(
         part.get(table, b"a")
 
 
+@pytest.mark.long
 def test_how_long_ones_end(
     client: anabranch.Client, tables: tuple[str, str], bank: Replica, elsewhere: Replica
 ) -> None:
@@ -355,6 +356,7 @@ ROWS = int(os.environ.get("ANABRANCH_BIG_ROWS", "200000"))  # by hand: more
 PART = 50_000
 
 
+@pytest.mark.long
 def test_only_writes_to_frozen_rows_wait(
     client: anabranch.Client,
     tables: tuple[str, str],

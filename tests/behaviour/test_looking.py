@@ -80,6 +80,7 @@ def test_groups_of_all_kinds_and_their_true_lag(
         client.group("nobody-reads")
 
 
+@pytest.mark.long
 def test_open_transactions_from_a_shell(cluster: Cluster, client: Client, unique: str) -> None:
     shell, scope = Shell(cluster), f"s-{unique}"
     stream = f"{scope}/seen"
@@ -157,6 +158,7 @@ def test_a_merge_is_watched(
     assert any(0 < count < _MANY for count in done), done
 
 
+@pytest.mark.long
 def test_a_line_an_event_and_ranges_of_them(cluster: Cluster, client: Client, unique: str) -> None:
     shell, stream = Shell(cluster), f"s-{unique}/seen"
     client.create_stream(stream, segments=2)

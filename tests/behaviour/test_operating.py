@@ -141,9 +141,8 @@ def start(broker: Broker, data: Path, *arguments: str) -> subprocess.CompletedPr
 @pytest.mark.parametrize(
     "what",
     [
-        "folder",
         "address",
-        *(pytest.param(what, marks=pytest.mark.long) for what in ("file", "port")),
+        *(pytest.param(what, marks=pytest.mark.long) for what in ("folder", "file", "port")),
     ],
 )
 def test_what_is_wrong_is_said_when_it_starts(

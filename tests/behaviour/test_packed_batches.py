@@ -80,6 +80,7 @@ def peak(pid: int) -> int:
     return int(found[1]) << 10
 
 
+@pytest.mark.long
 def test_packed_batches_cost_no_other_stream(own_cluster: Cluster, unique: str) -> None:
     """Each has 15 KB and unpacks to 480 MiB. The leader neither grows nor stops; other commits succeed."""
     cluster, mine, other = own_cluster, f"a{unique}/events", f"b{unique}/events"

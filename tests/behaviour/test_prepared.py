@@ -94,6 +94,7 @@ def test_days_later_by_another_process(
     assert client.prepared() == []
 
 
+@pytest.mark.long
 def test_a_refused_prepare_leaves_it_open(client: anabranch.Client) -> None:
     with client.begin("shop") as txn:
         writer = client.join(txn.token())
@@ -133,6 +134,7 @@ def test_its_name_gives_it_back(client: anabranch.Client) -> None:
         assert done.prepare().state == "COMMITTED", "what was done before is told"
 
 
+@pytest.mark.long
 def test_locked_rows_and_positions_are_held_until_the_end(
     client: anabranch.Client, broker: Broker
 ) -> None:

@@ -354,7 +354,7 @@ def test_a_worker_that_loses_its_tasks_while_it_reads_their_state_takes_them_aga
     place.check()
 
 
-@pytest.mark.parametrize("dead_letter", [False, True])
+@pytest.mark.parametrize("dead_letter", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_handler_that_fails_leaves_no_trace(
     place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path, dead_letter: bool
 ) -> None:

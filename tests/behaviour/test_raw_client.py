@@ -134,6 +134,7 @@ def test_it_joins_a_transaction_of_the_library(
     assert {e["txn_id"] for e in events} == {result.txn_id.hex()}
 
 
+@pytest.mark.long
 def test_it_asks_by_a_lane_and_has_its_rights(
     cluster: Cluster, client: anabranch.Client, stream: str
 ) -> None:
@@ -255,6 +256,7 @@ def test_it_moves_money_with_locks(cluster: Cluster, client: anabranch.Client, u
     assert set(done) < {one.txn_id for one in commits}
 
 
+@pytest.mark.long
 def test_a_failure_aborts_its_transaction(
     cluster: Cluster, client: anabranch.Client, stream: str, tmp_path: Path
 ) -> None:

@@ -123,6 +123,7 @@ def test_a_member_loses_all_and_joins_anew(
     assert told[-1] == ("revoked", [0, 1])
 
 
+@pytest.mark.long
 def test_a_handle_that_does_not_close_is_left(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,6 +168,7 @@ class Overtaken:
         return 0
 
 
+@pytest.mark.long
 def test_a_command_sent_through_a_freed_producer_is_sent_again(
     cluster: Cluster, unique: str
 ) -> None:

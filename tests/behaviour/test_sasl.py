@@ -212,7 +212,9 @@ def test_a_mechanism_or_listener_that_is_not_there(place: Place) -> None:
         log.describe_topics(["x"])
 
 
-@pytest.mark.parametrize("address", ["secure_bootstrap", "another host"])
+@pytest.mark.parametrize(
+    "address", [pytest.param("secure_bootstrap", marks=pytest.mark.long), "another host"]
+)
 def test_a_certificate_that_is_not_trusted_is_named(place: Place, address: str) -> None:
     options, bootstrap = place.options(SCRAM), place.broker.secure_bootstrap
     if address == "another host":

@@ -57,6 +57,7 @@ def _balances(events: dict[str, list[anabranch.Event]]) -> int:
     return sum(last.values())
 
 
+@pytest.mark.long
 def test_money_over_three_scopes_is_right_at_every_instant(client: anabranch.Client) -> None:
     seed = random.randrange(1 << 32)
     chance = random.Random(seed)

@@ -122,6 +122,7 @@ def test_state_moves_with_positions(counting: Counting) -> None:
     assert len(described.segments) == 4
 
 
+@pytest.mark.long
 def test_what_is_refused_changes_nothing(counting: Counting) -> None:
     counting.write(24)
     client, scope = counting.client, counting.scope

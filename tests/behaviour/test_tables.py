@@ -55,6 +55,7 @@ def put(client: anabranch.Client, table: str, **rows: int | None) -> int:
 # -- many at once ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_clients_that_add_to_one_row(
     client: anabranch.Client, operator: anabranch.Client, tables: tuple[str, str]
 ) -> None:
@@ -80,6 +81,7 @@ def test_clients_that_add_to_one_row(
     assert seen == list(range(1_000, 1_201))
 
 
+@pytest.mark.long
 def test_each_client_of_a_hot_row_commits(
     client: anabranch.Client,
     other: anabranch.Client,
@@ -304,6 +306,7 @@ def folded(client: anabranch.Client, table: str, timeout: float = 1.0) -> list[R
     return found
 
 
+@pytest.mark.long
 def test_changes_are_what_a_fold_of_the_stream_says(
     client: anabranch.Client, tables: tuple[str, str], tmp_path: Path
 ) -> None:

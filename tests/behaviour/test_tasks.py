@@ -263,6 +263,7 @@ def test_several_inputs_and_a_start_at_the_end(client: anabranch.Client, place: 
     assert [info.processor for info in client.processors(place.scope)] == [both, place.processor]
 
 
+@pytest.mark.long
 def test_stretches_are_committed_in_order(client: anabranch.Client, place: Place) -> None:
     place.write(9)
     ownership = client.take_tasks(place.processor)
@@ -322,6 +323,7 @@ def test_a_reader_raises_what_retention_deleted_before_it(
         list(reader)
 
 
+@pytest.mark.long
 def test_bad_input(client: anabranch.Client, place: Place) -> None:
     with pytest.raises(UnknownProcessor):
         client.take_tasks(f"{place.scope}/none")

@@ -179,6 +179,7 @@ def test_a_group_becomes_a_processor(
     assert told["error"]["name"] == "UnknownProcessor"
 
 
+@pytest.mark.long
 def test_stores_are_read_reset_and_deleted(
     client: anabranch.Client, cluster: Cluster, place: Place
 ) -> None:

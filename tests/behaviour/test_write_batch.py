@@ -118,6 +118,7 @@ def test_both_ways_give_the_same_events(
             assert event.segment_id == place.segment_id
 
 
+@pytest.mark.long
 def test_journals_have_packed_batches_of_one_idempotent_producer(
     cluster: Cluster, client: anabranch.Client, streams: list[str]
 ) -> None:
@@ -198,6 +199,7 @@ def test_the_largest_row_fits_a_small_topic(
         assert txn.commit(receipts=[writer.finish()]).counts.committed == 1001
 
 
+@pytest.mark.long
 def test_a_failed_write_ends_the_writer_and_the_next_one_starts_afresh(
     client: anabranch.Client,
     raw: anabranch.Client,

@@ -299,7 +299,9 @@ def test_a_child_controller_has_only_the_options_that_it_is_given(
     assert not any(name.startswith("ANABRANCH_") for name in found[0]["environment"])
 
 
-@pytest.mark.parametrize("by", ["option", "variable", "file"])
+@pytest.mark.parametrize(
+    "by", [*(pytest.param(by, marks=pytest.mark.long) for by in ("option", "variable")), "file"]
+)
 def test_every_line_is_json_however_the_format_is_given(tmp_path: Path, by: str) -> None:
     """Without a broker: an error of the parser, a note, and the error that ends the command."""
     file = tmp_path / "anabranch.toml"

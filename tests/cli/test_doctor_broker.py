@@ -214,6 +214,7 @@ def test_what_a_cluster_gives(
     assert [name for name in left if name.startswith(unique)] == []
 
 
+@pytest.mark.long
 def test_the_answer_is_for_the_options_of_the_controller(
     run: Run, broker: Broker, unique: str
 ) -> None:

@@ -291,7 +291,7 @@ def test_outcomes_are_forgotten_as_fast_as_they_are_made() -> None:
     state, index = State(table), JournalIndex(table)
     memory = LeaderMemory(Keepalives(0))
     most = []
-    for number in range(60):
+    for number in range(30):
         now_ms = number * 100
         turn = Turn(state, index, given, memory, (START_MS + now_ms) * 1000, now_ms)
         for one in range(rate // 10):
@@ -321,7 +321,7 @@ def test_outcomes_are_forgotten_as_fast_as_they_are_made() -> None:
         most.append(len(store.snapshot()))
     level = 3 * rate * (retention_ms + 300) // 1000  # of each: its row, its name, its derived key
     assert max(most) <= level
-    assert most[-1] == most[20]
+    assert most[-1] == most[20] > rate * retention_ms // 1000
 
 
 def test_one_with_many_writers_is_forgotten_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

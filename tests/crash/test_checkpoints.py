@@ -227,6 +227,7 @@ def test_a_checkpoint_of_another_cluster_is_deleted(
     assert "of another cluster or status topic" in caplog.text
 
 
+@pytest.mark.long
 def test_a_disk_that_lost_its_last_writes(here: Stopped) -> None:
     """An older checkpoint, as from a backup, is brought up to date from the log."""
     older = here.folder.with_name("older")

@@ -124,6 +124,7 @@ def pair(broker: Broker, log: Log, tmp_path_factory: pytest.TempPathFactory) -> 
         client.close()
 
 
+@pytest.mark.long
 def test_sigterm_hands_over_at_once(pair: Pair, measured: Callable[[str], None]) -> None:
     first = pair.leader()
     said = len(first.log_file.read_text())  # a stop of the machine may have ended a session before

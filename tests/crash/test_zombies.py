@@ -253,7 +253,7 @@ def haunt(
 @pytest.mark.parametrize(
     ("moments", "play"),
     [
-        pytest.param(FEW[:1], Scenario, id="fewest"),
+        pytest.param(FEW[:1], Scenario, id="fewest", marks=pytest.mark.long),
         pytest.param(FEW, Scenario, id="few", marks=pytest.mark.soak),
         pytest.param(MOMENTS, Scenario, id="all", marks=pytest.mark.soak),
         pytest.param(LOCKING, Locking, id="locks", marks=pytest.mark.soak),

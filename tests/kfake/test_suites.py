@@ -27,6 +27,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_each_lack_is_a_test() -> None:
     names = {f"tests/{name}" for kind in KINDS.values() for name in lacks(kind)}
     files = sorted({name.partition("::")[0] for name in names})

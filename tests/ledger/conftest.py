@@ -65,7 +65,7 @@ def run(dsn: str, sql: str, *given: str) -> None:
         connection.cursor().execute(sql.encode(), given or None)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
 def place(request: pytest.FixtureRequest, new_place: Callable[[str], Place]) -> Place:
-    """A database of each kind."""
+    """A database of each kind; in the test command `test_ledger.py` alone has a server."""
     return new_place(request.param)

@@ -39,6 +39,7 @@ def preparing() -> Iterator[Postgres]:
         own.remove()
 
 
+@pytest.mark.long
 def test_the_stream_decides(
     client: anabranch.Client, preparing: Postgres, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

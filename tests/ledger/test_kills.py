@@ -68,6 +68,7 @@ def events(client: anabranch.Client, scopes: str) -> list[anabranch.Event]:
     return [event for name in names for event in snapshot.read(name)]
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.slow(10)
 def test_killed_at_each_step(

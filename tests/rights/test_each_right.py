@@ -41,7 +41,7 @@ from anabranch.topics.names import (
 )
 from anabranch.topics.rights import Right
 from tests.cluster import ControllerProcess, words
-from tests.secured import SecuredBroker, secured_broker
+from tests.secured import SecuredBroker
 from tests.secured_lanes import at_last
 
 pytestmark = pytest.mark.broker
@@ -264,9 +264,9 @@ CLIENT_SEEN = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    folder = tmp_path_factory.mktemp("rights")
-    with secured_broker(folder, *USERS) as secured, ExitStack() as open_:
+def place(secured: SecuredBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("each-right")
+    with ExitStack() as open_:
         secured.grant(CONTROLLER, rights.controller_rights("anabranch", "near", "shop"))
         secured.grant(OPERATOR, rights.client_rights(lane=ADMIN_LANE))
         secured.grant(WRITER, [*rights.client_rights(), *rights.writer_rights(KEPT, TAKEN)])

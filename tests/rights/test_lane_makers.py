@@ -30,7 +30,7 @@ from anabranch.topics.names import commands_topic
 from anabranch.topics.rights import Acl, Right
 from tests.conftest import Broker
 from tests.rights.test_each_right import is_named, names
-from tests.secured import SecuredBroker, secured_broker
+from tests.secured import SecuredBroker
 from tests.secured_lanes import at_last
 
 pytestmark = pytest.mark.broker
@@ -72,20 +72,17 @@ def soon() -> float:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with secured_broker(tmp_path_factory.mktemp("lanes"), MAKER, ETL) as secured:
-        with closing(KafkaLog(secured.broker.bootstrap)) as log:
-            create_control_topics(log, "anabranch", control_partitions=2)
-            if commands_topic(lane="admin") not in log.describe_topics(
-                [commands_topic(lane="admin")]
-            ):
-                create_lane_topics(log, "anabranch", "admin", like="open")
-        secured.grant(MAKER, rights.client_rights(lane="admin"))
-        secured.grant(MAKER, rights.lane_maker_rights())
-        options = secured.options(MAKER)
-        with closing(KafkaLog(secured.bootstrap, options)) as log:
-            admin = KafkaAdmin(Options(secured.bootstrap, options), SystemClock())
-            yield Place(secured, admin, log, count(1))
+def place(secured: SecuredBroker) -> Iterator[Place]:
+    with closing(KafkaLog(secured.broker.bootstrap)) as log:
+        create_control_topics(log, "anabranch", control_partitions=2)
+        if commands_topic(lane="admin") not in log.describe_topics([commands_topic(lane="admin")]):
+            create_lane_topics(log, "anabranch", "admin", like="open")
+    secured.grant(MAKER, rights.client_rights(lane="admin"))
+    secured.grant(MAKER, rights.lane_maker_rights())
+    options = secured.options(MAKER)
+    with closing(KafkaLog(secured.bootstrap, options)) as log:
+        admin = KafkaAdmin(Options(secured.bootstrap, options), SystemClock())
+        yield Place(secured, admin, log, count(1))
 
 
 def test_a_lane_lets_in_its_principal_alone(place: Place) -> None:

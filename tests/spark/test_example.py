@@ -111,6 +111,7 @@ def owner(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+@pytest.mark.long
 @pytest.mark.slow(5)
 def test_the_query_ends_with_its_owner(owner: subprocess.Popen[bytes], tmp_path: Path) -> None:
     wait_until((tmp_path / "jvm").exists, DEADLINE_S)

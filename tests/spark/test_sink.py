@@ -92,6 +92,7 @@ def test_without_a_row_nothing_is_begun(spark: SparkSession, place: Place) -> No
     assert place.values() == texts(3)
 
 
+@pytest.mark.long
 def test_a_name_is_committed_once(spark: SparkSession, place: Place) -> None:
     place.save(numbers(spark, 1000), name="2025-01-01")
     place.save(numbers(spark, 50_000, start=7), name="2025-01-01")  # other rows, and more

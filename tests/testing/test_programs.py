@@ -16,7 +16,7 @@ from tests.testing.programs import TABLE, Row
 from tests.testing.worker import Trial
 
 # On a broker in each run; the others are in the long suite.
-QUICK = ("counts", "windows-with-grace", "dead-letters", "wall-timers")
+QUICK = ("counts", "dead-letters")
 
 
 def check(row: Row, trial: Trial) -> None:

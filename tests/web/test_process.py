@@ -51,6 +51,7 @@ def test_a_port_in_use_is_named(cluster: Cluster) -> None:
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.long
 def test_stuck_or_killed_it_changes_nothing_for_others(
     cluster: Cluster, client: anabranch.Client, tmp_path: Path, unique: str
 ) -> None:

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.broker
 QUIET_S = 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_group", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_new_partitions_are_read_while_reading(
     client: anabranch.Client, written: WrittenStream, group: str, in_group: bool
