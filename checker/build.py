@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from checker.model import Derivation, Event, History, Part, Reader, Snapshot, Txn
-from checker.reading import DERIVED_TYPES, FAILED, MODES, STATES, TOPICS, Operation
+from checker.reading import ASYNCHRONOUS, DERIVED_TYPES, FAILED, MODES, STATES, TOPICS, Operation
 
 
 def build(operations: list[Operation]) -> History:
@@ -245,7 +245,7 @@ def _log(history: History, op: Operation) -> None:
     if derivation is not None:
         derivation.is_read = derivation.is_read and op.ok and not op.result["start"]
         if op.ok:
-            check_rows(op, 4)
+            check_rows(op, 5 if derivation.type == ASYNCHRONOUS else 4)
             derivation.parts[partition] = op
         return
     if not op.ok:

@@ -11,8 +11,8 @@ from bisect import bisect_left
 from collections import defaultdict
 from typing import Any, NamedTuple
 
-from checker.model import Derivation, EntryCommit, History
-from checker.reading import Operation
+from checker.model import Derivation, EntryCommit, EntryEvent, History
+from checker.reading import ASYNCHRONOUS, Operation
 from checker.report import Report
 from checker.tables import Rows, is_serializable, snapshot_of
 
@@ -42,6 +42,8 @@ def read_entries(history: History, report: Report) -> None:
             for number, start, end in ranges:
                 for event in _within(derivation, number, start, end):
                     rows[event[1]] = event[2]
+                    if derivation.type == ASYNCHRONOUS:
+                        derivation.events.append(EntryEvent(timestamp, event[1], event[2], event[4]))
                     history.entries[event[3] or ""] += 1
             derivation.changes.append(EntryCommit(timestamp, tuple(ids), rows))
             if STATE in rows:
@@ -65,7 +67,7 @@ def judge_derivations(history: History, report: Report) -> None:
                 changes[version.timestamp].append((key, version.id))
         for derivation in history.derivations.values():
             if derivation.source == source and rows is not None and derivation.is_read:
-                replay = _Totals if derivation.type == "totals" else _Replay
+                replay = _REPLAYS.get(derivation.type, _Replay)
                 replay(history, report, derivation).play(changes)
         for op in history.totals_read:
             if op.asked["table"] == source and rows is not None and op.ok:
@@ -194,6 +196,79 @@ class _Totals(_Replay):
 
     def _judge_come(self, entries: dict[Entry, str | None]) -> None:
         """While they are built, totals are of some rows only."""
+
+
+class _Later(_Replay):
+    """A table that a worker derives: an event of an entry names the commit of the source that it is of."""
+
+    def __init__(self, history: History, report: Report, derivation: Derivation) -> None:
+        super().__init__(history, report, derivation)
+        self._expected: dict[Entry, dict[int, bool]] = defaultdict(dict)  # whether it is there, since
+        self._came: dict[Entry, dict[int, bool]] = defaultdict(dict)
+        self._written: dict[tuple[Entry, int], int] = {}  # when it was committed
+        self._through: list[tuple[int, int]] = []  # commits, and up to which one of the source all is there
+
+    def play(self, changes: dict[int, list[tuple[str, str | None]]]) -> None:
+        for at in sorted(changes):
+            for key, row in changes[at]:
+                for entry in self._change(key, row):
+                    self._expected[entry][at] = bool(self._due[entry])
+        known: dict[int, int] = {}
+        for event in self._of.events:
+            self._at = event.timestamp
+            if event.key.startswith(PROGRESS):
+                self._note_progress(known, event)
+            elif event.key != STATE:
+                self._note_entry(event)
+        for entry in sorted(self._expected.keys() | self._came.keys()):
+            self._compare_times(entry)
+
+    def _note_progress(self, known: dict[int, int], event: EntryEvent) -> None:
+        """Note up to which commit of the source all tasks have derived."""
+        count = int.from_bytes(event.key[2:4].encode("latin-1"), "big")
+        tasks = int.from_bytes(event.key[4:].encode("latin-1"), "big")
+        at = int.from_bytes((event.row or "").encode("latin-1"), "big")
+        for task in range(count):
+            if tasks >> task & 1:
+                known[task] = max(known.get(task, 0), at)
+        through = min(known.get(task, 0) for task in range(count))
+        if not self._through or through > self._through[-1][1]:
+            self._through.append((event.timestamp, through))
+
+    def _note_entry(self, event: EntryEvent) -> None:
+        match = _ENTRY.fullmatch(event.key)
+        if match is None or event.row or event.of is None:
+            self._add("wrong-entry", f"{event.key!r}: {event.row!r} of {event.of} is no entry")
+            return
+        entry = Entry(match[1].replace("\0\xff", "\0"), match[2])
+        came = self._came[entry]
+        last = max(came, default=0)
+        is_again = event.of in came and self._written[entry, event.of] != event.timestamp
+        if event.of < last or is_again:
+            self._wrong(entry, f"it was written as of {event.of}, after it was as of {last}")
+        came[event.of] = event.row is not None
+        self._written[entry, event.of] = event.timestamp
+
+    def _compare_times(self, entry: Entry) -> None:
+        """Compare when an entry is there with the source; what no progress covers may be missing."""
+        expected, came = self._expected.get(entry, {}), self._came.get(entry, {})
+        end = self._through[-1][1] if self._through else 0
+        was_due = was_there = False
+        for at in sorted(expected.keys() | came.keys()):
+            is_due, is_there = expected.get(at, was_due), came.get(at, was_there)
+            if at not in came and at > end:
+                return
+            self._report.counts["derived rows compared at the source's times"] += 1
+            promised = [commit for commit, through in self._through if through >= at][:1]
+            if is_due != is_there:
+                self._wrong(entry, f"as of {at} due is {is_due}, and it is {is_there}")
+                return
+            if is_due != was_due and promised and self._written[entry, at] > promised[0]:
+                self._wrong(entry, f"of {at} it came after {promised[0]}, where it was promised")
+            was_due, was_there = is_due, is_there
+
+
+_REPLAYS: dict[str, type[_Replay]] = {"totals": _Totals, ASYNCHRONOUS: _Later}
 
 
 def _judge_states(history: History, report: Report, derivation: Derivation) -> None:

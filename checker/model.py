@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from checker.reading import FAILED, Operation
+from checker.reading import ASYNCHRONOUS, FAILED, Operation
 
 PLAIN = "0" * 32  # the transaction id of commits of plain writes
 
@@ -189,12 +189,22 @@ class EntryCommit(NamedTuple):
     rows: dict[str, str | None]
 
 
+class EntryEvent(NamedTuple):
+    """An event of an asynchronous derived table. ``of``: the commit of the source; None: of no entry."""
+
+    timestamp: int
+    key: str
+    row: str | None
+    of: int | None
+
+
 @dataclass(slots=True, eq=False)
 class Derivation:
     """A version of a derived table. ``fields``: the parts of a row's id, split at ``/``, that are its values.
     ``number``: the part that totals by value add up.
 
-    ``parts``: its log, by partition; ``records``: its history. ``changes``: what each commit wrote, in order.
+    ``parts``: its log, by partition; ``records``: its history. ``changes``: what each commit wrote, in order;
+    ``events``: each event of an asynchronous one, in the order of commits.
     ``states``: when its state changed, and to what. ``ended``: the first answer that it is not in force any more.
     ``is_read``: whether log and history are whole.
     """
@@ -210,6 +220,7 @@ class Derivation:
     parts: dict[int, Operation] = field(default_factory=dict)
     records: Operation | None = None
     changes: list[EntryCommit] = field(default_factory=list)
+    events: list[EntryEvent] = field(default_factory=list)
     states: list[tuple[int, str]] = field(default_factory=list)
     ended: Operation | None = None
     is_read: bool = True
@@ -233,6 +244,10 @@ class Derivation:
         """Whether look-ups at a time read it."""
         states = [state for timestamp, state in self.states if timestamp <= at]
         return states[-1:] == ["ready"]
+
+    def is_stateless(self, at: int) -> bool:
+        """Whether its state was not written up to a time."""
+        return not any(timestamp <= at for timestamp, _ in self.states)
 
     def __str__(self) -> str:
         return f"version {self.version} of {self.name} of {self.source}"
@@ -344,12 +359,14 @@ class History:
         return all(each.is_read for each in its)
 
     def ready(self, source: str, name: str, at: int) -> list[Derivation]:
-        """The versions of a derivation that look-ups at a time read: one, if all is well."""
-        return [
-            each
-            for each in self.derivations.values()
-            if (each.source, each.name) == (source, name) and each.is_ready(at)
-        ]
+        """The versions of a derivation that look-ups at a time read: one, if all is well.
+
+        An asynchronous one is read before it has a state, until a version is ready.
+        """
+        its = [d for d in self.derivations.values() if (d.source, d.name) == (source, name)]
+        stateless = [d for d in its if d.type == ASYNCHRONOUS and d.is_stateless(at)]
+        first = sorted(stateless, key=lambda each: each.version)[:1]
+        return [each for each in its if each.is_ready(at)] or first
 
     def clock_of(self, name: str) -> str:
         """The clock of a scope or stream: scopes of one control partition have the same, and share transactions."""

@@ -24,7 +24,8 @@ STATES = (
     "expired",
 )
 MODES = ("raw", "ordered", "transactions")
-DERIVED_TYPES = ("index", "unique", "totals")
+ASYNCHRONOUS = "asynchronous"  # a worker derives it, after the commits of its source
+DERIVED_TYPES = ("index", "unique", "totals", ASYNCHRONOUS)
 TOPICS = ("stream", "journal", "history")  # of a stream
 
 _Types = tuple[type, ...]

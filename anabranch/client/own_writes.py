@@ -155,6 +155,8 @@ class Local:
         self, table: str, low: bytes, high: bytes | None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, Written]]:
         keys = self._keys.get(table, [])
+        if not keys and self._spilled is None:
+            return iter(())
         end = len(keys) if high is None else bisect_left(keys, high)
         found = keys[bisect_left(keys, low) : end]
         rows = self._rows.get(table, {})

@@ -198,7 +198,7 @@ class TableAccess:
     def _read(
         self, table: str, key: bytes, lock: bool, cursor: Cursor | None = None
     ) -> bytes | None:
-        """A row of own writes, or of the snapshot. ``cursor``: of the snapshot, made after its first read."""
+        """A row of own writes, or of the snapshot. ``cursor``: without reads of an earlier snapshot."""
         own = self._own.get(table, key)
         if own is not None:
             self._note(own.by)
@@ -218,7 +218,8 @@ class TableAccess:
         if sent is not None:
             self._follow(table, key, sent)
             return sent.rows[table, key]
-        self._check_has_locks(table)
+        if table in self._replica.without_locks:
+            self._check_has_locks(table)
         seen = self._view.get_version(table, key, cursor)
         self._locks.point(table, key)
         if seen.timestamp > self._view.timestamp:
@@ -654,14 +655,16 @@ class TableAccess:
             check_limit(limit)
         if not isinstance(value, bytes):
             raise InvalidArgument(f"a derivation is asked for bytes, not {value!r:.100}")
-        ready = self._ready(derivation, source)
-        prefix = of_value(value)
-        if ready.kind == "index":
-            found = self._rows_of(ready, prefix, limit)
-        elif ready.kind == "unique":
-            found = iter(self._row_of(ready, prefix) if limit != 0 else ())
-        else:
-            raise InvalidArgument(f"derivation {derivation!r} has totals: ask for one by `total`")
+        with self._view.cursor() as cursor:
+            ready = self._ready(derivation, source, cursor)
+            if ready.kind == "index":
+                found = self._rows_of(ready, of_value(value), limit, cursor)
+            elif ready.kind == "unique":
+                found = self._row_of(ready, of_value(value), cursor) if limit != 0 else iter(())
+            else:
+                raise InvalidArgument(
+                    f"derivation {derivation!r} has totals: ask for one by `total`"
+                )
         return found if isinstance(source, str | None) else starmap(source.decode_row, found)
 
     @alone
@@ -676,29 +679,31 @@ class TableAccess:
         self._check()
         if not isinstance(group, bytes):
             raise InvalidArgument(f"a derivation is asked for bytes, not {group!r:.100}")
-        ready = self._ready(derivation, source)
-        if ready.kind != "totals":
-            raise InvalidArgument(f"derivation {derivation!r} has no totals: find rows by `lookup`")
-        return total_of(self._read(ready.table, of_value(group), self._reads_lock))
-
-    def _row_of(self, ready: _Ready, entry: bytes) -> Sequence[tuple[bytes, bytes]]:
-        """The row of a unique value, if there is one."""
         with self._view.cursor() as cursor:
-            key = self._read(ready.table, entry, self._reads_lock, cursor)
-            row = (
-                None if key is None else self._read(ready.of.source, key, self._reads_lock, cursor)
-            )
-        return () if key is None or row is None else ((key, row),)
+            ready = self._ready(derivation, source, cursor)
+            if ready.kind != "totals":
+                raise InvalidArgument(
+                    f"derivation {derivation!r} has no totals: find rows by `lookup`"
+                )
+            return total_of(self._read(ready.table, of_value(group), self._reads_lock, cursor))
+
+    def _row_of(self, ready: _Ready, entry: bytes, cursor: Cursor) -> Iterator[tuple[bytes, bytes]]:
+        """The row of a unique value, if there is one."""
+        key = self._read(ready.table, entry, self._reads_lock, cursor)
+        row = None if key is None else self._read(ready.of.source, key, self._reads_lock, cursor)
+        return iter(()) if key is None or row is None else iter(((key, row),))
 
     def _rows_of(
-        self, ready: _Ready, prefix: bytes, limit: int | None
+        self, ready: _Ready, prefix: bytes, limit: int | None, cursor: Cursor
     ) -> Iterator[tuple[bytes, bytes]]:
         """The rows of a value. They are read and locked in pieces, of which the first one is read now."""
         # The range of all keys with this prefix, which ends with a zero.
         value = _Value(ready, len(prefix), prefix, prefix[:-1] + b"\1", next=prefix)
-        first = self._some_rows(value, limit)
+        first = self._some_rows(value, limit, cursor)
+        if value.is_over:
+            return iter(first)
         left = None if limit is None else limit - len(first)
-        return iter(first) if value.is_over else chain(first, self._more_rows(value, left))
+        return chain(first, self._more_rows(value, left))
 
     def _more_rows(self, value: _Value, left: int | None) -> Iterator[tuple[bytes, bytes]]:
         while not value.is_over and left != 0:
@@ -709,19 +714,23 @@ class TableAccess:
     @alone
     def _next_rows(self, value: _Value, most: int | None) -> list[tuple[bytes, bytes]]:
         self._check()
-        return self._some_rows(value, most)
+        with self._view.cursor() as cursor:
+            return self._some_rows(value, most, cursor)
 
-    def _some_rows(self, value: _Value, most: int | None) -> list[tuple[bytes, bytes]]:
+    def _some_rows(
+        self, value: _Value, most: int | None, cursor: Cursor
+    ) -> list[tuple[bytes, bytes]]:
         """The rows of the next entries of a value, at most ``most``. The range of the entries is locked, too."""
         if most == 0:
             return []
         self._was_read = True
         self._check_range_is_committed(value.ready.table, value.low, value.high)
-        source, lock = value.ready.of.source, self._reads_lock
-        with self._view.cursor() as cursor:
-            keys = self._next_keys(value, min(most or _PIECE, _PIECE), cursor)
-            rows = ((key, self._read(source, key, lock, cursor)) for key in keys)
-            return [(key, row) for key, row in rows if row is not None][:most]
+        source, lock, found = value.ready.of.source, self._reads_lock, list[tuple[bytes, bytes]]()
+        for key in self._next_keys(value, min(most or _PIECE, _PIECE), cursor):
+            row = self._read(source, key, lock, cursor)
+            if row is not None:
+                found.append((key, row))
+        return found[:most]
 
     def _next_keys(self, value: _Value, most: int, cursor: Cursor) -> list[bytes]:
         """The source's keys of the next entries, of which at most ``most`` are stored."""
@@ -736,10 +745,10 @@ class TableAccess:
             self._read_at_snapshot("a range was read without a lock")
         else:
             value.span = value.span or self._locks.span(table, value.low, value.high)
-            value.span.high = value.high if value.is_over else value.next
+            value.span.high, at = value.high if value.is_over else value.next, self._view.timestamp
             for each in seen:
-                if each.timestamp > self._view.timestamp:
-                    self._break(broken(table, each, self._view.timestamp))
+                if each.timestamp > at:
+                    self._break(broken(table, each, at))
         if not value.own:
             return [each.key[value.size :] for each in seen if each.value is not None]
         keys = []
@@ -749,12 +758,12 @@ class TableAccess:
                 keys.append(entry[value.size :])
         return keys
 
-    def _ready(self, name: str, given: str | Stream[Any, Any] | None) -> _Ready:
+    def _ready(self, name: str, given: str | Stream[Any, Any] | None, cursor: Cursor) -> _Ready:
         """The version of a derivation that is ready at the snapshot. Its state is read, and locked, once."""
         source = given if given is None or isinstance(given, str) else given.name
         ready = self._found_ready.get((name, source))
         if ready is None:
-            ready = self._found_ready[name, source] = self._find_ready(name, source)
+            ready = self._found_ready[name, source] = self._find_ready(name, source, cursor)
         made = self._functions_of.get(ready.of.source)
         if made is not None and ready.of not in [function.of for function in made]:
             self._shared.derivations.forget()
@@ -762,17 +771,14 @@ class TableAccess:
             self._fail(LocksBroken(text, table=ready.table, key=STATE_KEY))
         return ready
 
-    def _find_ready(self, name: str, source: str | None) -> _Ready:
-        known, deadline = self._shared.derivations, self._shared.deadline(None)
+    def _find_ready(self, name: str, source: str | None, cursor: Cursor) -> _Ready:
         named = [
-            derived
-            for table in self._replica.tables
-            if (derived := known.needs(table, deadline).derived) is not None
-            and derived.of.name == name
-            and source in (None, derived.of.source)
+            (table, derived)
+            for table, derived in self._view.derived.items()
+            if derived.of.name == name and source in (None, derived.of.source)
         ]
         # Those of workers lack the transaction's own writes, whatever the isolation.
-        found = [each for each in named if not each.asynchronous]
+        found = [(table, each) for table, each in named if not each.asynchronous]
         if named and not found:
             raise InvalidArgument(
                 f"derivation {name!r} is derived by a worker, after its source was committed, so its rows can't be "
@@ -780,8 +786,8 @@ class TableAccess:
             )
         ready = [
             _Ready(each.of, each.kind, table)
-            for each in found
-            if self._read(table := derived_table(each.of), STATE_KEY, self._reads_lock) == READY
+            for table, each in found
+            if self._read(table, STATE_KEY, self._reads_lock, cursor) == READY
         ]
         if not ready:
             raise DerivationMissing(
@@ -789,7 +795,7 @@ class TableAccess:
                 "`client.derive` before the replica is opened, or again if its build was left (`client.rebuild` if "
                 "it is of a higher version)"
             )
-        if len({each.of.source for each in ready}) > 1:
+        if len(ready) > 1 and len({each.of.source for each in ready}) > 1:
             raise InvalidArgument(f"several tables have a derivation {name!r}: give `source`")
         return ready[0]
 

@@ -39,14 +39,15 @@ class Span:
 
     def __init__(self, low: bytes, high: bytes | None) -> None:
         self.low, self.high = low, high
-        self._whole = r.LockedRange(low, high)
-        self.registered: list[r.LockedRange] = []
+        self._whole = low, high
+        self.registered: Sequence[r.LockedRange] = ()
 
     @property
     def record(self) -> r.LockedRange:
         """The range for the next command: the part read so far; after `_PARTS` parts, the scan's whole range."""
         part = r.LockedRange(self.low, self.high)
-        return part if len(self.registered) < _PARTS or part in self.registered else self._whole
+        is_part = len(self.registered) < _PARTS or part in self.registered
+        return part if is_part else r.LockedRange(*self._whole)
 
 
 class Locks:
@@ -208,7 +209,7 @@ class Locks:
                 record = span.record
                 known = record in span.registered
                 if not known and any(_covers(whole, record) for whole in each.ranges):
-                    span.registered.append(record)
+                    span.registered = (*span.registered, record)
 
     def records(
         self, tables: Sequence[str], marks: Mapping[str, tuple[int, int]]

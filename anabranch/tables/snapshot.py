@@ -41,7 +41,7 @@ class TableSnapshot:
         """
         self.timestamp = timestamp
         self.is_open = True
-        self.check_fork = store.check_fork
+        self.check_fork, self.cursor = store.check_fork, store.cursor
         self._store = store
         self._numbers = numbers
         self._closed = closed
@@ -201,11 +201,6 @@ class TableSnapshot:
             if row is not None and value in index.of(key, row):
                 yield key, row
         self._number(table)  # as in `get`
-
-    def cursor(self) -> Cursor:
-        """As of `Store`. Raises: as `get`."""
-        self.check_open()
-        return self._store.cursor()
 
     def get_version(self, table: str, key: bytes, cursor: Cursor | None = None) -> Seen:
         """A key with its newest version. ``cursor``: as of `Store.get`. Raises: as `get`."""

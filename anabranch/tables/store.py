@@ -353,20 +353,29 @@ class Seen(NamedTuple):
 class Cursor:
     """An iterator for several reads: to make one takes longer than a read. A context manager.
 
-    An iterator keeps the folder open, and an error's traceback would keep the iterator. So the end of the block
-    drops it.
+    The first read makes the iterator, so all reads see the rows of that moment. An iterator keeps the folder open,
+    and an error's traceback would keep the iterator. So the end of the block drops it.
     """
 
-    __slots__ = ("found",)
+    __slots__ = ("_made", "_make")
 
-    def __init__(self, found: RdictIter) -> None:
-        self.found: Any = found
+    def __init__(self, make: Callable[[], RdictIter]) -> None:
+        self._make = make
+        self._made: Any = None
+
+    @property
+    def found(self) -> Any:
+        """The iterator."""
+        found = self._made
+        if found is None:
+            found = self._made = self._make()
+        return found
 
     def __enter__(self) -> Cursor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.found = None
+        self._made = None
 
 
 class Store(ForkSafe):
@@ -538,15 +547,15 @@ class Store(ForkSafe):
     # -- reading --------------------------------------------------------------------------------------
 
     def cursor(self) -> Cursor:
-        """Begin several reads of the rows of now."""
-        return Cursor(self._db.iter())
+        """Begin several reads."""
+        return Cursor(self._db.iter)
 
     def get(self, number: int, key: bytes, at: int, cursor: Cursor | None = None) -> Seen:
         """A key as of ``at``. ``cursor``: saves half of the time, which it takes to make one."""
         own = versions(table_prefix(number), key)
         found = self._db.iter() if cursor is None else cursor.found
         found.seek(own)
-        raw = raw_key(found)
+        raw = found.key() if found.valid() else raw_key(found)
         if raw[:-STAMP] != own:
             return Seen(key, None, 0, NO_TXN)
         data: bytes = found.value()
@@ -739,7 +748,7 @@ def _visible(walk: Walk, end: bytes, bound: bytes) -> Iterator[tuple[bytes, byte
 def _forwards(found: RdictIter, begin: bytes, end: bytes, at: int) -> Iterator[Seen]:
     bound = stamp(at)
     found.seek(begin)
-    raw = raw_key(found)
+    raw = found.key() if found.valid() else raw_key(found)
     while raw and raw < end:
         own, data = raw[:-STAMP], found.value()
         newest, txn_id = timestamp_of(raw), data[:TXN_ID_SIZE]
@@ -748,9 +757,9 @@ def _forwards(found: RdictIter, begin: bytes, end: bytes, at: int) -> Iterator[S
             found.seek(own + bound)
             raw = raw_key(found)
             data = found.value() if raw[:-STAMP] == own else b""
-        value = _row(data)
+        value = data[ROW:] if data[TXN_ID_SIZE:ROW] == THERE else None
         if is_newer or value is not None:
-            yield Seen(key_of(own), value, newest, txn_id)
+            yield Seen(unescaped(own[TABLE:-END]), value, newest, txn_id)
         steps = 0
         while raw[:-STAMP] == own:
             steps += 1
@@ -758,4 +767,4 @@ def _forwards(found: RdictIter, begin: bytes, end: bytes, at: int) -> Iterator[S
                 found.seek(own + _LAST + b"\0")
             else:
                 found.next()
-            raw = raw_key(found)
+            raw = found.key() if found.valid() else raw_key(found)

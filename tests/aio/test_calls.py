@@ -25,7 +25,7 @@ NOT_HERE = {
     "TableTransaction": {"added", "check_unique", "commit_with", "unchanged", "write_entries", "write_state"},
     "JoinedTransaction": {"added", "check_unique", "unchanged", "write_entries"},
     "TableSnapshot": {
-        "check_open", "cursor", "get_version", "in_place_of", "is_forked", "row_at", "stamped", "walk", "walk_some",
+        "check_open", "get_version", "in_place_of", "is_forked", "row_at", "stamped", "walk", "walk_some",
     },
     "Snapshot": set(),
     "Reader": {"after_fork"},

@@ -426,9 +426,9 @@ class DeriverMachine(TableMachine):
             raise NotReady(f"{name} is not built yet") from error
 
 
-def note_derivations(picture: Picture, history: History) -> list[str]:
-    """Note each derived table in the history. Returns their names."""
-    tables = []
+def note_derivations(picture: Picture, history: History) -> dict[str, str]:
+    """Note each derived table in the history. Returns their types."""
+    tables = dict[str, str]()
     for stream, row in sorted(picture.streams.items()):
         derived = derived_from(row.settings)
         if derived is not None:
@@ -437,5 +437,5 @@ def note_derivations(picture: Picture, history: History) -> list[str]:
             history.named(FINAL).note(
                 "derivation", table=stream, type=derived.kind, fields=fields, number=AMOUNT, **asked
             )
-            tables.append(stream)
+            tables[stream] = derived.kind
     return tables

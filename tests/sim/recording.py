@@ -7,10 +7,11 @@ import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from anabranch.batches.records import Record
-from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.ids import NO_TXN, VERSION_HEADER, unpack_version
 from checker import Report, judge_entries
 from checker.recorder import SUFFIX, Recorder
 from tests.sim.picture import Placed, Seen
@@ -82,9 +83,12 @@ class History:
         parts: Iterable[Part],
         histories: Mapping[str, tuple[int, Sequence[tuple[Seen, Any]]]],
         tables: Sequence[str] = (),
-        derived: Sequence[str] = (),
+        derived: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """The last readings. ``histories``: of each stream the start offset and the records."""
+        """The last readings. ``histories``: of each stream the start offset and the records.
+
+        ``derived``: the types of derived tables.
+        """
         final = self.named(FINAL)
         for stream, partition, start, end, placed in parts:
             named = whole if stream in derived else in_table if stream in tables else in_stream
@@ -93,6 +97,7 @@ class History:
                     event.offset,
                     *named(event.record),
                     None if event.txn_id == NO_TXN else event.txn_id.hex(),
+                    *([version_of(event.record)] if derived.get(stream) == "asynchronous" else []),
                 ]
                 for event in placed
                 if event.offset >= start  # the rest is deleted
@@ -125,6 +130,12 @@ def whole(record: Record) -> tuple[str, str | None]:
     """Key and row of an entry of a derived table, whose order of texts is that of bytes."""
     row = record.value
     return (record.key or b"").decode("latin-1"), None if row is None else row.decode("latin-1")
+
+
+def version_of(record: Record) -> int | None:
+    """The commit of the source that an entry is of; None for a row that is no entry."""
+    packed = dict(record.headers).get(VERSION_HEADER)
+    return None if packed is None else unpack_version(packed)[0]
 
 
 def text(key: bytes | None) -> str | None:

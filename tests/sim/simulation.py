@@ -26,7 +26,7 @@ from anabranch.core.stream_states import ACTIVE
 from anabranch.errors import AnabranchError, InvariantViolation
 from anabranch.ports import TopicPartition
 from anabranch.protocol import limits
-from anabranch.protocol.legal_names import split_stream
+from anabranch.protocol.legal_names import split_stream, state_stream
 from anabranch.reading import feed as feeds
 from anabranch.testing.memory.table import MemoryStore
 from anabranch.topics.names import history_topic, status_topic, stream_topic, topics_of
@@ -46,6 +46,7 @@ from tests.sim.held import check_held, few_of_each
 from tests.sim.hops import Hopper
 from tests.sim.hour import Hour
 from tests.sim.instants import check_instants, check_snapshots
+from tests.sim.later import LaterMachine
 from tests.sim.ledger import Ledger
 from tests.sim.lives import Lives
 from tests.sim.operators import Operator
@@ -72,9 +73,11 @@ from tests.sim.together import check_together
 from tests.sim.trouble import Outages
 from tests.sim.weather import Weather
 from tests.sim.world import Violation, World
-from tests.sim.writers import CHAINED, COUNTERS, GOODS, STREAMS, TABLES
+from tests.sim.writers import CHAINED, COUNTERS, FLATS, GOODS, LATER, STREAMS, TABLES
 
 PREFIX = "anabranch"
+# Streams that the checker does not judge.
+_NOT_JUDGED = (*COMPANIONS, COUNTERS, CHAINED, state_stream(LATER))
 CALM_S = 90.0  # after the faults stop, everything ends in so much virtual time
 _SETTLE_S = 4.0
 _TABLE_CHECKS = 0.1
@@ -320,12 +323,17 @@ class _Run:
             DeriverMachine(world, self.cluster, faults, self.ledger, self.derived, number)
             for number in range(weather.derivers)
         ]
+        later = Noted()
+        self.later = [
+            LaterMachine(world, self.cluster, faults, self.ledger, later, number)
+            for number in range(weather.later)
+        ]
         self.tables = [
             TableMachine(world, self.cluster, faults, self.ledger, self.noted, number)
             for number in range(weather.tables)
         ]
         self.replicas: list[TableMachine] = [
-            *self.tables, *self.counters, *self.chains, *self.derivers,
+            *self.tables, *self.counters, *self.chains, *self.derivers, *self.later,
         ]  # fmt: skip
 
     def play(self) -> tuple[int, Epochs]:
@@ -512,11 +520,11 @@ class _Run:
     def _judge(self, picture: Picture) -> None:
         """What was recorded, by the checker that knows nothing of the product."""
         derived = note_derivations(picture, self.history)
-        tables = (*TABLES, GOODS, *derived)
+        tables = (*TABLES, GOODS, FLATS, *derived)
         parts: list[Part] = []
         histories: dict[str, tuple[int, list[tuple[Seen, Any]]]] = {}
         for stream, number in picture.events:
-            if stream in (*COMPANIONS, COUNTERS, CHAINED):
+            if stream in _NOT_JUDGED:
                 continue
             log = self.cluster.partitions.get(TopicPartition(stream_topic(stream), number))
             if log is not None:
@@ -527,7 +535,7 @@ class _Run:
                 start = 0 if stream in tables else log.start_offset
                 parts.append((stream, number, start, log.stable_offset, left))
         for stream, found in picture.history.items():
-            if stream in (*COMPANIONS, COUNTERS, CHAINED):
+            if stream in _NOT_JUDGED:
                 continue
             place = TopicPartition(history_topic(stream), 0)
             if place in self.cluster.partitions:
@@ -546,7 +554,7 @@ class _Run:
             if work.made and not work.is_over and work.start == "begin":
                 there = sorted(set(work.inputs) - self.ledger.deleted.keys())
                 self.history.named(FINAL).note("drained", processor=work.name, streams=there)
-        self.history.read_log(parts, histories, (*TABLES, GOODS), derived)
+        self.history.read_log(parts, histories, (*TABLES, GOODS, FLATS), derived)
         report = self.history.judged()
         self.judged = dict(report.counts)
         if not report.ok:

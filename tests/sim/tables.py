@@ -39,7 +39,16 @@ from tests.sim.scaling import scale_somehow
 from tests.sim.together import REFUSED as OF_POSITIONS
 from tests.sim.together import Shared, Together
 from tests.sim.world import Process, World
-from tests.sim.writers import BESIDE, CHAINED, COUNTERS, FINE, GOODS, TABLES, create_tables
+from tests.sim.writers import (
+    BESIDE,
+    CHAINED,
+    COUNTERS,
+    FINE,
+    FLATS,
+    GOODS,
+    TABLES,
+    create_tables,
+)
 from tests.tables.recorded import (
     RecordedPart,
     RecordedTables,
@@ -507,8 +516,8 @@ class OwnTableMachine(TableMachine, Generic[All]):
 @contextmanager
 def without_tables(picture: Picture) -> Iterator[None]:
     """Checks that know nothing of tables."""
-    theirs = {*STREAMS, COUNTERS, CHAINED, BESIDE, GOODS}
-    theirs |= {stream for stream in picture.history if stream.startswith(f"{GOODS}-")}
+    theirs = {*STREAMS, COUNTERS, CHAINED, BESIDE, GOODS, FLATS}
+    theirs |= {stream for stream in picture.history if stream.startswith((f"{GOODS}-", f"{FLATS}-"))}
     history = {each: picture.history.pop(each) for each in theirs if each in picture.history}
     places = [place for place in picture.events if place[0] in theirs]
     events = {place: picture.events.pop(place) for place in places}

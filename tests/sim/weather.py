@@ -141,6 +141,7 @@ class Weather:
     counters: int = 0  # processes that add to rows of a table
     chains: int = 0  # processes whose tasks change the same rows
     derivers: int = 0  # processes that write a table with derived tables
+    later: int = 0  # processes with workers that derive a table after the commits of its source
     work_s: float = 40.0  # faults and new work end then, at the latest
 
     @classmethod
@@ -220,6 +221,7 @@ class Weather:
         others["counters"] = Random(f"{own}/counters").choice((0, 0, 0, 1, 2))
         others["chains"] = Random(f"{own}/chains").choice((0, 0, 0, 1, 2))
         others["derivers"] = Random(f"{own}/derivers").choice((*[0] * 12, 1, 2))
+        others["later"] = Random(f"{own}/later").choice((*[0] * 12, 1, 2))
         others |= _draw_overlaps(Random(f"{own}/overlaps"))
         others["greedy_s"] = Random(f"{own}/greedy").choice((0.0, 0.0, 0.0, 0.0, 0.0, 3.0))
         return drawn.changed({"hop_s": hops, **others})
@@ -273,7 +275,7 @@ CLEAR: dict[str, float] = (
         "tables": 0,
         "repeats": 0.0,
     }
-    | {"counters": 0, "chains": 0, "derivers": 0}
+    | {"counters": 0, "chains": 0, "derivers": 0, "later": 0}
     | {"across": False}
     | {"greedy_s": 0.0, "hour_s": 0.0, "bursts": 0.0, "late_answer": 0.0, "no_answer": 0.0}
 )  # none of it

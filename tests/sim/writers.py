@@ -39,6 +39,8 @@ TABLES = ("s/rows", "rows/near")  # in scopes that commit together
 COUNTERS = f"{SCOPE}/counters"  # a table of numbers
 CHAINED = f"{SCOPE}/chained"  # a table that tasks of one process change together
 GOODS = f"{SCOPE}/goods"  # a table with derived tables
+FLATS = f"{SCOPE}/flats"  # a table from which workers derive another one
+LATER = f"{FLATS}-by-kind-v1"
 BESIDE = f"{SCOPE}/beside"  # events that are committed together with rows
 KEYS = (b"k0", b"k1", b"k2", b"k3", None)
 

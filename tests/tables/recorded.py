@@ -187,6 +187,14 @@ class RecordedSnapshot:
             told |= {"low": "", "high": None, "rows": rows}
         return found
 
+    def look_up(self, table: str, derivation: str, value: bytes) -> list[tuple[bytes, bytes]]:
+        """The rows that a derivation has under a value."""
+        how = {} if isinstance(self.view, TableSnapshot) else {"source": table}
+        with self._reading(table, derivation=derivation, value=text(value)) as told:
+            found = list(self.view.lookup(derivation, value, **how))
+            told |= {"low": "", "high": None, **self._told(table, found)}
+        return found
+
     @contextmanager
     def _reading(self, table: str, **more: Any) -> Iterator[dict[str, Any]]:
         op = self._recorder.ask("read", table=table, **self._of, **more)
@@ -250,13 +258,6 @@ class RecordedWork(RecordedSnapshot):
         asked = {"stream": stream, "events": [[text(key), id_of(value)]]}
         with telling(self._recorder, self.writer, self.name, **asked):
             self.view.write(stream, value, key)
-
-    def look_up(self, table: str, derivation: str, value: bytes) -> list[tuple[bytes, bytes]]:
-        """The rows that a derivation has under a value."""
-        with self._reading(table, derivation=derivation, value=text(value)) as told:
-            found = list(self.view.lookup(derivation, value, source=table))
-            told |= {"low": "", "high": None, **self._told(table, found)}
-        return found
 
     def total(self, table: str, derivation: str, group: bytes) -> Total:
         """The total that a derivation has of a group."""
