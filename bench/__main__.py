@@ -21,6 +21,7 @@ from rich.table import Table
 
 from bench import (
     across,
+    across_big,
     across_commits,
     adds,
     aio,
@@ -43,6 +44,7 @@ from bench import (
     lookups,
     many,
     oneshot,
+    partitions,
     pipelines,
     prepared,
     processing,
@@ -191,6 +193,14 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         "short transactions over two control partitions against those within one",
         _on_own(across_commits),
     ),
+    "across_big": (
+        "a big transaction over two control partitions against two single ones",
+        _on_own(across_big),
+    ),
+    "partitions": (
+        "controllers' CPU of a commit with 1, 2 and 4 control partitions",
+        _on_own(partitions),
+    ),
     "lookups": ("snapshots of the past, by the length of the history", _on_cluster(lookups)),
     "trouble": ("small commits while other streams are in trouble", _on_own(trouble)),
     "lanes": ("one-shots by 1, 20 and 200 lanes; grants and tokens", _on_cluster(lanes)),
@@ -233,7 +243,7 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         "transfers in a table beside blind one-shots and PostgreSQL",
         _on_cluster(transfers),
     ),
-    "exclusive": ("transactions to an exclusive stream and to another one", _on_cluster(exclusive)),
+    "exclusive": ("transactions to an exclusive stream and to another one", _on_own(exclusive)),
     "hot": ("transfers of 16 clients on one row, and in PostgreSQL", _on_cluster(hot)),
     "locking": ("what tables and locks cost others", _on_cluster(locking)),
     "versioned": (

@@ -3,8 +3,9 @@
 A transaction opens, writes 100 events of 100 bytes with one key, and commits; the next one begins at once. One
 client alone: both streams in turn, in one run, medians of rounds; CPU is that of a transaction, in all three
 processes. Then eight threads of one client, with the same key: `transact` begins again after a pause when an older
-transaction has the segment (wait-die). ``fewest``: transactions of the slowest thread, of the mean. Not equal: the
-eight write side by side to the other stream, and one after the other to the exclusive one.
+transaction has the segment (wait-die). ``fewest``: transactions of the slowest thread, of the mean. Then the same
+over two leaders: the streams are at another control partition than their transactions. One controller process leads
+both. Not equal: the eight write side by side to the other stream, and one after the other to the exclusive one.
 """
 
 from __future__ import annotations
@@ -17,30 +18,40 @@ from typing import Any
 import anabranch
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas.codec import LEVEL
+from bench import setting
+from bench.partitions import streams_apart
 from bench.setting import Place, cpu_s, noise_values, side_by_side
 
 EVENTS, SIZE, CLIENTS = 100, 100, 8
 GOAL = 0.9
 LIMIT_S = 120.0
-EXCLUSIVE, OTHER = "bench/exclusive", "bench/shared"
+EXCLUSIVE, OTHER = "exclusive", "shared"
+WITHIN, OVER = "", " over two leaders"
 
 
-def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
+def run(*, quick: bool = False) -> dict[str, Any]:
     """Transactions a second of one client, and of eight, and their ratios (goal of one client: at least 0.9)."""
-    rounds, seconds = (3, 3.0) if quick else (7, 6.0)
-    with anabranch.connect(place.bootstrap, lane=ADMIN_LANE) as operator:
-        operator.feature_level(raise_to=LEVEL)
-    with anabranch.connect(place.bootstrap) as client:
-        client.create_stream(EXCLUSIVE, exclusive=True)
-        client.create_stream(OTHER)
+    rounds, seconds = (2, 2.5) if quick else (7, 6.0)
+    with (
+        setting.place("--control-partitions", "2") as place,
+        anabranch.connect(place.bootstrap, timeout=60) as client,
+    ):
+        with anabranch.connect(place.bootstrap, lane=ADMIN_LANE) as operator:
+            operator.feature_level(raise_to=LEVEL)
+        scopes = [stream.partition("/")[0] for stream in streams_apart(client, 2)]
+        client.create_stream(f"{scopes[0]}/{EXCLUSIVE}", exclusive=True)
+        client.create_stream(f"{scopes[0]}/{OTHER}")
+        homes = {WITHIN: scopes[0], OVER: scopes[1]}
         found: dict[str, list[dict[str, float]]] = {}
         for number in range(rounds + 1):
-            sides = [EXCLUSIVE, OTHER] if number % 2 else [OTHER, EXCLUSIVE]
+            names = [EXCLUSIVE, OTHER] if number % 2 else [OTHER, EXCLUSIVE]
             for clients in (1, CLIENTS):
-                for stream in sides:
-                    its = _measure(place, client, stream, clients, seconds)
-                    if number:  # the first round warms up
-                        found.setdefault(f"{stream} {clients}", []).append(its)
+                for where, home in homes.items():
+                    for name in names:
+                        load = clients, home, f"{scopes[0]}/{name}"
+                        its = _measure(place, client, load, seconds)
+                        if number:  # the first round warms up
+                            found.setdefault(f"{name} {clients}{where}", []).append(its)
     medians = {
         side: {name: statistics.median(each[name] for each in its) for name in its[0]}
         for side, its in found.items()
@@ -49,8 +60,10 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
 
 
 def _measure(
-    place: Place, client: anabranch.Client, stream: str, clients: int, seconds: float
+    place: Place, client: anabranch.Client, load: tuple[int, str, str], seconds: float
 ) -> dict[str, float]:
+    """``load``: how many at a time, the scope of their transactions, and the stream."""
+    clients, home, stream = load
     events = [(value, b"key") for value in noise_values(SIZE)[:EVENTS]]
     committed, again = [0] * clients, [0] * clients
     processes = os.getpid(), place.controller, place.broker
@@ -64,7 +77,7 @@ def _measure(
                 txn.token()
                 txn.write_many(stream, events)
 
-            client.transact(write, scope="bench", timeout=LIMIT_S)
+            client.transact(write, scope=home, timeout=LIMIT_S)
             again[number] -= 1
             committed[number] += 1
 
@@ -81,13 +94,14 @@ def _measure(
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     head = ["", "transactions/s", "of the other stream", "goal", "begun again", "fewest", "CPU, ms"]
     rows = []
-    for clients in (1, CLIENTS):
-        others = result["sides"][f"{OTHER} {clients}"]
-        for stream in (EXCLUSIVE, OTHER):
-            its = result["sides"][f"{stream} {clients}"]
-            ratio = f"{its['rate'] / others['rate']:.2f} ×" if stream == EXCLUSIVE else ""
-            goal = f"≥ {GOAL} ×" if stream == EXCLUSIVE and clients == 1 else ""
-            figures = [f"{its['again']:.2f}", f"{its['fewest']:.2f}", f"{its['cpu_ms']:.1f}"]
-            side = f"{stream.partition('/')[2]}, {clients} at a time"
-            rows.append([side, f"{its['rate']:.0f}", ratio, goal, *figures])
+    for where in (WITHIN, OVER):
+        for clients in (1, CLIENTS):
+            others = result["sides"][f"{OTHER} {clients}{where}"]
+            for name in (EXCLUSIVE, OTHER):
+                its = result["sides"][f"{name} {clients}{where}"]
+                ratio = f"{its['rate'] / others['rate']:.2f} ×" if name == EXCLUSIVE else ""
+                goal = f"≥ {GOAL} ×" if name == EXCLUSIVE and clients == 1 else ""
+                figures = [f"{its['again']:.2f}", f"{its['fewest']:.2f}", f"{its['cpu_ms']:.1f}"]
+                side = f"{name}, {clients} at a time{where}"
+                rows.append([side, f"{its['rate']:.0f}", ratio, goal, *figures])
     return head, rows
