@@ -15,7 +15,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from fastavro.repository import AbstractSchemaRepository
 from fastavro.schema import load_schema
 
 from anabranch.errors import MalformedRecord, UnsupportedVersion
-from anabranch.protocol.schemas import fast
+from anabranch.protocol.schemas import fast, forms
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.making import DEFAULTS
 
@@ -226,10 +226,23 @@ def encode(record: Any) -> bytes:
             return write(record)
         except fast.DECLINED:
             pass
-    return _encode(record)
+    return _encode_by_form(record) or _encode(record)
+
+
+def _encode_by_form(record: Any) -> bytes:
+    """The framed bytes; empty: fastavro has to write this record."""
+    level = level_of(record)
+    form = _form(type(record), level)
+    if form is not None:
+        try:
+            return bytes((level, _CODES[type(record)])) + form[0](record)
+        except fast.DECLINED:
+            pass
+    return b""
 
 
 def _encode(record: Any) -> bytes:
+    """The framed bytes, written by fastavro."""
     cls: Any = type(record)
     out = io.BytesIO()
     level = level_of(record)
@@ -259,7 +272,21 @@ def decode(data: bytes) -> Any:
             return read(data)
         except fast.DECLINED:
             pass
-    return _decode(cls, data)
+    found = _decode_by_form(cls, data)
+    return _decode(cls, data) if found is None else found
+
+
+def _decode_by_form(cls: Any, data: bytes) -> Any:
+    """The record; None: fastavro has to read it, or to refuse it."""
+    form = _form(cls, data[0])
+    if form is not None:
+        try:
+            record, end = form[1](data, 2)
+        except fast.DECLINED:
+            return None
+        if end == len(data):
+            return record
+    return None
 
 
 def name_of(record: bytes) -> str:
@@ -276,6 +303,7 @@ def unsupported_level(level: int, what: str) -> UnsupportedVersion:
 
 
 def _decode(cls: Any, data: bytes) -> Any:
+    """The record, read by fastavro."""
     body, level = io.BytesIO(data), data[0]
     body.seek(2)
     if level < least_level(cls):
@@ -291,6 +319,24 @@ def _decode(cls: Any, data: bytes) -> Any:
     if body.tell() != len(data):
         raise MalformedRecord(f"{len(data) - body.tell()} bytes too many after {cls.__name__}")
     return record
+
+
+@cache
+def _form(cls: Any, level: int) -> forms.Form | None:
+    """The quick writer and reader of a record's body; None: fastavro has to write it, and to read or refuse it."""
+    if level < least_level(cls):
+        return None
+    try:
+        return forms.form_of(schema_of(cls, level), _record_class, partial(_named, level))
+    except fast.Unusual:
+        return None
+
+
+def _named(level: int, avro: Any) -> Any:
+    """The schema of a named type."""
+    if isinstance(avro, str) and avro.startswith("anabranch."):
+        return load_schema(avro, repo=_Packaged(level))
+    return avro
 
 
 def decode_as(cls: type[T], data: bytes) -> T:
@@ -324,8 +370,7 @@ def _walk(cls: Any, level: int, most: int) -> _Walk:
 
 
 def _walker(avro: Any, level: int, most: int) -> _Walk:
-    if isinstance(avro, str) and avro.startswith("anabranch."):
-        avro = load_schema(avro, repo=_Packaged(level))
+    avro = _named(level, avro)
     cls = _record_class(avro)
     if cls is not None:
         return _walk(cls, level, most)

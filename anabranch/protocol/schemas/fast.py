@@ -30,12 +30,10 @@ DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 _ONE_SHOT = b"\x01\x08"
 _ONE_SHOT_3 = b"\x03\x08"  # with the fields of feature level 3
 _ONE_SHOT_4 = b"\x04\x08"  # … and those of level 4
-_COMMIT = b"\x01\x07"
 _PREPARE_EVENTS = b"\x01\x25"
 _REPLY = b"\x01\x20"
 _ROUND_ROW = b"\x01\x41"
 _TXN_ROW = b"\x01\x44"
-_PARTICIPANT_ROW = b"\x01\x45"
 _PREPARED_ROW = b"\x01\x5a"
 _TABLE_ROW = b"\x01\x6c"
 _COMMIT_RECORD = b"\x01\x62"
@@ -52,7 +50,6 @@ _MAX_NAME = 256  # longer strings are not cached
 _NULL = b"\x00"
 _END = b"\x00"  # ends an array; an empty array is only this
 _NO_READS = b"\x00\x00"  # last fields of an outcome: no snapshot, no broken lock
-_NO_CLAIM = bytes(3)  # fields of a commit: no number, no positions, no prepare
 _UNREAD = bytes(3)  # fields of a transaction: no positions, no snapshot, no broken lock
 _PLAIN_TAIL = b"\x00\x01"  # an event without headers, with timestamp -1
 _STATES: tuple[r.TxnState, ...] = get_args(r.TxnState)
@@ -80,16 +77,16 @@ def _once(value: int) -> bytes:
 
 
 # An int or long. Times and offsets often repeat in the records of a round.
-_long = lru_cache(1 << 12, typed=True)(_once)
+write_long = lru_cache(1 << 12, typed=True)(_once)
 
 
 @lru_cache(1 << 6, typed=True)  # few entries, as most commits lose no event
 def _losses(rejected: int, left_out: int, reason: str) -> bytes:
-    return _long(rejected) + _long(left_out) + _string(reason)
+    return write_long(rejected) + write_long(left_out) + _string(reason)
 
 
 @lru_cache(1 << 10, typed=True)
-def _int(value: int) -> bytes:
+def write_int(value: int) -> bytes:
     if type(value) is not int or not -(1 << 31) <= value < 1 << 31:
         raise Unusual
     return _varint(value << 1 ^ value >> 63)
@@ -130,7 +127,7 @@ def _string(text: str) -> bytes:
 _known_string = lru_cache(1 << 10, typed=True)(_string)
 
 
-def _name(text: str) -> bytes:
+def write_name(text: str) -> bytes:
     """A string that often repeats, so it is cached."""
     return _known_string(text) if len(text) <= _MAX_NAME else _string(text)
 
@@ -160,20 +157,20 @@ def _write_one_shot(record: r.OneShot) -> bytes:
     begin = _ONE_SHOT_4 if across else _ONE_SHOT_3 if more else _ONE_SHOT
     out = _whole_transaction(begin, record)
     consumed = _NULL if record.consumed is None else _consumed(record.consumed)
-    out.append(_END + consumed + _all(record.locks, _table_locks))
+    out.append(_END + consumed + write_all(record.locks, _table_locks))
     if more:
-        out.append(_all(changes, _row_change))
-        out.append(_all(follows, _followed_rows))
+        out.append(write_all(changes, _row_change))
+        out.append(write_all(follows, _followed_rows))
         out.append(_NULL if heir is None else b"\x02" + _txn_id(heir))
-        out.append(_all(derivations, _derivation))
+        out.append(write_all(derivations, _derivation))
     if across:
-        out += (_all(places, _int), _optional_secret(secret))
+        out += (write_all(places, write_int), _optional_secret(secret))
     return b"".join(out)
 
 
 def _whole_transaction(begin: bytes, record: r.OneShot | r.PrepareEvents) -> list[bytes]:
     """The fields that both commands begin with, in pieces; the events lack the end of their array."""
-    out = [begin, _txn_id(record.txn_id), _name(record.scope), _optional_string(record.name)]
+    out = [begin, _txn_id(record.txn_id), write_name(record.scope), _optional_string(record.name)]
     if record.events:
         out.append(_varint(2 * len(record.events)))
         _add_events(out, record.events)
@@ -193,7 +190,7 @@ def write_events(events: Iterable[r.Event]) -> tuple[bytes, list[int]]:
 
 def event_head(stream: str, segment_id: int) -> bytes:
     """The first fields of an event: `encoded_event` takes them."""
-    return _name(stream) + _long(segment_id)
+    return write_name(stream) + write_long(segment_id)
 
 
 def encoded_event(
@@ -207,7 +204,7 @@ def encoded_event(
     tail = (
         _PLAIN_TAIL
         if not headers and timestamp == -1
-        else _headers(headers or ()) + _long(timestamp)
+        else _headers(headers or ()) + write_long(timestamp)
     )
     return b"".join(
         (
@@ -230,7 +227,7 @@ def _add_events(out: list[bytes], events: Iterable[r.Event]) -> None:
     tail = b""
     for stream, segment_id, key, value, headers, timestamp in events:
         if (stream, segment_id) != former:
-            head = _name(stream) + _long(segment_id)
+            head = write_name(stream) + write_long(segment_id)
             former = (stream, segment_id)
         add(head)
         for data in (key, value):
@@ -246,7 +243,7 @@ def _add_events(out: list[bytes], events: Iterable[r.Event]) -> None:
             if headers is not tail_of:  # events of a trace share their headers
                 tail_of, tail = headers, _headers(headers)
             add(tail)
-            add(_long(timestamp))
+            add(write_long(timestamp))
         else:
             add(_PLAIN_TAIL)
 
@@ -262,40 +259,17 @@ def _write_prepare_events(record: r.PrepareEvents) -> bytes:
 
 
 def _prepare(prepare: r.Prepare) -> bytes:
-    return _bytes(prepare.by) + _bytes(prepare.attempt)
+    return write_bytes(prepare.by) + write_bytes(prepare.attempt)
 
 
-def _bytes(data: bytes) -> bytes:
+def write_bytes(data: bytes) -> bytes:
     if not isinstance(data, bytes):
         raise Unusual
     return _varint(2 * len(data)) + data
 
 
-def _write_commit(record: r.Commit) -> bytes:
-    if record.own or record.validated:
-        raise Unusual
-    if (record.receipts, record.number, record.consumed, record.prepare) != (None,) * 4:
-        raise Unusual
-    name, secret = _optional_string(record.name), record.secret
-    return b"".join(
-        (
-            _COMMIT,
-            _bytes(record.token),
-            _END + _NULL + name + _int(record.wait_ms) + _NO_CLAIM,
-            _NULL if secret is None else b"\x02" + _bytes(secret),
-            _END,
-        )
-    )
-
-
-def _write_participant_row(row: r.ParticipantRow) -> bytes:
-    if row.locked or row.locked_ms:
-        raise Unusual
-    return _PARTICIPANT_ROW + _name(row.stream) + _int(row.reference_epoch)
-
-
 def _write_prepared_row(row: r.PreparedRow) -> bytes:
-    out = [_PREPARED_ROW, _prepare(row.prepare), _long(row.prepared_ms)]
+    out = [_PREPARED_ROW, _prepare(row.prepare), write_long(row.prepared_ms)]
     if row.events:
         out.append(_varint(2 * len(row.events)))
         _add_events(out, row.events)
@@ -303,7 +277,7 @@ def _write_prepared_row(row: r.PreparedRow) -> bytes:
     return b"".join(out)
 
 
-def _all(records: tuple[_T, ...], write: Callable[[_T], bytes]) -> bytes:
+def write_all(records: tuple[_T, ...], write: Callable[[_T], bytes]) -> bytes:
     if not records:
         return _END
     return b"".join((_varint(2 * len(records)), *map(write, records), _END))
@@ -313,34 +287,34 @@ def _consumed(consumed: r.Consumed) -> bytes:
     token = consumed.fencing_token
     if type(token) is not bytes:
         raise Unusual
-    head = b"\x02" + _name(consumed.processor)
-    return head + _varint(2 * len(token)) + token + _all(consumed.steps, _task_step)
+    head = b"\x02" + write_name(consumed.processor)
+    return head + _varint(2 * len(token)) + token + write_all(consumed.steps, _task_step)
 
 
 def _task_step(step: r.TaskStep) -> bytes:
     return b"".join(
-        (_all(step.tasks, _int), _once(step.sequence), _all(step.positions, _task_position))
+        (write_all(step.tasks, write_int), _once(step.sequence), write_all(step.positions, _task_position))
     )
 
 
 def _task_position(position: r.TaskPosition) -> bytes:
-    return _int(position.input) + b"".join(map(_once, position[1:]))
+    return write_int(position.input) + b"".join(map(_once, position[1:]))
 
 
 def _table_locks(locks: r.TableLocks) -> bytes:
     return b"".join(
         (
-            _name(locks.table),
-            _long(locks.since),
-            _long(locks.last),
-            _all(locks.points, _once),
-            _all(locks.ranges, _range),
+            write_name(locks.table),
+            write_long(locks.since),
+            write_long(locks.last),
+            write_all(locks.points, _once),
+            write_all(locks.ranges, _range),
         )
     )
 
 
 def _followed_rows(rows: r.FollowedRows) -> bytes:
-    return _txn_id(rows.txn_id) + _name(rows.table) + _all(rows.points, _once)
+    return _txn_id(rows.txn_id) + write_name(rows.table) + write_all(rows.points, _once)
 
 
 def _range(locked: r.LockedRange) -> bytes:
@@ -353,18 +327,18 @@ def _range(locked: r.LockedRange) -> bytes:
 
 def _row_change(change: r.RowChange) -> bytes:
     base = change.base
-    found = _NULL if base is None else b"\x02" + _bytes(base)
-    head = _name(change.table) + _bytes(change.key) + _KIND_BYTES[change.kind]
+    found = _NULL if base is None else b"\x02" + write_bytes(base)
+    head = write_name(change.table) + write_bytes(change.key) + _KIND_BYTES[change.kind]
     return head + _once(change.number) + found
 
 
 def _derivation(derivation: r.Derivation) -> bytes:
     source, name, version = derivation
-    return _name(source) + _name(name) + _int(version)
+    return write_name(source) + write_name(name) + write_int(version)
 
 
 def _table_time(time: r.TableTime) -> bytes:
-    return _name(time.table) + _long(time.last)
+    return write_name(time.table) + write_long(time.last)
 
 
 def _headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
@@ -372,7 +346,7 @@ def _headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
         return _END
     out = [_varint(2 * len(headers))]
     for key, value in headers:
-        out.append(_name(key))
+        out.append(write_name(key))
         if value is None:
             out.append(_NULL)
         elif type(value) is bytes:
@@ -393,7 +367,7 @@ def _write_reply(record: r.Reply) -> bytes:
         raise Unusual
     streams = b""
     if found.streams:
-        streams = _varint(2 * len(found.streams)) + b"".join(map(_name, found.streams))
+        streams = _varint(2 * len(found.streams)) + b"".join(map(write_name, found.streams))
     return b"".join(
         (
             _REPLY,
@@ -401,20 +375,20 @@ def _write_reply(record: r.Reply) -> bytes:
             record.correlation_id,
             _varint(2 * len(record.command)),
             record.command,
-            _long(record.hybrid_time),
+            write_long(record.hybrid_time),
             bytes((2 * _OUTCOME,)) + _txn_id(found.txn_id),
             _STATE_BYTES[found.state],
-            _name(found.scope),
+            write_name(found.scope),
             _optional_string(found.name),
-            _long(found.commit_timestamp),
-            _long(found.committed),
+            write_long(found.commit_timestamp),
+            write_long(found.committed),
             _losses(found.rejected, found.left_out, found.reason),
-            _long(found.begun_ms),
-            _long(found.finished_ms),
-            _int(found.keepalive_ms),
+            write_long(found.begun_ms),
+            write_long(found.finished_ms),
+            write_int(found.keepalive_ms),
             streams,
-            _END + _END + _name(found.owner) + _long(found.prepared_ms) + _bytes(found.prepared_by),
-            _all(found.tables, _table_time) + _NO_READS,
+            _END + _END + write_name(found.owner) + write_long(found.prepared_ms) + write_bytes(found.prepared_by),
+            write_all(found.tables, _table_time) + _NO_READS,
         )
     )
 
@@ -426,53 +400,51 @@ def _write_txn_row(row: r.TxnRow) -> bytes:
         (
             _TXN_ROW,
             _txn_id(row.txn_id),
-            _name(row.scope),
+            write_name(row.scope),
             _optional_string(row.name),
             _STATE_BYTES[row.state],
-            _int(row.keepalive_ms),
-            _long(row.begun_ms),
-            _long(row.finished_ms),
-            _long(row.commit_timestamp),
-            _long(row.committed),
+            write_int(row.keepalive_ms),
+            write_long(row.begun_ms),
+            write_long(row.finished_ms),
+            write_long(row.commit_timestamp),
+            write_long(row.committed),
             _losses(row.rejected, row.left_out, row.reason),
-            _optional_secret(row.secret) + _name(row.owner) + _UNREAD,
+            _optional_secret(row.secret) + write_name(row.owner) + _UNREAD,
         )
     )
 
 
 def _write_round_row(row: r.RoundRow) -> bytes:
     rest = row.commands_offset, row.control_offset, row.expired_ms
-    return b"".join((_ROUND_ROW, *map(_long, (row.term, row.hybrid_time, *rest))))
+    return b"".join((_ROUND_ROW, *map(write_long, (row.term, row.hybrid_time, *rest))))
 
 
 def _write_table_row(row: r.TableRow) -> bytes:
-    return b"".join((_TABLE_ROW, _long(row.last), _long(row.unknown), _long(row.bounded)))
+    return b"".join((_TABLE_ROW, write_long(row.last), write_long(row.unknown), write_long(row.bounded)))
 
 
 def _write_commit_record(record: r.CommitRecord) -> bytes:
     if record.safe:  # a field of level 4
         raise Unusual
-    out = [_COMMIT_RECORD, _txn_id(record.txn_id), _int(record.stream_epoch)]
-    out.append(_long(record.timestamp))
+    out = [_COMMIT_RECORD, _txn_id(record.txn_id), write_int(record.stream_epoch)]
+    out.append(write_long(record.timestamp))
     if record.segments:
         out.append(_varint(2 * len(record.segments)))
         for at in record.segments:
-            out += (_long(at.segment_id), _int(at.partition))
-            out += (_long(at.first), _long(at.end), _long(at.count))
+            out += (write_long(at.segment_id), write_int(at.partition))
+            out += (write_long(at.first), write_long(at.end), write_long(at.count))
     out.append(_END)
     if record.vector:
         out.append(_varint(2 * len(record.vector)))
         for partition, offset in record.vector:
-            out += (_int(partition), _long(offset))
-    out += (_END, _long(record.previous), _long(record.vector_at))
+            out += (write_int(partition), write_long(offset))
+    out += (_END, write_long(record.previous), write_long(record.vector_at))
     return b"".join(out)
 
 
 WRITERS: dict[type, Callable[[Any], bytes]] = {
-    r.Commit: _write_commit,
     r.OneShot: _write_one_shot,
     r.PrepareEvents: _write_prepare_events,
-    r.ParticipantRow: _write_participant_row,
     r.PreparedRow: _write_prepared_row,
     r.Reply: _write_reply,
     r.RoundRow: _write_round_row,
@@ -489,7 +461,7 @@ _STATE_OF = {2 * i: state for i, state in enumerate(_STATES)}
 _KIND_OF = {2 * i: kind for i, kind in enumerate(_KINDS)}
 
 
-def _read_long(data: bytes, at: int) -> tuple[int, int]:
+def read_long(data: bytes, at: int) -> tuple[int, int]:
     """A long, and its end."""
     value = data[at]
     at += 1
@@ -508,11 +480,11 @@ def _read_long(data: bytes, at: int) -> tuple[int, int]:
     return value >> 1 ^ -(value & 1), at
 
 
-def _read_int(data: bytes, at: int) -> tuple[int, int]:
+def read_int(data: bytes, at: int) -> tuple[int, int]:
     value = data[at]
     if value < 0x80:
         return value >> 1 ^ -(value & 1), at + 1
-    value, at = _read_long(data, at)
+    value, at = read_long(data, at)
     if not -(1 << 31) <= value < 1 << 31:
         raise Unusual
     return value, at
@@ -524,7 +496,7 @@ def _read_size(data: bytes, at: int) -> tuple[int, int]:
     if size & 0x80:
         more = data[at + 1]
         if more & 0x80:
-            size, at = _read_long(data, at)
+            size, at = read_long(data, at)
             if size < 0:
                 raise Unusual
             return size, at
@@ -578,7 +550,7 @@ def _read_array_of_events(data: bytes, at: int, read_events: EventsReader) -> tu
 def _read_one_shot(data: bytes, read_events: EventsReader = _read_events) -> r.OneShot:
     txn_id, scope, name, events, at = _read_whole_transaction(data, read_events)
     consumed, at = _read_consumed(data, at)
-    locks, at = _read_all(data, at, _read_table_locks)
+    locks, at = read_all(data, at, _read_table_locks)
     changes: tuple[r.RowChange, ...] = ()
     follows: tuple[r.FollowedRows, ...] = ()
     turn_to = None
@@ -586,12 +558,12 @@ def _read_one_shot(data: bytes, read_events: EventsReader = _read_events) -> r.O
     places: tuple[int, ...] = ()
     secret = None
     if not data.startswith(_ONE_SHOT):
-        changes, at = _read_all(data, at, _read_row_change)
-        follows, at = _read_all(data, at, _read_followed_rows)
+        changes, at = read_all(data, at, _read_row_change)
+        follows, at = read_all(data, at, _read_followed_rows)
         turn_to, at = _read_optional_txn_id(data, at)
-        derivations, at = _read_all(data, at, _read_derivation)
+        derivations, at = read_all(data, at, _read_derivation)
     if data.startswith(_ONE_SHOT_4):
-        places, at = _read_all(data, at, _read_int)
+        places, at = read_all(data, at, read_int)
         secret, at = _read_optional_secret(data, at)
     if at != len(data):
         raise Unusual
@@ -631,56 +603,34 @@ def _read_prepare_events(data: bytes, read_events: EventsReader = _read_events) 
 
 
 def _read_prepare(data: bytes, at: int) -> tuple[r.Prepare, int]:
-    by, at = _read_bytes(data, at)
-    attempt, at = _read_bytes(data, at)
+    by, at = read_bytes(data, at)
+    attempt, at = read_bytes(data, at)
     return r.Prepare(by, attempt), at
 
 
-def _read_bytes(data: bytes, at: int) -> tuple[bytes, int]:
+def read_bytes(data: bytes, at: int) -> tuple[bytes, int]:
     size, start = _read_size(data, at)
     at = start + size
     return data[start:at], at
 
 
-def _read_commit(data: bytes) -> r.Commit:
-    token, at = _read_bytes(data, 2)
-    if not data.startswith(_END + _NULL, at):
-        raise Unusual
-    name, at = _read_optional_string(data, at + 2)
-    wait_ms, at = _read_int(data, at)
-    if not data.startswith(_NO_CLAIM, at):
-        raise Unusual
-    secret, at = _read_optional_bytes(data, at + len(_NO_CLAIM))
-    if data[at:] != _END:
-        raise Unusual
-    return r.Commit(token, (), None, name, wait_ms, None, None, None, secret)
-
-
-def _read_participant_row(data: bytes) -> r.ParticipantRow:
-    stream, at = read_name(data, 2)
-    epoch, at = _read_int(data, at)
-    if at != len(data):
-        raise Unusual
-    return r.ParticipantRow(stream, epoch)
-
-
 def _read_prepared_row(data: bytes, read_events: EventsReader = _read_events) -> r.PreparedRow:
     prepare, at = _read_prepare(data, 2)
-    prepared_ms, at = _read_long(data, at)
+    prepared_ms, at = read_long(data, at)
     events, at = _read_array_of_events(data, at, read_events)
     if at != len(data):
         raise Unusual
     return r.PreparedRow(prepare, prepared_ms, events)
 
 
-def _read_all(
-    data: bytes, at: int, read: Callable[[bytes, int], tuple[_T, int]]
+def read_all(
+    data: bytes, at: int, read: Callable[[bytes, int], tuple[_T, int]], most: int = LIST
 ) -> tuple[tuple[_T, ...], int]:
-    """An array of one block, and its end."""
+    """An array of one block, and its end. ``most``: items."""
     count, at = _read_size(data, at)
     if not count:
         return (), at
-    if count > LIST:
+    if count > most:
         raise Unusual
     found = []
     for _ in range(count):
@@ -698,39 +648,39 @@ def _read_consumed(data: bytes, at: int) -> tuple[r.Consumed | None, int]:
     processor, at = read_name(data, at + 1)
     size, start = _read_size(data, at)
     at = start + size
-    steps, end = _read_all(data, at, _read_task_step)
+    steps, end = read_all(data, at, _read_task_step)
     return r.Consumed(processor, data[start:at], steps), end
 
 
 def _read_task_step(data: bytes, at: int) -> tuple[r.TaskStep, int]:
-    tasks, at = _read_all(data, at, _read_int)
-    sequence, at = _read_long(data, at)
-    positions, at = _read_all(data, at, _read_task_position)
+    tasks, at = read_all(data, at, read_int)
+    sequence, at = read_long(data, at)
+    positions, at = read_all(data, at, _read_task_position)
     return r.TaskStep(tasks, sequence, positions), at
 
 
 def _read_task_position(data: bytes, at: int) -> tuple[r.TaskPosition, int]:
-    number, at = _read_int(data, at)
-    record, at = _read_long(data, at)
-    timestamp, at = _read_long(data, at)
-    segment, at = _read_long(data, at)
-    offset, at = _read_long(data, at)
+    number, at = read_int(data, at)
+    record, at = read_long(data, at)
+    timestamp, at = read_long(data, at)
+    segment, at = read_long(data, at)
+    offset, at = read_long(data, at)
     return _new(r.TaskPosition, (number, record, timestamp, segment, offset)), at
 
 
 def _read_table_locks(data: bytes, at: int) -> tuple[r.TableLocks, int]:
     table, at = read_name(data, at)
-    since, at = _read_long(data, at)
-    last, at = _read_long(data, at)
-    points, at = _read_all(data, at, _read_long)
-    ranges, at = _read_all(data, at, _read_range)
+    since, at = read_long(data, at)
+    last, at = read_long(data, at)
+    points, at = read_all(data, at, read_long)
+    ranges, at = read_all(data, at, _read_range)
     return _new(r.TableLocks, (table, since, last, points, ranges)), at
 
 
 def _read_followed_rows(data: bytes, at: int) -> tuple[r.FollowedRows, int]:
     end = at + _TXN_ID_SIZE
     table, after = read_name(data, end)
-    points, after = _read_all(data, after, _read_long)
+    points, after = read_all(data, after, read_long)
     return _new(r.FollowedRows, (data[at:end], table, points)), after
 
 
@@ -752,16 +702,16 @@ def _read_optional_fixed(data: bytes, at: int, size: int) -> tuple[bytes | None,
 
 
 def _read_range(data: bytes, at: int) -> tuple[r.LockedRange, int]:
-    low, at = _read_bytes(data, at)
+    low, at = read_bytes(data, at)
     high, at = _read_optional_bytes(data, at)
     return r.LockedRange(low, high), at
 
 
 def _read_row_change(data: bytes, at: int) -> tuple[r.RowChange, int]:
     table, at = read_name(data, at)
-    key, at = _read_bytes(data, at)
+    key, at = read_bytes(data, at)
     kind = _KIND_OF[data[at]]
-    number, at = _read_long(data, at + 1)
+    number, at = read_long(data, at + 1)
     base, at = _read_optional_bytes(data, at)
     return _new(r.RowChange, (table, key, kind, number, base)), at
 
@@ -769,13 +719,13 @@ def _read_row_change(data: bytes, at: int) -> tuple[r.RowChange, int]:
 def _read_derivation(data: bytes, at: int) -> tuple[r.Derivation, int]:
     source, at = read_name(data, at)
     name, at = read_name(data, at)
-    version, at = _read_int(data, at)
+    version, at = read_int(data, at)
     return _new(r.Derivation, (source, name, version)), at
 
 
 def _read_table_time(data: bytes, at: int) -> tuple[r.TableTime, int]:
     table, at = read_name(data, at)
-    last, at = _read_long(data, at)
+    last, at = read_long(data, at)
     return r.TableTime(table, last), at
 
 
@@ -794,7 +744,7 @@ def read_events(data: bytes, at: int, count: int) -> tuple[tuple[r.Event, ...], 
         else:
             start = at
             stream, at = read_name(data, at)
-            segment_id, at = _read_long(data, at)
+            segment_id, at = read_long(data, at)
             head = data[start:at]
             head_size = at - start
         size = data[at + 1]
@@ -820,7 +770,7 @@ def read_events(data: bytes, at: int, count: int) -> tuple[tuple[r.Event, ...], 
             add(new(r.Event, (stream, segment_id, key, value, (), -1)))
         else:
             headers, at = _read_headers(data, at)
-            timestamp, at = _read_long(data, at)
+            timestamp, at = read_long(data, at)
             add(new(r.Event, (stream, segment_id, key, value, headers, timestamp)))
     return tuple(events), at
 
@@ -828,7 +778,7 @@ def read_events(data: bytes, at: int, count: int) -> tuple[tuple[r.Event, ...], 
 def read_key(data: bytes, at: int) -> bytes | None:
     """The key of the event that starts there."""
     size, at = _read_size(data, at)
-    _, at = _read_long(data, at + size)
+    _, at = read_long(data, at + size)
     return _read_optional_bytes(data, at)[0]
 
 
@@ -868,7 +818,7 @@ def _read_reply(data: bytes) -> r.Reply:
     correlation_id = data[3:_AT_DIGEST]
     at = _AT_DIGEST + 1 + _DIGEST_SIZE
     command = data[_AT_DIGEST + 1 : at]
-    hybrid_time, at = _read_long(data, at)
+    hybrid_time, at = read_long(data, at)
     if data[at] != 2 * _OUTCOME:
         raise Unusual
     txn_id = data[at + 1 : at + 1 + _TXN_ID_SIZE]
@@ -876,18 +826,18 @@ def _read_reply(data: bytes) -> r.Reply:
     state = _STATE_OF[data[at]]
     scope, at = read_name(data, at + 1)
     name, at = _read_optional_string(data, at)
-    commit_timestamp, at = _read_long(data, at)
-    committed, at = _read_long(data, at)
+    commit_timestamp, at = read_long(data, at)
+    committed, at = read_long(data, at)
     if data.startswith(_NO_LOSSES, at):
         rejected, left_out, reason = 0, 0, ""
         at += len(_NO_LOSSES)
     else:
-        rejected, at = _read_long(data, at)
-        left_out, at = _read_long(data, at)
+        rejected, at = read_long(data, at)
+        left_out, at = read_long(data, at)
         reason, at = _read_string(data, at)
-    begun_ms, at = _read_long(data, at)
-    finished_ms, at = _read_long(data, at)
-    keepalive_ms, at = _read_int(data, at)
+    begun_ms, at = read_long(data, at)
+    finished_ms, at = read_long(data, at)
+    keepalive_ms, at = read_int(data, at)
     rest = data[at:]
     read_rest = _known_rest if len(rest) <= _MAX_NAME else _read_rest
     streams, owner, prepared_ms, prepared_by, tables = read_rest(rest)
@@ -900,13 +850,13 @@ def _read_reply(data: bytes) -> r.Reply:
 
 def _read_rest(data: bytes) -> tuple[tuple[str, ...], str, int, bytes, tuple[r.TableTime, ...]]:
     """The last fields of an outcome, from its streams on."""
-    streams, at = _read_all(data, 0, read_name)
+    streams, at = read_all(data, 0, read_name)
     if data[at]:  # it has writers
         raise Unusual
     owner, at = read_name(data, at + 1)
-    prepared_ms, at = _read_long(data, at)
-    prepared_by, at = _read_bytes(data, at)
-    tables, at = _read_all(data, at, _read_table_time)
+    prepared_ms, at = read_long(data, at)
+    prepared_by, at = read_bytes(data, at)
+    tables, at = read_all(data, at, _read_table_time)
     if data[at:] != _NO_READS:
         raise Unusual
     return streams, owner, prepared_ms, prepared_by, tables
@@ -917,12 +867,12 @@ _known_rest = lru_cache(1 << 8)(_read_rest)  # most replies to a client end alik
 
 def _read_commit_record(data: bytes) -> r.CommitRecord:
     at = 2 + _TXN_ID_SIZE
-    stream_epoch, at = _read_int(data, at)
-    timestamp, at = _read_long(data, at)
-    segments, at = _read_all(data, at, _read_segment)
-    vector, at = _read_all(data, at, _read_position)
-    previous, at = _read_long(data, at)
-    vector_at, at = _read_long(data, at)
+    stream_epoch, at = read_int(data, at)
+    timestamp, at = read_long(data, at)
+    segments, at = read_all(data, at, _read_segment)
+    vector, at = read_all(data, at, _read_position)
+    previous, at = read_long(data, at)
+    vector_at, at = read_long(data, at)
     if at != len(data):
         raise Unusual
     txn_id = data[2 : 2 + _TXN_ID_SIZE]
@@ -930,25 +880,23 @@ def _read_commit_record(data: bytes) -> r.CommitRecord:
 
 
 def _read_segment(data: bytes, at: int) -> tuple[r.SegmentCommit, int]:
-    segment_id, at = _read_long(data, at)
-    partition, at = _read_int(data, at)
-    first, at = _read_long(data, at)
-    end, at = _read_long(data, at)
-    count, at = _read_long(data, at)
+    segment_id, at = read_long(data, at)
+    partition, at = read_int(data, at)
+    first, at = read_long(data, at)
+    end, at = read_long(data, at)
+    count, at = read_long(data, at)
     return r.SegmentCommit(segment_id, partition, first, end, count), at
 
 
 def _read_position(data: bytes, at: int) -> tuple[r.Position, int]:
-    partition, at = _read_int(data, at)
-    offset, at = _read_long(data, at)
+    partition, at = read_int(data, at)
+    offset, at = read_long(data, at)
     return _new(r.Position, (partition, offset)), at
 
 
 READERS: dict[type, Callable[[bytes], Any]] = {
-    r.Commit: _read_commit,
     r.OneShot: _read_one_shot,
     r.PrepareEvents: _read_prepare_events,
-    r.ParticipantRow: _read_participant_row,
     r.PreparedRow: _read_prepared_row,
     r.Reply: _read_reply,
     r.CommitRecord: _read_commit_record,
