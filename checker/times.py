@@ -32,6 +32,20 @@ def judge_times(history: History, report: Report) -> None:
             report.add("non-monotone-timestamps", text, evidence)
     _judge_series(history, report)
     _judge_seen(history, report)
+    _judge_own(history, report)
+
+
+def _judge_own(history: History, report: Report) -> None:
+    """Judge that no two transactions have one timestamp: else the order of the commits is not one order."""
+    known: dict[int, Txn] = {}
+    for txn in history.all_txns:
+        if not txn.is_committed or txn.timestamp is None or txn.txn_id is None:
+            continue
+        report.counts["commits at a timestamp of their own"] += 1
+        other = known.setdefault(txn.timestamp, txn)
+        if other.txn_id != txn.txn_id and not any(other.txn_id in x.ids for x in txn.records):
+            text = f"{other} and {txn} have one timestamp, {txn.timestamp}"
+            report.add("non-monotone-timestamps", text, [*asked_at(other), *asked_at(txn)])
 
 
 def _judge_seen(history: History, report: Report) -> None:

@@ -52,6 +52,14 @@ def later_than_what_all_its_scopes_had(tape: Tape) -> None:
 
 
 @wrong("non-monotone-timestamps")
+def two_scopes_gave_one_timestamp(tape: Tape) -> None:
+    for name, txn_id, scope in (("t", ONE, "s"), ("u", TWO, "z")):
+        tape.do(name, "begin", {"txn_id": txn_id}, txn=name, scope=scope)
+    for name, txn_id in (("t", ONE), ("u", TWO)):
+        tape.commit(name, txn_id, 20, 0, file=name)
+
+
+@wrong("non-monotone-timestamps")
 def not_above_what_was_seen(tape: Tape) -> None:
     tape.begin("t", ONE)
     tape.commit("t", ONE, 10, 0, seen=10)
