@@ -41,7 +41,7 @@ MOST_DOUBLED = 5
 # The row of a commit that is decided with other control partitions has this: there is no way back.
 ELSEWHERE = r.Prepare(b"", b"")
 _KINDS = ("ask", "commit", "commit_later", "abort")
-_ENDING = ("FINALIZE_IN_PROGRESS", "ABORT_IN_PROGRESS")
+ENDING = ("FINALIZE_IN_PROGRESS", "ABORT_IN_PROGRESS")
 _FOR_GOOD = ("StreamLost", "TransactionAborted")  # refusals that no later commit can mend
 
 
@@ -120,7 +120,7 @@ def done(turn: Turn, message: r.Done) -> None:
     """Log that a participant has carried out the decision."""
     txn = turn.state.open.get(message.txn_id)
     row = None if txn is None else txn.partitions.get(message.partition)
-    if txn is None or row is None or row.done or txn.row.state not in _ENDING:
+    if txn is None or row is None or row.done or txn.row.state not in ENDING:
         return
     after = replace(row, done=True)
     if message.committed or message.left_out or txn.row.state == "ABORT_IN_PROGRESS":
