@@ -26,7 +26,6 @@ from anabranch.core.stream_states import ACTIVE
 from anabranch.errors import AnabranchError, InvariantViolation
 from anabranch.ports import TopicPartition
 from anabranch.protocol import limits
-from anabranch.protocol.legal_names import split_stream
 from anabranch.reading import feed as feeds
 from anabranch.testing.memory.table import MemoryStore
 from anabranch.topics.names import history_topic, status_topic, stream_topic, topics_of
@@ -42,6 +41,7 @@ from tests.sim.controllers import Fleet, carriers_beside
 from tests.sim.counters import Counted, CounterMachine, check_counters
 from tests.sim.derivers import Derived, DeriverMachine, note_derivations
 from tests.sim.faults import Faults
+from tests.sim.growth import Grower
 from tests.sim.held import check_held, few_of_each
 from tests.sim.hops import Hopper
 from tests.sim.hour import Hour
@@ -80,6 +80,7 @@ _SETTLE_S = 4.0
 _TABLE_CHECKS = 0.1
 _COLLECT_S = 5.0
 _LONG_S = 86_400.0
+SPREAD = "transactions over control partitions"
 _DEATHS = ("crash", "full disk")
 
 
@@ -262,7 +263,7 @@ class _Run:
     def __init__(self, world: World, faults: Faults) -> None:
         self.world = world
         self.faults = faults
-        self.partitions = faults.weather.control_partitions
+        world.across = faults.weather.across
         world.switch_rate = faults.weather.switch
         world.faults = faults
         weather = faults.weather
@@ -292,6 +293,7 @@ class _Run:
         ]
         for worker in self.workers:
             worker.peers = [peer for peer in self.workers if peer is not worker]
+        self.grower = Grower(world, self.cluster, faults, self.ledger, self.workers)
         self.hopper = Hopper(world, self.cluster, faults, self.ledger)
         self.lives = Lives(world, self.cluster, faults, self.ledger)
         self.readers = [
@@ -328,6 +330,11 @@ class _Run:
             *self.tables, *self.counters, *self.chains, *self.derivers,
         ]  # fmt: skip
 
+    @property
+    def partitions(self) -> int:
+        """How many control partitions there are by now."""
+        return len(self.fleet.partitions)
+
     def play(self) -> tuple[int, Epochs]:
         """Faults first, then calm, then the checks; returns the number of COMMIT records, and epochs."""
         self.fleet.start()
@@ -336,6 +343,7 @@ class _Run:
         self.outages.start()
         self._expire_offsets()
         self.operator.start()
+        self.grower.start()
         for worker in self.workers:
             worker.start()
         self.hopper.start()
@@ -419,7 +427,7 @@ class _Run:
     def _worked(self) -> bool:
         # The operator goes on as long as there is time.
         lawful = self.operator.done or not self.faults.calm
-        lawful = lawful and self.hopper.done and self.lives.done
+        lawful = lawful and self.grower.done and self.hopper.done and self.lives.done
         if self.faults.calm:
             lawful = lawful and all(m.done for m in self.replicas)
         return lawful and all(worker.done for worker in self.workers)
@@ -536,8 +544,10 @@ class _Run:
                 if picture.deleted.get(stream) == "history":
                     found = histories_of(visible(self.cluster, place, graves=False))
                 histories[stream] = first, found
-        near = sorted({split_stream(s)[0] for s in (*STREAMS, *TABLES)})
-        self.history.named(FINAL).note("near", scopes=near)
+        for partition in range(self.partitions):
+            near = sorted(scope for scope, its in picture.scopes.items() if its == partition)
+            if near:
+                self.history.named(FINAL).note("near", scopes=near)
         for txn_id in sorted(picture.stuck):
             asking = self.history.named(FINAL).asking("state", txn_id=txn_id.hex())
             with asking as told:
@@ -548,7 +558,7 @@ class _Run:
                 self.history.named(FINAL).note("drained", processor=work.name, streams=there)
         self.history.read_log(parts, histories, (*TABLES, GOODS), derived)
         report = self.history.judged()
-        self.judged = dict(report.counts)
+        self.judged = dict(report.counts) | {SPREAD: len(picture.spread)}
         if not report.ok:
             examples = "; ".join(str(found) for found in report.anomalies[:3])
             raise Violation(f"the checker: {examples}", f"checker: {min(report.kinds)}")
