@@ -426,3 +426,21 @@ def test_a_coordinator_ends_without_a_participant_that_is_gone(commits: bool) ->
     force(leaders, 1, commits)
     settled(leaders)
     assert leaders.states() == [state, state]
+
+
+def test_a_coordinator_aborts_what_holds_segments_of_another_control_partition_for_too_long() -> (
+    None
+):
+    leaders = begun()
+    leaders[1].create("ber/x", 2, exclusive="true", exclusive_hold_ms="2000")
+    leaders[1].created("ber/x", 0, 0)
+    locking = r.Touch(leaders[0].token("A"), "ber/x", leaders[0].writer("w1"), (), (0,), 1_000)
+    leaders[1].turn(("lock", locking))
+    leaders.wait(1_900)
+    assert leaders.states() == ["OPEN", "OPEN"]
+    with losing(leaders, r.Vote):
+        leaders.wait(300)
+    leaders.wait(300)
+    assert leaders.states() == ["ABORTED", "ABORTED"]
+    assert "it held segment 0 of ber/x for more than 2,000 ms" in leaders[0].row("A").reason
+    assert leaders[1].state.locked.get("ber/x", {}) == {}
