@@ -365,7 +365,8 @@ def force(
         str | None,
         option(
             "--outcome commit|abort",
-            "For a PREPARED transaction whose coordinator is gone for good.",
+            "For a PREPARED transaction whose coordinator is gone for good, or a decided one (as decided) with a "
+            "control partition that is.",
         ),
     ] = None,
     at: Annotated[
@@ -381,7 +382,8 @@ def force(
 
     A merge can't finish while a stream of it waits or is LOST: `anabranch txn describe` says why. Plain consumers
     of its other streams may have seen some of its events, and keep seeing them; snapshots, ordered readers and
-    Spark never show them. The coordinator of a PREPARED transaction may have decided otherwise.
+    Spark never show them. The coordinator of a PREPARED transaction may have decided otherwise. A decided
+    transaction that waits for a control partition which can't be led any more ends without its part there.
     """
     if outcome not in (None, "commit", "abort"):
         raise InvalidArgument(f"--outcome {outcome!r} must be commit or abort")
@@ -397,7 +399,8 @@ def force(
     if outcome is not None:
         what = (
             f"Prepared transaction {txn_id.hex()} will end by {outcome}, whatever its coordinator decided. If a "
-            "database decided otherwise, its rows and the events will differ."
+            "database decided otherwise, its rows and the events will differ. A decided one will end without its "
+            "parts at control partitions that do not answer."
         )
     if at is not None:
         what = (

@@ -127,6 +127,15 @@ STALE = CALM | {"stale_reads_s": 2.0, "readers": 3, "lose_s": 0, "lag_s": 0, "st
 OVERLAPPING = CALM | {"bursts": 2.0, "overlap_s": 1.0, "lose_s": 0, "lag_s": 0}
 UNANSWERED = OVERLAPPING | {"no_answer": 0.05, "late_answer": 0.3, "crash": 0.002}
 REFUSED = OVERLAPPING | {"refusing_s": 2.0, "few_replicas_s": 2.0}
+# Transactions over control partitions: leaders die, messages are lost, late or doubled, and merges are staged …
+OVER = CALM | {
+    "across": True, "control_partitions": 2, "streams": 3, "chunk_bytes": 500, "prepared": 0.3, "crash": 0.002,
+    "lose_command": 0.05, "double_command": 0.1, "late_command": 0.3, "bursts": 0.6, "skew_s": 2.0, "tight": False,
+    "lose_s": 0, "lag_s": 0, "jobs": 5, "clients": 3, "work_s": 15.0,
+}  # fmt: skip
+# … and have rows of several, which are locked; or the cluster grows.
+OVER_TABLES = OVER | {"tables": 3, "clients": 1, "bursts": 0, "work_s": 25.0}
+GROWING = OVER | {"grow_s": 1.0, "lanes": 1, "work_s": 40.0, "director_s": 6.0}
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 
 
@@ -664,6 +673,7 @@ CATALOGUE: tuple[Mutant, ...] = (
            suite="tests/controller/test_levels.py"),
     Mutant("any feature level is set", decisions.any_level_is_set, simulated=False,
            suite="tests/core/test_features.py"),
+    Mutant("new control partitions have no lanes", decisions.grown_without_rights, quick=True, weather=GROWING),
     Mutant("new control partitions are used too early", decisions.used_too_early, simulated=False,
            suite="tests/core/test_streams.py"),
     Mutant("a commit is answered before its decision", decisions.answered_too_early, simulated=False,

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.sim.check_epochs import Epochs
 from tests.sim.mutants import MUTANTS, hunt
 from tests.sim.shrink import Case, Plant, shrink, story
-from tests.sim.simulation import simulate
+from tests.sim.simulation import SPREAD, simulate
 from tests.sim.weather import parse
 
 
@@ -119,7 +119,7 @@ def _shrink(given: argparse.Namespace) -> int:
 
 def _seeds(given: argparse.Namespace) -> int:
     began = time.monotonic()
-    done = commits = steps = overlapped = 0
+    done = commits = spread = steps = overlapped = 0
     epochs = Epochs()
     virtual_s = 0.0
     failed: list[int] = []
@@ -140,6 +140,7 @@ def _seeds(given: argparse.Namespace) -> int:
         virtual_s += report.virtual_s
         epochs += report.epochs
         overlapped += report.overlapped
+        spread += report.judged.get(SPREAD, 0)
         if report.violation or given.trace:
             print(report, flush=True)
         if report.violation:
@@ -149,7 +150,7 @@ def _seeds(given: argparse.Namespace) -> int:
     every = f", every {given.step}" if given.step > 1 else ""
     print(
         f"{done} seeds from {given.start}{every}: {len(failed)} failed {failed or ''}; {commits} commits, "
-        f"{epochs}, {overlapped} overlapped, "
+        f"{spread} {SPREAD}, {epochs}, {overlapped} overlapped, "
         f"{steps} steps, {virtual_s / 3600:.1f} virtual hours in {time.monotonic() - began:.0f} s"
     )
     return 1 if failed else 0

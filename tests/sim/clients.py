@@ -48,6 +48,7 @@ from tests.sim.writers import (
     SCOPE,
     STREAMS,
     Helper,
+    near,
     new_event,
     recorded_write,
     some_events,
@@ -158,8 +159,8 @@ class Worker:
             while True:
                 try:
                     is_first = stream.startswith(f"{SCOPE}/")
-                    near = None if is_first or self.faults.weather.across else SCOPE
-                    client.create_stream(stream, segments, settings, near=near, timeout=5.0)
+                    beside = None if is_first else near(self.world)
+                    client.create_stream(stream, segments, settings, near=beside, timeout=5.0)
                     break
                 except StreamLost:
                     break

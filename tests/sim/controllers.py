@@ -47,6 +47,7 @@ TROUBLE_PAUSE_S = 0.2
 REPLY_PARTITIONS = 2
 _RESTART_S = 1.5  # mean
 _JOIN_S = 30.0
+_REBALANCE_S = 1.0  # how often the controllers' group looks for new control partitions
 _LOOK_S = 0.02
 
 
@@ -91,10 +92,31 @@ class Fleet:
         for machine in self.machines:
             self._start(machine)
         self._direct()
+        if self.faults.weather.grow_s:
+            self._look_for_more()
         if self.faults.weather.compact_s:
             self._compact()
         if self.faults.weather.expire_s:
             self._expire()
+
+    def _look_for_more(self) -> None:
+        """Let one machine lead each control partition that was added, as the controllers' group does."""
+        self.world.later(_REBALANCE_S, self._look_for_more)
+        commands = self.cluster.topics.get(commands_topic(self.prefix))
+        count = 0 if commands is None else commands.partitions
+        for partition in range(len(self.partitions), count):
+            leader = self.world.random.choice(self.machines)
+            if self.calm:
+                leader = next(machine for machine in self.machines if machine.assigned)
+            for machine in self.machines:
+                machine.disks[partition], machine.copies[partition] = MemoryStore(), []
+                process = machine.process
+                if process is not None and not process.dead:
+                    body = partial(self._serve, machine, process, partition)
+                    self.world.spawn(process, f"p{partition}", body)
+            leader.assigned.add(partition)
+            self.world.note("director", f"{partition} is new, and for {leader.name}")
+            self.partitions = range(partition + 1)
 
     def calm_down(self) -> None:
         """No more changes: one machine leads for good."""
@@ -238,11 +260,11 @@ class Fleet:
         source = self.cluster.log_of(process)
         room = partial(self._check_room, machine)
         table = open_table(machine.disks[partition], process, self.world, room)
-        replies = self._prepare(machine, source, clock)
+        count, replies = self._prepare(source, clock)
         weather = self.faults.weather
         settings = Settings(
             control_partition=partition,
-            control_partitions=len(self.partitions),
+            control_partitions=count,
             prefix=self.prefix,
             reply_partitions=replies,
             trusts_open=True,
@@ -273,15 +295,16 @@ class Fleet:
             )
             self._lead(machine, partition, controller, clock)
 
-    def _prepare(self, machine: Machine, source: object, clock: SimClock) -> int:
+    def _prepare(self, source: object, clock: SimClock) -> tuple[int, int]:
+        """The numbers of control partitions and of replies' partitions."""
         while True:
             try:
                 return create_control_topics(
                     source,  # type: ignore[arg-type]
                     self.prefix,
-                    control_partitions=len(self.partitions),
+                    control_partitions=self.faults.weather.control_partitions,
                     reply_partitions=REPLY_PARTITIONS,
-                )[1]
+                )[:2]
             except (LogUnavailable, NotReady):
                 clock.sleep(TROUBLE_PAUSE_S)
 

@@ -211,12 +211,12 @@ class Answers:
 class Ledger:
     """All of a run. Kept outside of all processes: no crash takes it away."""
 
-    def __init__(self, prefix: str, streams: Sequence[str], history: History) -> None:
+    def __init__(self, prefix: str, streams: Iterable[str], history: History) -> None:
         self.prefix = prefix
         self.history = history
         self.names_are_kept = True  # the outcomes of names are never forgotten
         self.readers: list[str] = []  # and snapshots, as the history knows them
-        self.streams = streams
+        self.streams = list(streams)  # more come when the cluster grows
         self.deals: dict[str, Deal] = {}
         self.highest = 0  # number that a commit has asked for
         self.plain: dict[bytes, PlainTold] = {}  # by value

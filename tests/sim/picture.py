@@ -13,6 +13,7 @@ from anabranch.core.state import State
 from anabranch.core.transaction_states import born
 from anabranch.ports import TopicPartition
 from anabranch.protocol.ids import (
+    DIRECTORY,
     NO_TXN,
     TXN_HEADER,
     control_partition_of,
@@ -177,6 +178,7 @@ class Picture:
     processors: dict[str, r.ProcessorRow] = field(default_factory=dict)
     tasks: dict[tuple[str, int], r.TaskRow] = field(default_factory=dict)
     streams: dict[str, r.StreamRow] = field(default_factory=dict)
+    scopes: dict[str, int] = field(default_factory=dict)  # scope -> control partition
     horizons: dict[int, int] = field(default_factory=dict)  # control partition -> forgotten up to
     replies: list[tuple[Seen, r.Reply]] = field(default_factory=list)
     unfinished: list[r.TxnRow] = field(default_factory=list)
@@ -201,6 +203,8 @@ class Picture:
             table = fold(cluster, place).open("picture")
             state = State(table)
             picture.streams.update(state.streams)
+            if number == DIRECTORY:
+                picture.scopes = dict(state.scopes)
             picture.processors.update(state.processors)
             picture.tasks.update(state.tasks)
             picture.horizons[number] = state.round.expired_ms

@@ -42,6 +42,7 @@ from tests.sim.controllers import Fleet, carriers_beside
 from tests.sim.counters import Counted, CounterMachine, check_counters
 from tests.sim.derivers import Derived, DeriverMachine, note_derivations
 from tests.sim.faults import Faults
+from tests.sim.growth import Grower
 from tests.sim.held import check_held, few_of_each
 from tests.sim.hops import Hopper
 from tests.sim.hour import Hour
@@ -83,6 +84,7 @@ _SETTLE_S = 4.0
 _TABLE_CHECKS = 0.1
 _COLLECT_S = 5.0
 _LONG_S = 86_400.0
+SPREAD = "transactions over control partitions"
 _DEATHS = ("crash", "full disk")
 
 
@@ -265,7 +267,7 @@ class _Run:
     def __init__(self, world: World, faults: Faults) -> None:
         self.world = world
         self.faults = faults
-        self.partitions = faults.weather.control_partitions
+        world.across = faults.weather.across
         world.switch_rate = faults.weather.switch
         world.faults = faults
         weather = faults.weather
@@ -295,6 +297,7 @@ class _Run:
         ]
         for worker in self.workers:
             worker.peers = [peer for peer in self.workers if peer is not worker]
+        self.grower = Grower(world, self.cluster, faults, self.ledger, self.workers)
         self.hopper = Hopper(world, self.cluster, faults, self.ledger)
         self.lives = Lives(world, self.cluster, faults, self.ledger)
         self.readers = [
@@ -336,6 +339,11 @@ class _Run:
             *self.tables, *self.counters, *self.chains, *self.derivers, *self.later,
         ]  # fmt: skip
 
+    @property
+    def partitions(self) -> int:
+        """How many control partitions there are by now."""
+        return len(self.fleet.partitions)
+
     def play(self) -> tuple[int, Epochs]:
         """Faults first, then calm, then the checks; returns the number of COMMIT records, and epochs."""
         self.fleet.start()
@@ -344,6 +352,7 @@ class _Run:
         self.outages.start()
         self._expire_offsets()
         self.operator.start()
+        self.grower.start()
         for worker in self.workers:
             worker.start()
         self.hopper.start()
@@ -427,7 +436,7 @@ class _Run:
     def _worked(self) -> bool:
         # The operator goes on as long as there is time.
         lawful = self.operator.done or not self.faults.calm
-        lawful = lawful and self.hopper.done and self.lives.done
+        lawful = lawful and self.grower.done and self.hopper.done and self.lives.done
         if self.faults.calm:
             lawful = lawful and all(m.done for m in self.replicas)
         return lawful and all(worker.done for worker in self.workers)
@@ -544,8 +553,10 @@ class _Run:
                 if picture.deleted.get(stream) == "history":
                     found = histories_of(visible(self.cluster, place, graves=False))
                 histories[stream] = first, found
-        near = sorted({split_stream(s)[0] for s in (*STREAMS, *TABLES)})
-        self.history.named(FINAL).note("near", scopes=near)
+        for partition in range(self.partitions):
+            near = sorted(scope for scope, its in picture.scopes.items() if its == partition)
+            if near:
+                self.history.named(FINAL).note("near", scopes=near)
         for txn_id in sorted(picture.stuck):
             asking = self.history.named(FINAL).asking("state", txn_id=txn_id.hex())
             with asking as told:
@@ -556,7 +567,7 @@ class _Run:
                 self.history.named(FINAL).note("drained", processor=work.name, streams=there)
         self.history.read_log(parts, histories, (*TABLES, GOODS, FLATS), derived)
         report = self.history.judged()
-        self.judged = dict(report.counts)
+        self.judged = dict(report.counts) | {SPREAD: len(picture.spread)}
         if not report.ok:
             examples = "; ".join(str(found) for found in report.anomalies[:3])
             raise Violation(f"the checker: {examples}", f"checker: {min(report.kinds)}")

@@ -16,32 +16,11 @@ from anabranch.controller import durability
 from anabranch.core.across import coordinator
 from anabranch.protocol.schemas import records as r
 from tests.mutants import rounds
-from tests.mutants.catalogue import CALM
+from tests.mutants.catalogue import OVER
 from tests.sim.simulation import Report, simulate
 from tests.sim.weather import CLEAR
 
-# Controllers die, and messages are lost, late or doubled; merges are staged, and a database decides some commits.
-ACROSS: dict[str, Any] = {
-    **CLEAR,
-    **CALM,
-    "across": True,
-    "control_partitions": 2,
-    "streams": 3,
-    "chunk_bytes": 500,
-    "prepared": 0.3,
-    "crash": 0.002,
-    "lose_command": 0.05,
-    "double_command": 0.1,
-    "late_command": 0.3,
-    "bursts": 0.6,
-    "skew_s": 2.0,
-    "tight": False,
-    "lose_s": 0,
-    "lag_s": 0,
-    "jobs": 5,
-    "clients": 3,
-    "work_s": 15.0,
-}
+ACROSS: dict[str, Any] = {**CLEAR, **OVER}
 Plant = Callable[[], AbstractContextManager[object]]
 
 

@@ -115,6 +115,7 @@ class World:
         self.steps = 0
         self._most_steps = _MAX_STEPS
         self.switch_rate = 0.5
+        self.across = False  # scopes are at control partitions of their own
         self.faults: Faulty | None = None
         self.violation: Violation | None = None
         self.origin = ""  # the function that found it: the same one finds the same kind

@@ -34,8 +34,9 @@ from tests.sim.recording import event_id, text
 from tests.sim.world import Process, World
 
 SCOPE = "s"
-STREAMS = {"s/a": 2, "s/b": 1, "t/c": 3}  # scope t is near s
-TABLES = ("s/rows", "rows/near")  # in scopes that commit together
+NEW = "u/d"  # comes when the cluster has grown
+STREAMS = {"s/a": 2, "s/b": 1, "t/c": 3, NEW: 2}
+TABLES = ("s/rows", "rows/near")
 COUNTERS = f"{SCOPE}/counters"  # a table of numbers
 CHAINED = f"{SCOPE}/chained"  # a table that tasks of one process change together
 GOODS = f"{SCOPE}/goods"  # a table with derived tables
@@ -61,11 +62,16 @@ FINE = (
 _STAYS_S = 8.0  # how long a writer that has ended can be asked for its receipt
 
 
+def near(world: World) -> str | None:
+    """The scope that others are near to; None: they are spread over the control partitions."""
+    return None if world.across else SCOPE
+
+
 def create_tables(world: World, client: Client) -> None:
     """Create both tables, or find that they are there."""
     settings = {"table.history.ms": str(Random(f"{world.seed}/t").choice((1500, 3600000)))}
     client.create_table(TABLES[0], 2, settings, timeout=5.0)
-    client.create_table(TABLES[1], 1, settings, near=TABLES[0].split("/")[0], timeout=5.0)
+    client.create_table(TABLES[1], 1, settings, near=near(world), timeout=5.0)
 
 
 @dataclass

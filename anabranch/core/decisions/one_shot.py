@@ -18,11 +18,10 @@ from anabranch.core.authorize import check_right, check_writes, writing
 from anabranch.core.command_events import CommandEvents, EventRun, SomeEvents
 from anabranch.core.decisions import claims, positions, prepared
 from anabranch.core.decisions.across import holding
-from anabranch.core.decisions.scopes import active_stream, check_served
+from anabranch.core.decisions.scopes import active_stream, check_leads, check_served
 from anabranch.core.decisions.transactions import (
     check_id_partition,
     check_open,
-    check_same_partition,
     drop_epoch,
     earlier_outcome,
     end_pending,
@@ -452,7 +451,7 @@ def _place(turn: Turn, command: r.OneShot | r.PrepareEvents) -> Placed:
         stream = run.stream
         if stream not in most:
             if stream not in state.streams:
-                check_same_partition(turn, stream, command.scope)
+                check_leads(turn, stream)
             if is_state(stream):
                 of_state.append(stream)
             else:

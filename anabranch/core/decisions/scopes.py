@@ -149,6 +149,16 @@ def check_served(turn: Turn, scope: str) -> None:
         raise errors.UnknownScope(f"scope {scope!r} is served by control partition {served}")
 
 
+def check_leads(turn: Turn, stream: str) -> None:
+    """`CrossScope` unless the stream's scope is served here, or unknown at the directory, which knows all."""
+    here, served = turn.settings.control_partition, turn.state.scopes.get(split_stream(stream)[0])
+    if (here != DIRECTORY) if served is None else (served != here):
+        raise errors.CrossScope(
+            f"{stream} is not led by control partition {here}: ask where its scope is served; below feature level "
+            "4, one transaction writes to scopes of one control partition: make new ones with `near`"
+        )
+
+
 def active_stream(turn: Turn, stream: str) -> r.StreamRow:
     """The row of a stream that can be written to. Raises: NotReady (in trouble), StreamLost, UnknownStream."""
     state = state_of(turn.state.streams.get(stream))

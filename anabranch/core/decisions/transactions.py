@@ -15,7 +15,7 @@ from anabranch.core import derivations, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_writes
 from anabranch.core.decisions import claims, positions, prepared, quotas
-from anabranch.core.decisions.scopes import active_stream, check_served, check_snapshot
+from anabranch.core.decisions.scopes import active_stream, check_leads, check_served, check_snapshot
 from anabranch.core.decisions.turn import DAY_MS, FORGOTTEN, Turn, is_finished, refuse
 from anabranch.core.decisions.writers import check_room, put_receipt
 from anabranch.core.memory import Keepalives
@@ -25,14 +25,13 @@ from anabranch.core.transaction_states import TRANSACTIONS, Op, born, locks_brok
 from anabranch.errors import check
 from anabranch.protocol import limits
 from anabranch.protocol.ids import (
-    DIRECTORY,
     HASH_SIZE,
     control_partition_of,
     is_marked,
     made_ms_of,
     txn_text,
 )
-from anabranch.protocol.legal_names import check_name, check_scope, is_state, split_stream
+from anabranch.protocol.legal_names import check_name, check_scope, is_state
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import SEE, Rights, peek
 
@@ -248,7 +247,7 @@ def touch(turn: Turn, command: r.Touch, to: ReplyTo | None) -> None:
     if row.broken is not None:
         raise locks_broken(row.broken)
     if row.txn_id not in turn.state.promised:
-        check_same_partition(turn, command.stream, row.scope)
+        check_leads(turn, command.stream)
     check_writes(turn.state, row, (command.stream,))
     derivations.check(turn.state, command.stream, command.derivations)
     if is_state(command.stream) and row.consumes is None:
@@ -284,17 +283,6 @@ def touched(turn: Turn, txn_id: bytes, stream: str) -> r.Touched:
         stream in state.exclusive,
         () if row is None else row.locked,
     )
-
-
-def check_same_partition(turn: Turn, stream: str, scope: str) -> None:
-    """`CrossScope` unless this control partition also serves the stream's scope."""
-    here, other = turn.settings.control_partition, split_stream(stream)[0]
-    served = turn.state.scopes.get(other)
-    if (here != DIRECTORY) if served is None else (served != here):
-        raise errors.CrossScope(
-            f"{stream} is not led by control partition {here}, as scope {scope!r} is: one transaction writes to "
-            "scopes of one control partition; make new ones with `near`"
-        )
 
 
 def journal_op(turn: Turn, stream: str, op: r.JournalOp) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from anabranch.core import rows as k
 from anabranch.core import work
+from anabranch.core.decisions.across import participating
 from anabranch.core.decisions.across.joining import has_joined, touch
 from anabranch.core.decisions.transactions import abort_txn, touched
 from anabranch.core.decisions.turn import Turn, refuse
@@ -238,15 +239,19 @@ def next_due_ms(asks: SegmentAsks, now_ms: int) -> int | None:
 
 
 def abort_long(turn: Turn) -> None:
-    """Abort open transactions that have held segments for longer than the hold limit of their stream."""
+    """Abort open transactions that have held segments for longer than the hold limit of their stream.
+
+    The coordinator of a transaction of another control partition is asked to abort it, until it does.
+    """
     for stream, rows in sorted(turn.state.locked.items()):
         most_ms = hold_ms(turn.state.streams[stream].settings)
         for txn_id, row in sorted(rows.items()):
             txn = turn.state.open.get(txn_id)
             if txn is None or txn.row.state != "OPEN" or txn.pending is not None:
                 continue
-            if control_partition_of(txn_id) != turn.settings.control_partition:
-                continue  # its coordinator alone aborts it
             if turn.wall_ms - row.locked_ms > most_ms:
-                named = segments_text(stream, row.locked)
-                abort_txn(turn, txn_id, f"it held {named} for more than {most_ms:,} ms")
+                why = f"it held {segments_text(stream, row.locked)} for more than {most_ms:,} ms"
+                if control_partition_of(txn_id) == turn.settings.control_partition:
+                    abort_txn(turn, txn_id, why)
+                else:
+                    participating.give_up(turn, txn_id, why)

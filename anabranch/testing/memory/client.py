@@ -114,6 +114,9 @@ class MemoryBus:
             self._place = place
 
     def control_partitions(self, deadline: float, least: int = 0, *, afresh: bool = False) -> int:
+        known = self._log.cluster.topics.get(self._commands)
+        if known is not None and (afresh or self._partitions < least):
+            self._partitions = known.partitions
         return self._partitions
 
     def cluster_id(self, deadline: float) -> str:

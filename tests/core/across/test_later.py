@@ -401,3 +401,46 @@ def test_a_part_of_a_one_shot_whose_stream_is_in_trouble_can_be_left_out() -> No
     why = "1 event left out, as their merge was forced to end: ber/a: its topic is away: ber/a"
     assert settled(leaders) == f"[A@0] A COMMITTED 1, 1 left out ({why})"
     assert_committed_once(leaders, "nyc/a")
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_coordinator_ends_without_a_participant_that_is_gone(commits: bool) -> None:
+    leaders = begun()
+    state = "COMMITTED" if commits else "ABORTED"
+    with losing(leaders, r.Decide):
+        if commits:
+            leaders.commit()
+        else:
+            leaders[0].abort("A")
+        leaders.settle()
+        assert force(leaders, 0, commits) == "IllegalState", "it may be led again"
+        leaders.wait(10_001)
+        force(leaders, 0, not commits)
+        assert leaders[0].row("A").state != state, "there is no way back"
+        force(leaders, 0, commits)
+        leaders[0].turn()
+        row = leaders[0].row("A")
+        assert (row.state, row.committed, row.left_out) == (state, int(commits), int(commits))
+    settled(leaders)
+    assert leaders.states() == [state, "PREPARED" if commits else "OPEN"], "nobody tells it"
+    force(leaders, 1, commits)
+    settled(leaders)
+    assert leaders.states() == [state, state]
+
+
+def test_a_coordinator_aborts_what_holds_segments_of_another_control_partition_for_too_long() -> (
+    None
+):
+    leaders = begun()
+    leaders[1].create("ber/x", 2, exclusive="true", exclusive_hold_ms="2000")
+    leaders[1].created("ber/x", 0, 0)
+    locking = r.Touch(leaders[0].token("A"), "ber/x", leaders[0].writer("w1"), (), (0,), 1_000)
+    leaders[1].turn(("lock", locking))
+    leaders.wait(1_900)
+    assert leaders.states() == ["OPEN", "OPEN"]
+    with losing(leaders, r.Vote):
+        leaders.wait(300)
+    leaders.wait(300)
+    assert leaders.states() == ["ABORTED", "ABORTED"]
+    assert "it held segment 0 of ber/x for more than 2,000 ms" in leaders[0].row("A").reason
+    assert leaders[1].state.locked.get("ber/x", {}) == {}

@@ -41,7 +41,7 @@ MOST_DOUBLED = 5
 # The row of a commit that is decided with other control partitions has this: there is no way back.
 ELSEWHERE = r.Prepare(b"", b"")
 _KINDS = ("ask", "commit", "commit_later", "abort")
-_ENDING = ("FINALIZE_IN_PROGRESS", "ABORT_IN_PROGRESS")
+ENDING = ("FINALIZE_IN_PROGRESS", "ABORT_IN_PROGRESS")
 _FOR_GOOD = ("StreamLost", "TransactionAborted")  # refusals that no later commit can mend
 
 
@@ -93,8 +93,14 @@ def head_of(row: r.TxnRow) -> r.TxnHead:
 
 
 def voted(turn: Turn, vote: r.Vote) -> None:
-    """Keep a vote if it counts (C1). A timestamp that is too far ahead makes it a no (T1)."""
+    """Keep a vote if it counts (C1). A timestamp that is too far ahead makes it a no (T1).
+
+    A no for good aborts a transaction that is open without a commit, in whatever round of votes it was given.
+    """
     txn = turn.state.open.get(vote.txn_id)
+    if txn is not None and txn.row.state == "OPEN" and txn.pending is None and _is_for_good(vote):
+        abort_txn(turn, vote.txn_id, vote.error.message if vote.error else "")
+        return
     if (
         txn is None
         or not coordinator.counts(txn.votes, vote)
@@ -116,11 +122,16 @@ def voted(turn: Turn, vote: r.Vote) -> None:
         turn.across.held_ms.put(vote.txn_id, turn.now_ms)
 
 
+def _is_for_good(vote: r.Vote) -> bool:
+    """Whether the participant can never commit the transaction."""
+    return vote.answer == "NO" and vote.error is not None and vote.error.code in _FOR_GOOD
+
+
 def done(turn: Turn, message: r.Done) -> None:
     """Log that a participant has carried out the decision."""
     txn = turn.state.open.get(message.txn_id)
     row = None if txn is None else txn.partitions.get(message.partition)
-    if txn is None or row is None or row.done or txn.row.state not in _ENDING:
+    if txn is None or row is None or row.done or txn.row.state not in ENDING:
         return
     after = replace(row, done=True)
     if message.committed or message.left_out or txn.row.state == "ABORT_IN_PROGRESS":
@@ -243,9 +254,7 @@ def _refuse(turn: Turn, txn_id: bytes) -> None:
     found = r.Refusal("NotReady", f"control partition {no.partition} can't commit it now")
     for to in end_pending(turn, txn_id, None):
         turn.reply(to, no.revalidate or no.error or found)
-    if no.error is not None and (
-        no.error.code in _FOR_GOOD or shot_of(turn.state, txn_id) is not None
-    ):
+    if no.error is not None and (_is_for_good(no) or shot_of(turn.state, txn_id) is not None):
         abort_txn(turn, txn_id, no.error.message)
     else:
         turn.hear(txn_id)

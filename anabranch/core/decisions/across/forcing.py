@@ -1,10 +1,11 @@
 """Ends that an operator forces: of stuck merges, of prepared transactions, of one part of a transaction across.
 
-Two things can stop a transaction over several control partitions (`docs/inside/across.md`, 5) for good. Its
+Three things can stop a transaction over several control partitions (`docs/inside/across.md`, 5) for good. Its
 *coordinator* can't be led any more: then an operator ends a participant's part alone, and says which way. The end
 is *presumed*: the row says so (`CoordinatorRow.forced`), and a coordinator that is led again after all is answered
-from that row. Or a *merge* is stuck after the decision: other control partitions have committed, so the part is
-committed too, without the events that can't be merged (C4).
+from that row. Or a *participant* can't be led any more after the decision: its coordinator ends without it. Or a
+*merge* is stuck after the decision: other control partitions have committed, so the part is committed too, without
+the events that can't be merged (C4).
 """
 
 from __future__ import annotations
@@ -13,24 +14,31 @@ from dataclasses import replace
 
 from anabranch import errors
 from anabranch.core import rows as k
-from anabranch.core.decisions.across import participating
+from anabranch.core.decisions.across import coordinating, participating
 from anabranch.core.decisions.commit import commit_prepared, join_waiting
 from anabranch.core.decisions.prepared import leave_out
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, is_finished
 from anabranch.core.memory import STUCK, wait_text
 from anabranch.core.round import ReplyTo
+from anabranch.core.state import OpenTxn
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.protocol.ids import control_partition_of, txn_text
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import Rights, id_named
+
+GONE_MS = (
+    10_000  # for so long a participant has to be silent before its coordinator can end without it
+)
 
 
 def force(turn: Turn, command: r.Force, to: ReplyTo | None) -> None:
     """End a transaction, or the part here of one over several control partitions. Repeating it is harmless."""
     txn_id = id_named(command.token)
     txn, its = turn.state.open.get(txn_id), turn.state.coordinator_row(txn_id)
-    if its is None and (txn is None or not _is_decided(txn.row) or not txn.partitions):
+    if its is None and (
+        txn is None or txn.row.state not in coordinating.ENDING or not txn.partitions
+    ):
         _force_own(turn, command, to)
         return
     row = turn.transaction(txn_id, Rights(0), anywhere=True)
@@ -42,6 +50,8 @@ def force(turn: Turn, command: r.Force, to: ReplyTo | None) -> None:
     if is_finished(row):
         if (row.state == "COMMITTED") != command.outcome:
             raise errors.IllegalState(f"its part here is {row.state} already")
+    elif its is None and command.outcome == _is_decided(row):
+        _end_without(turn, command, turn.open(txn_id))
     elif _is_decided(row) and not command.outcome:
         _leave_out(turn, command, row)
     elif its is not None and not its.forced:
@@ -128,6 +138,32 @@ def _end_part(turn: Turn, command: r.Force, row: r.TxnRow, its: r.CoordinatorRow
     elif not row.commit_timestamp:
         at = max(turn.next_timestamp(), its.prepare_timestamp)
         participating.commit_part(turn, txn_id, at)
+
+
+def _end_without(turn: Turn, command: r.Force, txn: OpenTxn) -> None:
+    """At the coordinator, end a decided transaction without the participants that have not answered for long."""
+    row = txn.row
+    gone = {number: one for number, one in sorted(txn.partitions.items()) if not one.done}
+    for number in gone:
+        waited_ms = coordinating.waited_ms(turn, row.txn_id, number)
+        if waited_ms < GONE_MS:
+            raise errors.IllegalState(
+                f"control partition {number} has owed its answer for {max(0, waited_ms) // 1000} s: its part ends "
+                f"when its leader answers; if it can't be led any more, ask again after {GONE_MS // 1000} s"
+            )
+    if not gone:
+        return
+    named = ", ".join(map(str, gone))
+    turn.audit(
+        command,
+        f"{txn_text(row.txn_id)} of {row.owner}, ended without its part at control partition {named}, which does "
+        f"not answer: {command.reason!r}",
+    )
+    for number, one in gone.items():
+        counts = {"committed": 0, "left_out": one.committed + one.left_out}
+        said = f"ended by force without control partition {number}"
+        after = replace(one, done=True, reason=said, **(counts if _is_decided(row) else {}))
+        turn.put(k.partition_key(row.txn_id, number), after)
 
 
 def _leave_out(turn: Turn, command: r.Force, row: r.TxnRow) -> None:

@@ -16,7 +16,7 @@ from anabranch.core.across.messages import LEVEL
 from anabranch.core.decisions import transactions
 from anabranch.core.decisions.across.participating import open_part
 from anabranch.core.decisions.across.parts_of_one_shots import check_room
-from anabranch.core.decisions.scopes import active_stream
+from anabranch.core.decisions.scopes import active_stream, check_leads
 from anabranch.core.decisions.transactions import check_open
 from anabranch.core.decisions.turn import FORGOTTEN, Turn, attempt, refuse
 from anabranch.core.locks import registering
@@ -90,21 +90,11 @@ def _check(
     if txn_id not in turn.state.promised:
         check_open(turn)  # once its coordinator counts on a part here, a commit needs its vote
     for stream in streams:
-        _check_served(turn, stream)
+        check_leads(turn, stream)
         if isinstance(command, r.Touch):
             active_stream(turn, stream)
         else:
             check_table(turn, stream)
-
-
-def _check_served(turn: Turn, stream: str) -> None:
-    """`CrossScope` if another control partition serves the stream."""
-    scope, here = split_stream(stream)[0], turn.settings.control_partition
-    served = turn.state.scopes.get(scope)
-    if (served is None and here != 0) or served not in (None, here):
-        raise errors.CrossScope(
-            f"{stream} is not led by control partition {here}: touch it where its scope is served"
-        )
 
 
 def _wait(turn: Turn, command: r.Touch | r.LockReads, scope: str, to: ReplyTo) -> None:

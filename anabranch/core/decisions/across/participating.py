@@ -224,6 +224,11 @@ def _reopen(turn: Turn, ask: r.AskVote) -> None:
     _answer(turn, ask.txn_id, "NO")
 
 
+def give_up(turn: Turn, txn_id: bytes, why: str) -> None:
+    """Vote no for good, though nobody asks, so that the coordinator aborts an open transaction."""
+    _answer(turn, txn_id, "NO", refuse(errors.TransactionAborted(why)))
+
+
 def _answer(
     turn: Turn,
     txn_id: bytes,
