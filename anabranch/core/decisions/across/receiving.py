@@ -12,7 +12,7 @@ from anabranch.core.across.messages import ToCoordinator, ToParticipant, ends_of
 from anabranch.core.across.participant import Action
 from anabranch.core.decisions.across import coordinating, joining, participating, parts_of_one_shots
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.memory import Across
+from anabranch.core.memory import NEVER_MS, Across
 from anabranch.errors import ClockSkew
 from anabranch.protocol.ids import control_partition_of, made_ms_of
 from anabranch.protocol.schemas import records as r
@@ -113,12 +113,14 @@ def next_due_ms(across: Across, now_ms: int) -> int | None:
     """Milliseconds until the next message or wait is due; None if none is."""
     if not across.on or (
         across.sent.is_empty
+        and across.done_ms == NEVER_MS
         and across.joining.is_empty
         and across.again_ms.is_empty
         and across.parts.is_empty
     ):
         return None
     due = [one.next_ms for one in across.sent.as_dict().values()]
+    due += [] if across.done_ms == NEVER_MS else [across.done_ms]
     due += [at + HELD_MS for at in across.held_ms.as_dict().values()]
     due += [at for at in across.again_ms.as_dict().values() if at > now_ms]
     due += [one.until_ms for one in across.parts.as_dict().values()]
