@@ -366,6 +366,20 @@ class WaitingPart(NamedTuple):
     refusal: r.Refusal | None = None
 
 
+class AskedShot(NamedTuple):
+    """A one-shot of which the coordinator has asked for votes, and has logged nothing yet.
+
+    ``seen``: as `Turn` had it. ``until_ms``: when it is logged without the votes. ``size``: of its command, bytes.
+    """
+
+    command: r.OneShot
+    lane: str
+    to: ReplyTo | None
+    seen: int | None
+    until_ms: int
+    size: int
+
+
 class EarlyAsk(NamedTuple):
     """A question for a vote that came before the part of the one-shot. Nothing proves it yet."""
 
@@ -405,11 +419,16 @@ class Across(Part):
     asked: DraftMap[bytes, r.AskVote] = field(default_factory=DraftMap)
     parts: DraftMap[bytes, WaitingPart] = field(default_factory=DraftMap)
     early: DraftMap[bytes, EarlyAsk] = field(default_factory=DraftMap)
+    shots: DraftMap[bytes, AskedShot] = field(default_factory=DraftMap)
+    undecided: DraftMap[bytes, Sent] = field(default_factory=DraftMap)
 
 
 def across_of(state: State, *, on: bool) -> Across:
     """The memory of a new leader. ``on``: `Settings.across`."""
-    return Across(on=on or bool(state.coordinated or state.promised))
+    found = Across(on=on or bool(state.coordinated or state.promised))
+    for txn_id in state.promised:
+        found.undecided.put(txn_id, Sent((0, ""), 0, 0, 0))  # looked at in the first turn
+    return found
 
 
 class Drafts(NamedTuple):

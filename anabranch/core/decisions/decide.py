@@ -155,6 +155,7 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
     # Plain writes go to the active layouts, so they come before rolling commits change a stream's layout.
     merge.commit_plain(turn)
     commit.advance_commits(turn)
+    _decide_asked(turn)
     deciding.advance(turn)
     if turn.holds.in_use:
         _decide_shots(turn)
@@ -178,6 +179,14 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
         cleanup.clean_up(turn)
     segment_locks.advance(turn)  # after all that ends transactions
     return horizon
+
+
+def _decide_asked(turn: Turn) -> None:
+    """Decide the one-shots again whose first votes from other control partitions have come."""
+    if turn.across.on and not turn.across.shots.is_empty:
+        for shot in parts_of_one_shots.take_asked(turn):
+            turn.lane, turn.seen, turn.command_bytes = shot.lane, shot.seen, shot.size
+            decide(turn, shot.command, shot.to)
 
 
 def _decide_shots(turn: Turn) -> None:

@@ -96,14 +96,13 @@ def head_of(row: r.TxnRow) -> r.TxnHead:
 
 def voted(turn: Turn, vote: r.Vote) -> None:
     """Keep a vote if it counts (C1). A timestamp that is too far ahead makes it a no (T1)."""
-    txn = turn.state.open.get(vote.txn_id)
-    if (
-        txn is None
-        or not coordinator.counts(txn.votes, vote)
-        or vote.partition not in txn.partitions
-    ):
+    txn, shot = turn.state.open.get(vote.txn_id), turn.across.shots.get(vote.txn_id, None)
+    if txn is None:
+        if shot is None or (vote.votes_round, vote.partition in shot.command.places) != (1, True):
+            return
+    elif not coordinator.counts(txn.votes, vote) or vote.partition not in txn.partitions:
         return
-    if txn.row.state not in ("OPEN", "FINALIZE_IN_PROGRESS") or txn.row.commit_timestamp:
+    elif txn.row.state not in ("OPEN", "FINALIZE_IN_PROGRESS") or txn.row.commit_timestamp:
         return  # a late copy: it is decided, or its program decides
     try:
         turn.hybrid_time = raised(
@@ -114,7 +113,7 @@ def voted(turn: Turn, vote: r.Vote) -> None:
     turn.across.votes.put((vote.txn_id, vote.partition), vote)
     turn.across.quiet.put(vote.txn_id, None)
     is_new = turn.across.held_ms.get(vote.txn_id, None) is None
-    if vote.timestamp and has_asked(txn) and is_new:
+    if vote.timestamp and (txn is None or has_asked(txn)) and is_new:
         turn.across.held_ms.put(vote.txn_id, turn.now_ms)
 
 
@@ -207,8 +206,10 @@ def may_ask(turn: Turn, txn: OpenTxn) -> bool:
 def ask(turn: Turn, txn_id: bytes, asks: r.Asks) -> None:
     """Log the next round of votes, in which former votes don't count (C1). `advance` sends the questions."""
     txn = turn.open(txn_id)
-    turn.put(k.votes_key(txn_id), coordinator.raise_round(txn.votes, asks))
-    _forget_votes(turn.across, txn_id, txn.partitions)
+    former = txn.votes
+    turn.put(k.votes_key(txn_id), coordinator.raise_round(former, asks))
+    if former is not None:  # the votes of a one-shot's first round may be here already
+        _forget_votes(turn.across, txn_id, txn.partitions)
 
 
 def _forget_votes(across: Across, txn_id: bytes, partitions: Iterable[int]) -> None:
