@@ -619,10 +619,12 @@ class Controller:
         if self._intake.is_full:
             turn.put(k.ROUND_KEY, turn.state.round)  # a round for the index alone
         log_epochs_again(turn)
+        logged = self._state.round.hybrid_time
         open_at, control_at, lanes_at = self._intake.positions(self._state, commands)
         round_ = close_round(turn, open_at, control_at, lanes_at, expired_ms=horizon)
         for why in round_.ignored:
             self.metrics.add("messages_ignored", why)
+        self._lanes.replies.send_now(round_, logged)
         if round_.empty:
             turn.done()
             return None
@@ -687,7 +689,7 @@ class Controller:
         self.rounds += 1
         self.metrics.wrote(round_, len(writing.commands), writing.begun)
         if self._lanes.served is not None:
-            for to, result in (*round_.replies, *writing.delayed):
+            for to, result in (*round_.replies, *round_.facts, *writing.delayed):
                 self._lanes.served.answered(to.lane, to.correlation_id, result)
 
     def _find_tails(self, round_: Round, lease: Lease) -> None:

@@ -19,7 +19,7 @@ from operator import attrgetter
 
 from anabranch.batches.one_shots import decode_lazily
 from anabranch.batches.records import Record
-from anabranch.controller.durability import answers_of
+from anabranch.controller.durability import answers_of, messages_of
 from anabranch.controller.topic_trouble import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -28,7 +28,7 @@ from anabranch.controller.topic_trouble import (
 )
 from anabranch.core import work
 from anabranch.core.decisions.across import receiving
-from anabranch.core.decisions.decide import decide, is_question
+from anabranch.core.decisions.decide import catch_up, decide, is_question
 from anabranch.core.decisions.lanes import is_blocked, is_read, position_of
 from anabranch.core.decisions.quotas import quota
 from anabranch.core.decisions.turn import AT_END, Settings, Turn, refuse
@@ -427,6 +427,21 @@ class Replies:
             self._count += 1
             heappush(self._held, (self._due_us(answer), self._count, answer, time))
 
+    def send_now(self, round_: Round, time: int) -> None:
+        """Send the questions and facts of a round that is not written yet. ``time``: the hybrid time on the log."""
+        if not (round_.facts or round_.questions):
+            return
+        prefix, now_us = self.settings.prefix, self._now_us()
+        due = [answer for answer in round_.facts if self._due_us(answer) <= now_us]
+        self.hold([answer for answer in round_.facts if self._due_us(answer) > now_us], time)
+        here, now_ms = self.settings.control_partition, now_us // 1000
+        self.send(
+            [
+                *answers_of(prefix, due, time, now_ms),
+                *messages_of(prefix, here, round_.questions, time, now_ms),
+            ]
+        )
+
     def send(self, answers: Iterable[tuple[TopicPartition, bytes]] = ()) -> None:
         """Send replies, except to waiting topics, and handle the errors of earlier ones."""
         failed: dict[TopicPartition, LogError] = {}
@@ -604,6 +619,8 @@ def decide_command(turn: Turn, command: Command) -> None:
         if not is_question(command.payload):
             # Before it is decoded, which may cost much.
             turn.state.check_level(command.payload, "the command")
+        if not command.control:
+            catch_up(turn, command.payload)
         record = decode_lazily(command.payload)
         if size > work.FEW_BYTES:
             turn.charge(work.of_parts(record))

@@ -320,6 +320,9 @@ class Histories(Part):
     since_epoch: DraftMap[str, int] = field(default_factory=DraftMap)
 
 
+NEVER_MS = 1 << 62
+
+
 class Sent(NamedTuple):
     """A message that was sent to a participant and is not answered: since when, and when it is sent again."""
 
@@ -363,6 +366,20 @@ class WaitingPart(NamedTuple):
     refusal: r.Refusal | None = None
 
 
+class AskedShot(NamedTuple):
+    """A one-shot of which the coordinator has asked for votes, and has logged nothing yet.
+
+    ``seen``: as `Turn` had it. ``until_ms``: when it is logged without the votes. ``size``: of its command, bytes.
+    """
+
+    command: r.OneShot
+    lane: str
+    to: ReplyTo | None
+    seen: int | None
+    until_ms: int
+    size: int
+
+
 class EarlyAsk(NamedTuple):
     """A question for a vote that came before the part of the one-shot. Nothing proves it yet."""
 
@@ -377,8 +394,9 @@ class EarlyAsk(NamedTuple):
 class Across(Part):
     """Memory of transactions over several control partitions (`core.decisions.across`).
 
-    At a coordinator: ``votes`` and ``sent`` by transaction and participant; ``held_ms``: since when there is a vote
-    with a timestamp; ``again_ms``: before this time no new votes are asked for; ``exactly``: the commits that name
+    At a coordinator: ``votes``, ``sent``, and ``done`` that is not logged yet, by transaction and participant;
+    ``done_ms``: since when there is such a one; ``told``: the askers that were answered because of it. ``held_ms``: since when
+    there is a vote with a timestamp; ``again_ms``: before this time no new votes are asked for; ``exactly``: the commits that name
     all their writers; ``quiet``: those with nothing to send now. At a participant: ``joining``: commands that wait,
     by transaction and scope; ``asked``: questions whose vote has to wait; ``parts`` of one-shots, and ``early``
     questions, which wait for each other.
@@ -388,6 +406,9 @@ class Across(Part):
     on: bool = False
     votes: DraftMap[tuple[bytes, int], r.Vote] = field(default_factory=DraftMap)
     sent: DraftMap[tuple[bytes, int, str], Sent] = field(default_factory=DraftMap)
+    done: DraftMap[tuple[bytes, int], r.Done] = field(default_factory=DraftMap)
+    done_ms: int = NEVER_MS
+    told: DraftMap[bytes, tuple[ReplyTo, ...]] = field(default_factory=DraftMap)
     held_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
     again_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
     exactly: DraftMap[bytes, bool] = field(default_factory=DraftMap)
@@ -398,11 +419,16 @@ class Across(Part):
     asked: DraftMap[bytes, r.AskVote] = field(default_factory=DraftMap)
     parts: DraftMap[bytes, WaitingPart] = field(default_factory=DraftMap)
     early: DraftMap[bytes, EarlyAsk] = field(default_factory=DraftMap)
+    shots: DraftMap[bytes, AskedShot] = field(default_factory=DraftMap)
+    undecided: DraftMap[bytes, Sent] = field(default_factory=DraftMap)
 
 
 def across_of(state: State, *, on: bool) -> Across:
     """The memory of a new leader. ``on``: `Settings.across`."""
-    return Across(on=on or bool(state.coordinated or state.promised))
+    found = Across(on=on or bool(state.coordinated or state.promised))
+    for txn_id in state.promised:
+        found.undecided.put(txn_id, Sent((0, ""), 0, 0, 0))  # looked at in the first turn
+    return found
 
 
 class Drafts(NamedTuple):

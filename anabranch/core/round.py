@@ -151,6 +151,9 @@ class Round:
     safe: int = 0
     # Sent when the round is on the log, as replies are: what they say is then true for good.
     messages: list[Message] = field(default_factory=list)
+    # Sent at once, whether the round is written or not: answers that follow from what was logged before, …
+    facts: list[Answer] = field(default_factory=list)
+    questions: list[Message] = field(default_factory=list)  # … and messages that state nothing
     ignored: list[str] = field(
         default_factory=list
     )  # why messages of other leaders were not acted on

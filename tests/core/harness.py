@@ -206,7 +206,7 @@ class World(Journals):
     def close(self, turn: Turn, expired_ms: int | None = None, asker: str | None = None) -> str:
         """End a turn as the shell does; what was said, as a text."""
         round_ = close_round(turn, self.offset, 0, expired_ms=expired_ms)
-        for to, result in round_.replies:
+        for to, result in (*round_.facts, *round_.replies):
             reply = r.Reply(to.correlation_id, to.command, turn.hybrid_time, result)
             assert decode(encode(reply)) == reply
         changes = self.state.take_changes()
@@ -218,7 +218,7 @@ class World(Journals):
             self.log.append(list(round_.rows.items()))
         self.table.write(changes)
         turn.done()
-        self.said = list(round_.replies)
+        self.said = [*round_.facts, *round_.replies]
         return "; ".join(self._said(to, result, asker) for to, result in self.said)
 
     @property

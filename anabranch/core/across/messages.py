@@ -13,9 +13,9 @@ from anabranch.protocol.schemas import records as r
 LEVEL = 4  # the feature level of messages and their rows
 MAC_HEADER = "ab.mac"
 MAC_SIZE = 32
-TO_COORDINATOR = (r.Enlist, r.Vote, r.Done)
+TO_COORDINATOR = (r.Enlist, r.Vote, r.Done, r.AskDecision)
 TO_PARTICIPANT = (r.Enlisted, r.AskVote, r.Decide)
-ToCoordinator = r.Enlist | r.Vote | r.Done
+ToCoordinator = r.Enlist | r.Vote | r.Done | r.AskDecision
 ToParticipant = r.Enlisted | r.AskVote | r.Decide
 
 

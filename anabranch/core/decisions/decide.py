@@ -23,6 +23,7 @@ from anabranch.core.decisions import (
     writers,
 )
 from anabranch.core.decisions.across import (
+    coordinating,
     deciding,
     forcing,
     holding,
@@ -33,6 +34,7 @@ from anabranch.core.decisions.across import (
 from anabranch.core.decisions.times import check_waits, observed
 from anabranch.core.decisions.turn import Turn, attempt
 from anabranch.core.locks import registering, row_turns, segment_locks
+from anabranch.core.memory import NEVER_MS
 from anabranch.core.round import ReplyTo
 from anabranch.errors import AnabranchError, MalformedRecord, check
 from anabranch.protocol.schemas import records as r
@@ -94,6 +96,7 @@ _QUESTIONS = (
     r.DescribeLeader, r.DescribeStreams, r.DescribeProcessors, r.GetState, r.ListAudit, r.ListCommands,
     r.ListGrants, r.ListLanes, r.ListLocks, r.ListOpen, r.ListSeries, r.ListTableLocks, r.ListTransactions,
 )  # fmt: skip
+_ONE_SHOT = next(bytes((number,)) for number, cls in TYPES.items() if cls is r.OneShot)
 _QUESTION_TYPES = {bytes((number,)) for number, cls in TYPES.items() if cls in _QUESTIONS}
 check(_DECISIONS.keys() <= RULES.keys(), "a command is not in core.authorize: who may send it?")
 
@@ -104,6 +107,12 @@ CHECK_MS = 250  # how often silent transactions are checked, and old outcomes if
 def is_question(payload: bytes) -> bool:
     """Whether an encoded command is a question: it writes nothing, so the log's feature level allows any."""
     return payload[1:2] in _QUESTION_TYPES
+
+
+def catch_up(turn: Turn, payload: bytes) -> None:
+    """Log what was answered already, before an encoded command that may ask for it: any but a one-shot."""
+    if turn.across.done_ms != NEVER_MS and payload[1:2] != _ONE_SHOT:
+        coordinating.log_done(turn)
 
 
 def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
@@ -146,6 +155,7 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
     # Plain writes go to the active layouts, so they come before rolling commits change a stream's layout.
     merge.commit_plain(turn)
     commit.advance_commits(turn)
+    _decide_asked(turn)
     deciding.advance(turn)
     if turn.holds.in_use:
         _decide_shots(turn)
@@ -169,6 +179,14 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
         cleanup.clean_up(turn)
     segment_locks.advance(turn)  # after all that ends transactions
     return horizon
+
+
+def _decide_asked(turn: Turn) -> None:
+    """Decide the one-shots again whose first votes from other control partitions have come."""
+    if turn.across.on and not turn.across.shots.is_empty:
+        for shot in parts_of_one_shots.take_asked(turn):
+            turn.lane, turn.seen, turn.command_bytes = shot.lane, shot.seen, shot.size
+            decide(turn, shot.command, shot.to)
 
 
 def _decide_shots(turn: Turn) -> None:

@@ -233,6 +233,17 @@ class Turn:
         self.charge(work.ANSWER)
         self.round.messages.append(Message(receiver, record, secret))
 
+    def tell(self, to: ReplyTo, row: r.TxnRow) -> None:
+        """Answer with a transaction's outcome at once: what is logged already says as much."""
+        self.charge(work.ANSWER)
+        self.round.facts.append((to, self.outcome(row)))
+
+    def ask(self, receiver: int, record: Any, secret: bytes | None) -> None:
+        """Send a question, which states nothing that is not logged, at once. Arguments: as of `send`."""
+        self.size += weight(record)
+        self.charge(work.ANSWER)
+        self.round.questions.append(Message(receiver, record, secret))
+
     def answer(self, to: ReplyTo | None, row: r.TxnRow, *, full: bool = True) -> None:
         """Answer a command with a transaction's outcome, if it has an asker."""
         if to is not None:

@@ -90,6 +90,7 @@ TYPES: dict[int, type] = {
     60: r.Vote,
     61: r.Decide,
     62: r.Done,
+    63: r.AskDecision,
     64: r.TermRow,
     65: r.RoundRow,
     66: r.ScopeRow,

@@ -59,6 +59,14 @@ class AlterStream:
     description: str | None = None
 
 @dataclass(frozen=True, slots=True)
+class AskDecision:
+    """Message to a coordinator: the part of a one-shot is prepared here, and no decision has come."""
+
+    txn_id: bytes
+    partition: int
+    head: TxnHead
+
+@dataclass(frozen=True, slots=True)
 class AskVote:
     """Message to a participant: can it commit? It is repeated until this round of votes has a vote."""
 

@@ -14,11 +14,13 @@ from typing import Any
 from anabranch.core import rows as k
 from anabranch.core.across.messages import mac_of
 from anabranch.core.decisions.across import receiving
+from anabranch.core.decisions.across.coordinating import DONE_MS
 from anabranch.core.decisions.decide import decide_due
 from anabranch.core.decisions.merge import runs_to_stage
 from anabranch.core.decisions.scale import partitions_added
 from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.journal_index import extents_by_place
+from anabranch.core.memory import NEVER_MS
 from anabranch.core.round import Message
 from anabranch.protocol.ids import control_partition_of
 from anabranch.protocol.legal_names import split_stream
@@ -67,7 +69,8 @@ class Leader(World):
     def close(self, turn: Any, expired_ms: int | None = None, asker: str | None = None) -> str:
         text = super().close(turn, expired_ms, asker)
         number, seen = self.settings.control_partition, turn.hybrid_time
-        self.sent += [Sent(number, one, seen) for one in turn.round.messages]
+        own = *turn.round.questions, *turn.round.messages
+        self.sent += [Sent(number, one, seen) for one in own]
         return text
 
     def receive(self, *messages: Sent) -> str:
@@ -153,7 +156,10 @@ class Leaders:
         said: list[str] = []
         for _ in range(50):
             self.collect()
-            if not self.bag:
+            if not self.bag:  # what is done is logged a moment later
+                said += [
+                    one.wait(DONE_MS) for one in self.all if one.memory.across.done_ms < NEVER_MS
+                ]
                 return "; ".join(filter(None, said))
             said.append(self.deliver(times=times))
         raise AssertionError(f"endless: {self.bag}")

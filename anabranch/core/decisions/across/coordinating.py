@@ -22,7 +22,8 @@ from anabranch.core.decisions.prepared import shot_of
 from anabranch.core.decisions.transactions import abort_txn, end_pending, finish
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.decisions.writers import receipts_of
-from anabranch.core.memory import Across, Quiet, Sent
+from anabranch.core.memory import NEVER_MS, Across, Quiet, Sent
+from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import InvariantViolation, check
@@ -33,7 +34,8 @@ from anabranch.protocol.tokens import Rights, peek
 
 FIRST_PAUSE_MS = 250  # a message without an answer is sent again after this time,
 LONGEST_PAUSE_MS = 5_000  # … then after twice the time before, up to this
-NEVER_MS = 1 << 62
+# What participants have done is logged with the next round, after this time at the latest. No client waits for it.
+DONE_MS = 20
 # A vote may ask for a new round of votes. The coordinator begins it after this time; each time after twice the time
 # before, as what the vote meets may last.
 AGAIN_MS = 20
@@ -97,17 +99,16 @@ def voted(turn: Turn, vote: r.Vote) -> None:
 
     A no for good aborts a transaction that is open without a commit, in whatever round of votes it was given.
     """
-    txn = turn.state.open.get(vote.txn_id)
-    if txn is not None and txn.row.state == "OPEN" and txn.pending is None and _is_for_good(vote):
+    txn, shot = turn.state.open.get(vote.txn_id), turn.across.shots.get(vote.txn_id, None)
+    if txn is None:
+        if shot is None or (vote.votes_round, vote.partition in shot.command.places) != (1, True):
+            return
+    elif txn.row.state == "OPEN" and txn.pending is None and _is_for_good(vote):
         abort_txn(turn, vote.txn_id, vote.error.message if vote.error else "")
         return
-    if (
-        txn is None
-        or not coordinator.counts(txn.votes, vote)
-        or vote.partition not in txn.partitions
-    ):
+    elif not coordinator.counts(txn.votes, vote) or vote.partition not in txn.partitions:
         return
-    if txn.row.state not in ("OPEN", "FINALIZE_IN_PROGRESS") or txn.row.commit_timestamp:
+    elif txn.row.state not in ("OPEN", "FINALIZE_IN_PROGRESS") or txn.row.commit_timestamp:
         return  # a late copy: it is decided, or its program decides
     try:
         turn.hybrid_time = raised(
@@ -118,7 +119,7 @@ def voted(turn: Turn, vote: r.Vote) -> None:
     turn.across.votes.put((vote.txn_id, vote.partition), vote)
     turn.across.quiet.put(vote.txn_id, None)
     is_new = turn.across.held_ms.get(vote.txn_id, None) is None
-    if vote.timestamp and has_asked(txn) and is_new:
+    if vote.timestamp and (txn is None or has_asked(txn)) and is_new:
         turn.across.held_ms.put(vote.txn_id, turn.now_ms)
 
 
@@ -128,19 +129,68 @@ def _is_for_good(vote: r.Vote) -> bool:
 
 
 def done(turn: Turn, message: r.Done) -> None:
-    """Log that a participant has carried out the decision."""
+    """Note that a participant has carried out the decision. `log_done` logs it, for a one-shot a moment later.
+
+    The askers of a one-shot are answered when all have: that is true for good, whether it is logged here or not.
+    (A commit through journals counts its rejected records until it is logged.)
+    """
     txn = turn.state.open.get(message.txn_id)
     row = None if txn is None else txn.partitions.get(message.partition)
     if txn is None or row is None or row.done or txn.row.state not in ENDING:
         return
-    after = replace(row, done=True)
-    if message.committed or message.left_out or txn.row.state == "ABORT_IN_PROGRESS":
-        after = replace(after, committed=message.committed, left_out=message.left_out)
-    elif message.reason:  # an operator aborted its part
-        after = replace(after, committed=0, left_out=row.committed + row.left_out)
+    across, txn_id = turn.across, message.txn_id
+    across.done.put((txn_id, message.partition), message)
+    across.done_ms = min(across.done_ms, turn.now_ms + DONE_MS)
+    if txn.row.state == "ABORT_IN_PROGRESS":
+        return
+    # Without a timestamp, an operator ended the part: what is asked next depends on that.
+    if txn.lacks_time or shot_of(turn.state, txn_id) is None:
+        log_done(turn)
+        return
+    after = {
+        one: its if told is None else _after(txn.row, its, told)
+        for one, its in txn.partitions.items()
+        for told in [across.done.get((txn_id, one), None)]
+    }
+    is_first = across.told.get(txn_id, None) is None
+    if (
+        is_first
+        and coordinator.is_over(txn.row, _votes_row(txn), after)
+        and txn.pending is not None
+    ):
+        ended = _committed(turn, txn.row, after.values())
+        askers = tuple(map(ReplyTo.of, txn.pending.askers))
+        across.told.put(txn_id, askers)
+        for to in askers:
+            turn.tell(to, ended)
+
+
+def _after(row: r.TxnRow, its: r.PartitionRow, told: r.Done) -> r.PartitionRow:
+    """The row of a participant that has carried out the decision."""
+    after = replace(its, done=True)
+    if told.committed or told.left_out or row.state == "ABORT_IN_PROGRESS":
+        after = replace(after, committed=told.committed, left_out=told.left_out)
+    elif told.reason:  # an operator aborted its part
+        after = replace(after, committed=0, left_out=its.committed + its.left_out)
     # Otherwise its row there is purged: the counts of its vote are right.
-    after = replace(after, rejected=message.rejected, reason=message.reason)
-    turn.put(k.partition_key(message.txn_id, message.partition), after)
+    return replace(after, rejected=told.rejected, reason=told.reason)
+
+
+def log_done(turn: Turn) -> None:
+    """Log what participants have carried out, and end what is over everywhere."""
+    across = turn.across
+    for (txn_id, partition), told in sorted(across.done.as_dict().items()):
+        across.done.put((txn_id, partition), None)
+        txn = turn.state.open.get(txn_id)
+        if txn is None or partition not in txn.partitions:
+            continue
+        since = turn.work
+        after = _after(txn.row, txn.partitions[partition], told)
+        turn.put(k.partition_key(txn_id, partition), after)
+        if coordinator.is_over(txn.row, _votes_row(txn), txn.partitions):
+            _end(turn, txn)
+        turn.owe(txn.row.owner, since)
+    across.done_ms = NEVER_MS
 
 
 # -- a pending commit ----------------------------------------------------------------------------------------
@@ -167,8 +217,10 @@ def may_ask(turn: Turn, txn: OpenTxn) -> bool:
 def ask(turn: Turn, txn_id: bytes, asks: r.Asks) -> None:
     """Log the next round of votes, in which former votes don't count (C1). `advance` sends the questions."""
     txn = turn.open(txn_id)
-    turn.put(k.votes_key(txn_id), coordinator.raise_round(txn.votes, asks))
-    _forget_votes(turn.across, txn_id, txn.partitions)
+    former = txn.votes
+    turn.put(k.votes_key(txn_id), coordinator.raise_round(former, asks))
+    if former is not None:  # the votes of a one-shot's first round may be here already
+        _forget_votes(turn.across, txn_id, txn.partitions)
 
 
 def _forget_votes(across: Across, txn_id: bytes, partitions: Iterable[int]) -> None:
@@ -361,6 +413,9 @@ def forget_messages(turn: Turn, txn_id: bytes) -> None:
 
 def advance(turn: Turn) -> None:
     """Take back what was promised for commits that ended, end what is over everywhere, and send what is due."""
+    across = turn.across
+    if across.done_ms != NEVER_MS and (turn.now_ms >= across.done_ms or not turn.round.empty):
+        log_done(turn)
     for txn_id in sorted(turn.state.asking):
         txn, since = turn.open(txn_id), turn.work
         quiet = turn.across.quiet.get(txn_id, None)
@@ -372,8 +427,8 @@ def advance(turn: Turn) -> None:
         elif txn.row.state == "OPEN" and txn.pending is None and has_asked(txn):
             turn.across.exactly.put(txn_id, None)
             ask(turn, txn_id, "REOPEN")
-        over = coordinator.is_over(txn.row, txn.votes or r.VotesRow(0, "REOPEN"), txn.partitions)
-        if over and txn.row.state in ("FINALIZE_IN_PROGRESS", "ABORT_IN_PROGRESS"):
+        over = coordinator.is_over(txn.row, _votes_row(txn), txn.partitions)
+        if over and txn.row.state in ENDING:
             _end(turn, txn)
         else:
             until_ms = _send_due(turn, txn_id, txn)
@@ -388,8 +443,10 @@ def _rows_of(txn: OpenTxn) -> tuple[object, ...]:
 
 def _end(turn: Turn, txn: OpenTxn) -> None:
     """Log COMMITTED or ABORTED, as all participants are done, and answer."""
-    row, elsewhere = txn.row, txn.partitions.values()
+    row = txn.row
+    told = turn.across.told.get(row.txn_id, ())
     forget_messages(turn, row.txn_id)
+    turn.across.told.put(row.txn_id, None)
     turn.across.again_ms.put(row.txn_id, None)
     turn.across.quiet.put(row.txn_id, None)
     turn.across.exactly.put(row.txn_id, None)
@@ -402,20 +459,31 @@ def _end(turn: Turn, txn: OpenTxn) -> None:
             row = row._replace(reason=limits.cut(said))
         finish(turn, turn.move(row, "finalize_abort"))
         return
-    reasons = [row.reason, *[one.reason for one in elsewhere]]
-    row = turn.move(
-        row,
-        "finalize_commit",
-        finished_ms=turn.wall_ms,
-        committed=row.committed + sum([one.committed for one in elsewhere]),
-        left_out=row.left_out + sum([one.left_out for one in elsewhere]),
-        rejected=turn.rejected(row) + sum([one.rejected for one in elsewhere]),
-        reason=limits.cut("; ".join(filter(None, reasons))),
-    )
+    row = _committed(turn, row, txn.partitions.values())
     waiting = end_pending(turn, row.txn_id, None)
     finish(turn, row)
     for to in waiting:
-        turn.answer(to, row)
+        if to not in told:
+            turn.answer(to, row)
+
+
+def _committed(turn: Turn, row: r.TxnRow, elsewhere: Iterable[r.PartitionRow]) -> r.TxnRow:
+    """The row of a transaction that is merged everywhere."""
+    parts = [*elsewhere]
+    reasons = [row.reason, *[one.reason for one in parts]]
+    return turn.move(
+        row,
+        "finalize_commit",
+        finished_ms=turn.wall_ms,
+        committed=row.committed + sum([one.committed for one in parts]),
+        left_out=row.left_out + sum([one.left_out for one in parts]),
+        rejected=turn.rejected(row) + sum([one.rejected for one in parts]),
+        reason=limits.cut("; ".join(filter(None, reasons))),
+    )
+
+
+def _votes_row(txn: OpenTxn) -> r.VotesRow:
+    return txn.votes or r.VotesRow(0, "REOPEN")
 
 
 def _send_due(turn: Turn, txn_id: bytes, txn: OpenTxn) -> int:

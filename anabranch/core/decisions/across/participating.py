@@ -105,6 +105,8 @@ def _vote(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None = None) -> None:
             again = _prepare(turn, ask)
             if again is None:
                 _promise(turn, ask)
+                if shot_of(turn.state, txn_id) is not None:
+                    parts_of_one_shots.note_undecided(turn, txn_id)
             else:
                 _answer(turn, txn_id, "NO", revalidate=again)
             return
@@ -270,6 +272,7 @@ def decided(turn: Turn, message: r.Decide) -> Action:
     )
     if action is not Action.PASS:
         turn.across.asked.put(txn_id, None)
+        turn.across.undecided.put(txn_id, None)
         parts_of_one_shots.forget_part(turn, txn_id)
     if action is Action.ABORT and row is not None:
         abort_txn(turn, txn_id, message.reason)
@@ -347,6 +350,8 @@ def advance(turn: Turn) -> None:
             turn.owe(ask.head.owner, since)
     if not turn.across.parts.is_empty:
         parts_of_one_shots.expire(turn)
+    if not turn.across.undecided.is_empty:
+        parts_of_one_shots.ask_decisions(turn)
 
 
 def asked_again(turn: Turn, ask: r.AskVote) -> None:

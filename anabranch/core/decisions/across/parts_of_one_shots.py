@@ -11,7 +11,7 @@ any other, except that it is aborted when its commit is refused: its id is used 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hmac import compare_digest
@@ -26,12 +26,12 @@ from anabranch.core.decisions import one_shot as shots
 from anabranch.core.decisions.across import coordinating
 from anabranch.core.decisions.across.locking import GivesWay
 from anabranch.core.decisions.commit import join_waiting
-from anabranch.core.decisions.prepared import SHOT
+from anabranch.core.decisions.prepared import SHOT, shot_of
 from anabranch.core.decisions.scopes import check_served
-from anabranch.core.decisions.transactions import answer_decided, check_open
+from anabranch.core.decisions.transactions import abort_txn, answer_decided, check_open
 from anabranch.core.decisions.turn import FORGOTTEN, Turn, refuse
 from anabranch.core.locks import locked_segments, row_changes
-from anabranch.core.memory import EarlyAsk, WaitingCommand, WaitingPart
+from anabranch.core.memory import AskedShot, EarlyAsk, Sent, WaitingCommand, WaitingPart
 from anabranch.core.round import ReplyTo
 from anabranch.core.transaction_states import born
 from anabranch.protocol import limits
@@ -44,6 +44,12 @@ from anabranch.protocol.schemas import records as r
 PART_MS = 5_000
 VOTES_MS = 10_000
 EARLY_MS = 1_000  # how long a question waits for its command, if it comes first
+# How long the coordinator waits for the first votes before it logs its part: less than until it asks again.
+SHOT_MS = 200
+# When a participant asks for a decision that has not come. Its coordinator repeats what it has logged sooner.
+DOUBT_MS = 1_000
+LONGEST_DOUBT_MS = 5_000
+_FIRST = 1, "TIMESTAMP"  # the first round of votes, and its question
 _KEEPALIVE_MS = 1_000  # in the row of a part, which no keepalive ends
 
 
@@ -114,10 +120,15 @@ def _check_secret(row: r.TxnRow, command: r.OneShot) -> None:
 
 
 def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
-    """Log the coordinator's part as a pending commit, and ask the others for votes."""
+    """Ask the others for votes. With their votes, the command is decided again, and logged as a pending commit."""
     turn.check_new_id(command.txn_id)
     check_open(turn)
     ending = _checked(turn, command)
+    shot = turn.across.shots.get(command.txn_id, None)
+    if ending.instead is None and ending.again is None and shot is None:
+        shot = _asked_first(turn, command, to)
+        if shot is not None:
+            return
     if ending.instead is not None:
         shots.instead(turn, command, ending, to)
         return
@@ -139,11 +150,80 @@ def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     _log(turn, row, command, ending)
     for place in command.places:
         turn.put(k.partition_key(command.txn_id, place), r.PartitionRow(()))
-    pending = replace(
-        join_waiting(None, to), name=command.name, deadline_ms=turn.wall_ms + VOTES_MS
-    )
+    pending = join_waiting(join_waiting(None, None if shot is None else shot.to), to)
+    pending = replace(pending, name=command.name, deadline_ms=turn.wall_ms + VOTES_MS)
     turn.put(k.pending_key(command.txn_id), pending)
     coordinating.ask(turn, command.txn_id, "TIMESTAMP")
+
+
+def _asked_first(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> AskedShot | None:
+    """Ask for the first votes, before anything is logged; None if memory has no room.
+
+    A question states nothing. If this leader dies, its successor knows nothing of the one-shot: the client sends it
+    again, or a participant asks for the decision (`asked_decision`).
+    """
+    txn_id, size = command.txn_id, min(turn.command_bytes, turn.settings.command_bytes)
+    try:
+        check_room(turn, [*turn.across.shots.as_dict().values()], size)
+    except errors.NotReady:
+        return None
+    shot = AskedShot(command, turn.lane, to, turn.seen, turn.now_ms + SHOT_MS, size)
+    turn.across.shots.put(txn_id, shot)
+    head = coordinating.head_of(_row_of(turn, command, command.scope, turn.lane))
+    first_ms = coordinating.FIRST_PAUSE_MS
+    for place in command.places:
+        sent = Sent(_FIRST, turn.now_ms, turn.now_ms + first_ms, first_ms)
+        turn.across.sent.put((txn_id, place, "ask"), sent)
+        turn.ask(place, r.AskVote(txn_id, head, *_FIRST, False, ()), command.secret)
+    return shot
+
+
+def take_asked(turn: Turn) -> Iterator[AskedShot]:
+    """The one-shots whose first votes have come, or come late. The caller decides each one again.
+
+    If that is refused, the participants are told that it is aborted.
+    """
+    across = turn.across
+    for txn_id, shot in sorted(across.shots.as_dict().items()):
+        votes = [across.votes.get((txn_id, place), None) for place in shot.command.places]
+        is_ready = all(votes) or any(vote and not vote.timestamp for vote in votes)
+        if not is_ready and turn.now_ms < shot.until_ms:
+            continue
+        since = turn.work
+        yield shot
+        end_asked(turn, shot)
+        turn.owe(shot.lane, since)
+
+
+def end_asked(turn: Turn, shot: AskedShot) -> None:
+    """Forget the command of a one-shot that was decided again. If it was refused, tell the participants."""
+    command, across = shot.command, turn.across
+    txn_id = command.txn_id
+    across.shots.put(txn_id, None)
+    row = turn.state.txn_row(txn_id)
+    if row is not None and (row.state != "ABORTED" or turn.state.partition_rows(txn_id)):
+        return
+    reason = "its commit was refused" if row is None else row.reason
+    turn.put(k.txn_key(txn_id), _row_of(turn, command, command.scope, shot.lane))
+    for place in command.places:
+        turn.put(k.partition_key(txn_id, place), r.PartitionRow(()))
+    abort_txn(turn, txn_id, reason)
+
+
+def asked_decision(turn: Turn, message: r.AskDecision) -> None:
+    """Answer a participant whose part is prepared, if this control partition does not know of it: it is aborted.
+
+    What is unfinished here needs no answer, as its participants are told of each step.
+    """
+    txn_id, place = message.txn_id, message.partition
+    row, head = turn.state.txn_row(txn_id), message.head
+    if turn.across.shots.get(txn_id, None) is not None or place in turn.state.partition_rows(txn_id):
+        return
+    reason = "its coordinator has not begun it" if row is None else row.reason
+    if row is None and not turn.is_forgotten(txn_id):  # no command that comes late may begin it
+        gone = born("give_way", txn_id, turn.wall_ms, scope=head.scope, owner=head.owner, reason=reason)
+        turn.put(k.txn_key(txn_id), gone._replace(secret=head.secret))
+    turn.send(place, r.Decide(txn_id, head, "ABORT", 0, reason), head.secret)
 
 
 def _begin_again(turn: Turn, row: r.TxnRow, command: r.OneShot, to: ReplyTo | None) -> None:
@@ -191,7 +271,9 @@ def _wait(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     across.parts.put(txn_id, waiting)
 
 
-def check_room(turn: Turn, waiting: Sequence[WaitingPart | WaitingCommand], size: int) -> None:
+def check_room(
+    turn: Turn, waiting: Sequence[WaitingPart | WaitingCommand | AskedShot], size: int
+) -> None:
     """`NotReady` if too many commands wait for other control partitions, or too many of this lane.
 
     ``size``: of the next one, bytes.
@@ -237,15 +319,40 @@ def refused(
         )
 
 
+def note_undecided(turn: Turn, txn_id: bytes) -> None:
+    """Ask for the decision of a one-shot after a while, as its coordinator may not know of it any more."""
+    next_ms = turn.now_ms + DOUBT_MS
+    turn.across.undecided.put(txn_id, Sent(_FIRST, turn.now_ms, next_ms, DOUBT_MS))
+
+
+def ask_decisions(turn: Turn) -> None:
+    """Ask for the decisions of one-shots that have not come."""
+    undecided = turn.across.undecided
+    for txn_id, sent in sorted(undecided.as_dict().items()):
+        if turn.now_ms < sent.next_ms:
+            continue
+        row = turn.state.txn_row(txn_id)
+        if row is None or row.state != "PREPARED" or shot_of(turn.state, txn_id) is None:
+            undecided.put(txn_id, None)
+            continue
+        pause_ms = min(max(2 * sent.pause_ms, DOUBT_MS), LONGEST_DOUBT_MS)
+        undecided.put(txn_id, Sent(_FIRST, sent.since_ms, turn.now_ms + pause_ms, pause_ms))
+        here, head = turn.settings.control_partition, coordinating.head_of(row)
+        question = r.AskDecision(txn_id, here, head)
+        turn.ask(control_partition_of(txn_id), question, head.secret)
+
+
 def secret_of(turn: Turn, txn_id: bytes) -> bytes | None:
     """The secret with which a message under an unknown id has to be proven: that of the command that waits here."""
-    waiting = turn.across.parts.get(txn_id, None)
+    across = turn.across
+    waiting = across.parts.get(txn_id, None) or across.shots.get(txn_id, None)
     return None if waiting is None else waiting.command.secret
 
 
 def lane_of(turn: Turn, txn_id: bytes) -> str | None:
     """The lane whose command waits here under an id: it is charged for a message about it."""
-    waiting = turn.across.parts.get(txn_id, None)
+    across = turn.across
+    waiting = across.parts.get(txn_id, None) or across.shots.get(txn_id, None)
     return None if waiting is None else waiting.lane
 
 

@@ -8,16 +8,23 @@ is not acted on: the round says why, and a metric counts it.
 from __future__ import annotations
 
 from anabranch.core.across.coordinator import HELD_MS
-from anabranch.core.across.messages import ToCoordinator, ToParticipant, ends_of, is_genuine, raised
+from anabranch.core.across.messages import (
+    TO_COORDINATOR,
+    ToCoordinator,
+    ToParticipant,
+    ends_of,
+    is_genuine,
+    raised,
+)
 from anabranch.core.across.participant import Action
 from anabranch.core.decisions.across import coordinating, joining, participating, parts_of_one_shots
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.memory import Across
+from anabranch.core.memory import NEVER_MS, Across
 from anabranch.errors import ClockSkew
 from anabranch.protocol.ids import control_partition_of, made_ms_of
 from anabranch.protocol.schemas import records as r
 
-MESSAGES = (r.Enlist, r.Enlisted, r.AskVote, r.Vote, r.Decide, r.Done)
+MESSAGES = (r.Enlist, r.Enlisted, r.AskVote, r.Vote, r.Decide, r.Done, r.AskDecision)
 Message = ToCoordinator | ToParticipant
 
 
@@ -47,16 +54,23 @@ def _ignored(
 ) -> str:
     """Why a message is not acted on; empty if it may be."""
     here, coordinator = turn.settings.control_partition, control_partition_of(message.txn_id)
-    is_here = isinstance(message, r.Enlist | r.Vote | r.Done)
+    is_here = isinstance(message, TO_COORDINATOR)
     if (coordinator == here) != is_here:
         return "misdirected"
     if not turn.settings.across and (row is None or isinstance(message, r.Enlist | r.Enlisted)):
         return "off"  # a transaction that has begun here is brought to its end
     if isinstance(message, r.Enlist | r.Enlisted):
         return ""  # the client's token proves it
-    other = message.partition if isinstance(message, r.Vote | r.Done) else here
+    other = message.partition if isinstance(message, r.Vote | r.Done | r.AskDecision) else here
     sender, receiver = ends_of(message, other)
     secret = row.secret if row is not None else None
+    if row is None and isinstance(message, r.Vote):
+        secret = parts_of_one_shots.secret_of(turn, message.txn_id)
+    if secret is None and isinstance(message, r.AskDecision):
+        # Nothing has begun here, or it ended before it began: its id can't be used by others.
+        if row is None and made_ms_of(message.txn_id) > turn.wall_ms + turn.settings.max_ahead_ms:
+            return "unknown"
+        secret = parts_of_one_shots.secret_of(turn, message.txn_id) or message.head.secret
     if row is None and isinstance(message, r.AskVote | r.Decide):
         if made_ms_of(message.txn_id) > turn.wall_ms + turn.settings.max_ahead_ms:
             return "unknown"  # no coordinator begins it; when its row is purged, all ids would count as old
@@ -80,6 +94,8 @@ def _decide(turn: Turn, message: Message, seen: int) -> str:
         coordinating.voted(turn, message)
     elif isinstance(message, r.Done):
         coordinating.done(turn, message)
+    elif isinstance(message, r.AskDecision):
+        parts_of_one_shots.asked_decision(turn, message)
     elif isinstance(message, r.AskVote):
         skewed = None
         try:
@@ -113,14 +129,19 @@ def next_due_ms(across: Across, now_ms: int) -> int | None:
     """Milliseconds until the next message or wait is due; None if none is."""
     if not across.on or (
         across.sent.is_empty
+        and across.done_ms == NEVER_MS
         and across.joining.is_empty
         and across.again_ms.is_empty
         and across.parts.is_empty
+        and across.undecided.is_empty
     ):
         return None
     due = [one.next_ms for one in across.sent.as_dict().values()]
+    due += [] if across.done_ms == NEVER_MS else [across.done_ms]
     due += [at + HELD_MS for at in across.held_ms.as_dict().values()]
     due += [at for at in across.again_ms.as_dict().values() if at > now_ms]
     due += [one.until_ms for one in across.parts.as_dict().values()]
+    due += [one.until_ms for one in across.shots.as_dict().values()]
+    due += [one.next_ms for one in across.undecided.as_dict().values()]
     due += [one.until_ms for waiting in across.joining.as_dict().values() for one in waiting]
     return min((max(0, at - now_ms) for at in due), default=None)
