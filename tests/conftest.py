@@ -12,11 +12,11 @@ Tests marked ``soak`` or ``long`` are left out unless ``-m`` asks for them (pypr
 ``scripts/long``).
 ``--part 2/5`` runs the second of five parts of what was asked for, which take about as long as each other.
 
-Workers of pytest-xdist (``-n 4``) have a share of the files that takes about as long as the others, and a broker
-each, but for the last one, which has tests without one. They collect no other files: to collect all takes 20 s of processor time. All files of a folder of
-`TOGETHER` go to one worker: they share what takes long to start (a JVM, a server, a warm process).
-``durations.json`` has the seconds of each file, by tier; ``scripts/test --store-durations`` writes those of tests
-that it runs.
+Workers of pytest-xdist (``-n 4``) have a share of the files that takes about as long as the others, and a
+broker each, but for the last one, which has tests without one. They collect no other files: to collect all
+takes 20 s of processor time. All files of a folder of `TOGETHER` go to one worker: they share what takes long
+to start (a JVM, a server, a warm process). ``durations.json`` has the seconds of each file, by tier;
+``scripts/test --store-durations`` writes those of tests that it runs.
 """
 
 from __future__ import annotations
