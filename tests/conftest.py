@@ -12,11 +12,11 @@ Tests marked ``soak`` or ``long`` are left out unless ``-m`` asks for them (pypr
 ``scripts/long``).
 ``--part 2/5`` runs the second of five parts of what was asked for, which take about as long as each other.
 
-Workers of pytest-xdist (``-n 4``) have a broker each, and a share of the files that takes about as long as the
-others. They collect no other files: to collect all takes 20 s of processor time. All files of a folder of
-`TOGETHER` go to one worker: they share what takes long to start (a JVM, a server, a warm process).
-``durations.json`` has the seconds of each file, by tier; ``scripts/test --store-durations`` writes those of tests
-that it runs.
+Workers of pytest-xdist (``-n 4``) have a share of the files that takes about as long as the others, and a
+broker each, but for the last one, which has tests without one. They collect no other files: to collect all
+takes 20 s of processor time. All files of a folder of `TOGETHER` go to one worker: they share what takes long
+to start (a JVM, a server, a warm process). ``durations.json`` has the seconds of each file, by tier;
+``scripts/test --store-durations`` writes those of tests that it runs.
 """
 
 from __future__ import annotations
@@ -204,13 +204,18 @@ def own_share(config: pytest.Config) -> frozenset[str] | None:
 
 @cache
 def share(number: int, count: int) -> frozenset[str]:
-    """The files of one of so many workers."""
+    """The files of one of so many workers. The last one starts no broker, if the other tests are enough for it."""
     known = stored_durations()[TEST]
     files = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/test_*.py")]
     seconds: dict[str, float] = defaultdict(float)
+    on_brokers = set()
     for file in files:
         seconds[scope_of(file)] += known.get(file, OTHER_TEST_S)
-    mine = frozenset(shared(seconds, count)[number])
+        if "pytest.mark.broker" in (ROOT / file).read_text("utf-8"):
+            on_brokers.add(scope_of(file))
+    if sum(map(seconds.__getitem__, on_brokers)) * count > sum(seconds.values()) * (count - 1):
+        on_brokers.clear()  # it would end long before the others
+    mine = frozenset(shared(seconds, count, on_brokers)[number])
     return frozenset(file for file in files if scope_of(file) in mine)
 
 

@@ -13,7 +13,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,12 +31,18 @@ def stored_durations() -> dict[str, dict[str, float]]:
     return {tier: found.get(tier, {}) for tier in TIERS}
 
 
-def shared(seconds: Mapping[str, float], count: int) -> list[list[str]]:
-    """As many parts as ``count``. Each unit, the longest first, comes to the part that has least by then."""
+def shared(
+    seconds: Mapping[str, float], count: int, first: Collection[str] = ()
+) -> list[list[str]]:
+    """As many parts as ``count``. Each unit, the longest first, comes to the part that has least by then.
+
+    ``first``: units that come before all others, into all parts but the last.
+    """
     parts: list[list[str]] = [[] for _ in range(count)]
     loads = [0.0] * count
-    for unit in sorted(seconds, key=lambda unit: (-seconds[unit], unit)):
-        least = loads.index(min(loads))
+    for unit in sorted(seconds, key=lambda unit: (unit not in first, -seconds[unit], unit)):
+        open_ = loads[: max(1, count - 1)] if unit in first else loads
+        least = open_.index(min(open_))
         parts[least].append(unit)
         loads[least] += seconds[unit]
     return parts

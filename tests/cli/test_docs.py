@@ -138,6 +138,7 @@ def words(text: str) -> Counter[str]:
     return Counter(re.findall(r"[\w\"./\[\]]+", text))
 
 
+@pytest.mark.long
 def test_a_help_shows_every_option_and_takes_no_text_for_markup(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,7 @@ def here(broker: Broker, zygote: Zygote, log: Log) -> Iterator[Stopped]:
     made.place.remove()
 
 
+@pytest.mark.long
 def test_deleted_it_is_built_again_equal(here: Stopped) -> None:
     before = here.lead()
     assert any(key.startswith(k.INDEX) for key in before), "something open is indexed"

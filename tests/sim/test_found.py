@@ -68,7 +68,11 @@ def test_what_a_zombie_read_of_the_journals_is_read_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=pytest.mark.long if seed == 0 else pytest.mark.soak) for seed in range(5)]
+    "seed",
+    [
+        pytest.param(seed, marks=pytest.mark.long if seed == 0 else pytest.mark.soak)
+        for seed in range(5)
+    ],
 )
 def test_merges_fit_into_the_batches_that_their_streams_take(seed: int) -> None:
     """A decided transaction was aborted, because what its merge put together was refused as too large."""

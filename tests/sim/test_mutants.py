@@ -15,11 +15,7 @@ from tests.sim.world import Violation
 
 MOST_SEEDS = 150
 # Some that are found within two seconds, in the test command; scripts/soak looks for all quick ones.
-FIRST = (
-    "answer after an uncertain commit",
-    "answers of the next round leave early",
-    "a merge is done twice",
-)
+FIRST = ("answer after an uncertain commit", "a merge is done twice")
 
 
 def by_tier() -> list[pytest.ParameterSet]:

@@ -251,7 +251,12 @@ def write(client: anabranch.Client, stream: str, *values: bytes) -> None:
 
 @pytest.mark.parametrize(
     "count",
-    [pytest.param(0, marks=pytest.mark.soak), 2, 3, pytest.param(7, marks=pytest.mark.soak)],
+    [
+        pytest.param(0, marks=pytest.mark.soak),
+        pytest.param(2, marks=pytest.mark.long),
+        3,
+        pytest.param(7, marks=pytest.mark.soak),
+    ],
     ids=["empty", "shorter", "equal", "longer"],
 )
 def test_a_checkpoint_is_of_its_own_stream_alone(
@@ -456,6 +461,7 @@ def test_each_key_in_order_while_the_stream_is_scaled(
     assert len({(event.segment or 0) >> 32 for event in queries.events}) >= 7
 
 
+@pytest.mark.long
 def test_an_error_of_the_planner_ends_the_query(
     spark: SparkSession, tmp_path: Path, bootstrap: str
 ) -> None:

@@ -28,6 +28,7 @@ class Context:
     pythonExec: str = sys.executable
 
 
+@pytest.mark.long
 @pytest.mark.slow(3)
 def test_workers_import_what_is_installed(spark: SparkSession) -> None:
     def look(_: int) -> tuple[str, str]:
