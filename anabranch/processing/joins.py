@@ -129,19 +129,23 @@ class Join(Spans):
             return
         row = batch.get(task, place) or _NO_ROW
         found, end = self._found(row, right, time)
-        raw = at.value
-        value, flags = (b"", right) if raw is None else (raw, right | _HAS_VALUE)
-        *_, commit, segment, partition, offset = event
-        added = _ADDED.pack(
-            time, _WAITING.size + len(value), flags | _MATCHED if found else flags,
-            commit, segment, partition, offset,
-        )  # fmt: skip
+        data = bytearray(row)
         (armed,) = HEAD.unpack_from(row)
         if not armed or over + 1 < armed:
-            row = HEAD.pack(self.arm(at, task, place, armed, over + 1)) + row[HEAD.size :]
+            HEAD.pack_into(data, 0, self.arm(at, task, place, armed, over + 1))
+        value, flags = at.value, right
+        if value is not None:
+            flags |= _HAS_VALUE
         if found:
-            row = _matched(row, found)
-        self._set(at, task, place, b"".join((row[:end], added, value, row[end:])))
+            flags |= _MATCHED
+            for begin in found:
+                data[begin + ENTRY.size] |= _MATCHED
+        head = _ADDED.pack(
+            time, _WAITING.size + len(value or b""), flags, event.commit_timestamp, event.segment_id,
+            event.partition, event.offset,
+        )  # fmt: skip
+        before, rest = (data, b"") if end == len(data) else (data[:end], data[end:])
+        self._set(at, task, place, b"".join((before, head, value or b"", rest)))
         if found:
             self._call_with(at, right, event, row, found)
 
@@ -237,14 +241,6 @@ def _entry_at(row: bytes, place: int) -> Entry:
     time, size = ENTRY.unpack_from(row, place)
     begin = place + ENTRY.size
     return time, row[begin : begin + size]
-
-
-def _matched(row: bytes, found: Sequence[int]) -> bytes:
-    """A row with a mark at the entries that begin at these places."""
-    data = bytearray(row)
-    for place in found:
-        data[place + ENTRY.size] |= _MATCHED
-    return bytes(data)
 
 
 class KeyJoin(Keyed):
