@@ -469,11 +469,12 @@ class HandlerContext:
     errors of asyncio tasks that write after the event is done. ``seen``: how often `Handlers.slow_tasks` has found
     the call at work on its event. ``begins``: whether the call waits for its batch's snapshot, which would take as
     long for any other event. ``removals``: raised whenever rows that the call has found may be deleted.
+    ``placed``: whether the task is surely that of the key.
     """
 
     __slots__ = (
-        "batch", "begins", "key", "name", "over", "own_key", "removals", "seen", "strays", "task", "timestamp",
-        "undo", "value", "waited",
+        "batch", "begins", "key", "name", "over", "own_key", "placed", "removals", "seen", "strays", "task",
+        "timestamp", "undo", "value", "waited",
     )  # fmt: skip
 
     def __init__(self, batch: WorkBatch) -> None:
@@ -486,7 +487,7 @@ class HandlerContext:
         self.value: bytes | None = None
         # An event of a join that waited, and its undecoded value.
         self.waited: tuple[Event, bytes | None] | None = None
-        self.over = self.own_key = self.begins = False
+        self.over = self.own_key = self.begins = self.placed = False
         self.strays: list[IllegalState] | None = None
         self.undo: list[Undo] = []
 

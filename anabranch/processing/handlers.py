@@ -317,6 +317,7 @@ class Handlers:
     def _batch(self, at: HandlerContext, piece: Piece, registered: Sequence[Registered]) -> None:
         # A partition of a plain topic belongs to one task; an Arrow batch of a stream has events of several.
         at.task = piece.tasks[0] if is_plain(piece.stream) and piece.tasks else -1
+        at.placed = False
         at.key = at.timestamp = None
         at.seen = 0
 
@@ -360,7 +361,7 @@ class Handlers:
     def _in_turn(self, at: HandlerContext, piece: Piece, registered: Sequence[Registered]) -> int:
         """Call the handlers with one event after another. Returns how many there was time for."""
         given, size = _given(piece), len(piece.tasks)
-        at.seen = 0
+        at.seen, at.placed = 0, piece.placed
         calls, decode = [one.call for one in registered], self._app.inputs[piece.stream].decode
         undo, monotonic = at.undo, self.monotonic
         event: Event | None = None

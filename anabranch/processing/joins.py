@@ -100,6 +100,9 @@ class Join(Spans):
         check_plain(f"join {name}:", call)
         self.keys = left.key
         self._sides, self._within, self.late, self._call = (left, right), within, late, call
+        # By side: how long an event waits, and how long before and after it the other one's time may be.
+        self._reach = within.reach(0), within.reach(_RIGHT)
+        self._near = (within.before, within.after), (within.after, within.before)
 
     @property
     def kind(self) -> str:
@@ -116,61 +119,65 @@ class Join(Spans):
         self._take(1, event)
 
     def _take(self, right: int, event: Event) -> None:
-        at, within = current_context(), self._within
+        at = current_context()
+        batch = at.batch
         task, place = self.place_of(at, event)
-        now, time = event_time(at.batch, task), max(event.timestamp, 0)
-        over = time + within.reach(right)
-        if over < now or at.batch.is_ahead(event):
+        time = max(event.timestamp, 0)
+        over = time + self._reach[right]
+        if over < event_time(batch, task) or batch.is_ahead(event):
             self.note_late(at, event)
             return
-        data = bytearray(at.batch.get(task, place) or _NO_ROW)
-        found, end = self._found(data, right, time)
-        flags = (_MATCHED if found else 0) | (right if at.value is None else right | _HAS_VALUE)
-        value = at.value or b""
-        data[end:end] = value
-        data[end:end] = _ADDED.pack(
-            time, _WAITING.size + len(value), flags, event.commit_timestamp, event.segment_id,
-            event.partition, event.offset,
-        )  # fmt: skip
-        (armed,) = HEAD.unpack_from(data)
+        row = batch.get(task, place) or _NO_ROW
+        found, end = self._found(row, right, time)
+        data = bytearray(row)
+        (armed,) = HEAD.unpack_from(row)
         if not armed or over + 1 < armed:
             HEAD.pack_into(data, 0, self.arm(at, task, place, armed, over + 1))
-        self._set(at, task, place, bytes(data))
+        value, flags = at.value, right
+        if value is not None:
+            flags |= _HAS_VALUE
         if found:
-            self._call_with(at, right, event, found)
+            flags |= _MATCHED
+            for begin in found:
+                data[begin + ENTRY.size] |= _MATCHED
+        head = _ADDED.pack(
+            time, _WAITING.size + len(value or b""), flags, event.commit_timestamp, event.segment_id,
+            event.partition, event.offset,
+        )  # fmt: skip
+        before, rest = (data, b"") if end == len(data) else (data[:end], data[end:])
+        self._set(at, task, place, b"".join((before, head, value or b"", rest)))
+        if found:
+            self._call_with(at, right, event, row, found)
 
     def _call_with(
-        self, at: HandlerContext, right: int, event: Event, found: Sequence[Entry]
+        self, at: HandlerContext, right: int, event: Event, row: bytes, found: Sequence[int]
     ) -> None:
-        """Call the function with an event and each event that waited for it."""
+        """Call the function with an event and each event that waited for it. ``found``: as of `_found`."""
         own, call = at.timestamp, self._call
-        for entry in found:
-            first, _ = at.waited = self._waited(entry, event.key)
+        for place in found:
+            first, _ = at.waited = self._waited(_entry_at(row, place), event.key)
             at.timestamp = max(event.timestamp, first.timestamp)
             result = call(first, event) if right else call(event, first)
             if result is not None:
                 check_result(call, result)
         at.timestamp, at.waited = own, None
 
-    def _found(self, data: bytearray, right: int, time: int) -> tuple[list[Entry], int]:
-        """The waiting events of the other side that are near a time, which are then marked as matched.
+    def _found(self, row: bytes, right: int, time: int) -> tuple[list[int], int]:
+        """Where the waiting events of the other side that are near a time begin in the row.
 
-        ``data``: the row. Returns also the place for an event of this time, after those of the same time.
+        Returns also the place for an event of this time, after those of the same time.
         """
-        within, other = self._within, _RIGHT - right
-        low, high = (within.after, within.before) if right else (within.before, within.after)
-        first, last, found = time - low, time + high, list[Entry]()
-        place, end, size_of_head, unpack = HEAD.size, len(data), ENTRY.size, _FLAGGED.unpack_from
+        before, after_it = self._near[right]
+        found: list[int] = []
+        place, end, unpack = HEAD.size, len(row), _FLAGGED.unpack_from
         own = end
         while place < end:
-            when, size, flags = unpack(data, place)
-            begin, after_it = place + size_of_head, place + size_of_head + size
+            when, size, flags = unpack(row, place)
             if when > time and own == end:
                 own = place
-            if flags & _RIGHT == other and first <= when <= last:
-                found.append((when, bytes(data[begin:after_it])))
-                data[begin] = flags | _MATCHED
-            place = after_it
+            if flags & _RIGHT != right and -before <= when - time <= after_it:
+                found.append(place)
+            place += ENTRY.size + size
         return found, own
 
     def _waited(self, entry: Entry, key: Any) -> tuple[Event[Any, Any], bytes | None]:
@@ -186,7 +193,7 @@ class Join(Spans):
         return _make(Event, fields), raw
 
     def _due_of(self, entry: Entry) -> int:
-        return entry[0] + self._within.reach(entry[1][0] & _RIGHT) + 1
+        return entry[0] + self._reach[entry[1][0] & _RIGHT] + 1
 
     def first_due(self, entries: list[Entry]) -> int | None:
         # Entries are in order of time, so that of each side the first one is due first.
@@ -227,6 +234,13 @@ class Join(Spans):
         """As of `Keyed`: a key, and stream, time and value of the events that wait."""
         events = (self._waited(entry, row)[0] for entry in entries_of(data))
         return row, [(event.stream, event.timestamp, event.value) for event in events]
+
+
+def _entry_at(row: bytes, place: int) -> Entry:
+    """The entry that begins at a place of a row."""
+    time, size = ENTRY.unpack_from(row, place)
+    begin = place + ENTRY.size
+    return time, row[begin : begin + size]
 
 
 class KeyJoin(Keyed):

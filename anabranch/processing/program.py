@@ -65,14 +65,14 @@ class Output:
         Raises: IllegalState (not called by a handler), InvalidArgument.
         """
         at = current_context()
-        if self._text_keys and isinstance(key, str):
-            key = key.encode()
         if self._raw_keys and key.__class__ is bytes and value is not None:
             try:  # the fast path of what follows
                 value = self._encode_value(value)
             except Exception:  # noqa: BLE001 - `encode` names the codec
                 _, value = self._encode(key, value)
         else:
+            if self._text_keys and isinstance(key, str):
+                key = key.encode()
             key, value = self._encode(key, value)
         time = copied_time(at.timestamp) if timestamp is None else timestamp
         at.write(self.stream, (value, key, headers, time))

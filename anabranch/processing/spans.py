@@ -57,7 +57,8 @@ class Row:
 
     def __init__(self, at: HandlerContext, task: int, row: bytes) -> None:
         self.at, self.task, self.row = at, task, row
-        self.armed, self.entries = 0, list[Entry]()
+        self.armed = 0
+        self.entries: list[Entry] = []  # `list[Entry]()` would take longer than to read a row
         data = at.batch.get(task, row)
         if data is None:
             return
@@ -82,7 +83,8 @@ class Row:
 
 def entries_of(data: bytes) -> list[Entry]:
     """The entries of a stored row."""
-    found, place, end, unpack = list[Entry](), HEAD.size, len(data), ENTRY.unpack_from
+    found: list[Entry] = []
+    place, end, unpack = HEAD.size, len(data), ENTRY.unpack_from
     while place < end:
         time, size = unpack(data, place)
         place += ENTRY.size + size
@@ -286,7 +288,9 @@ class Sessions(Spans):
         """The sessions that an event joins, as one, taken out of the row; None for a late event."""
         row = self.row_of(event)
         now, time = event_time(row.at.batch, row.task), max(event.timestamp, 0)
-        near, others, gap = list[Entry](), list[Entry](), self._gap
+        near: list[Entry] = []
+        others: list[Entry] = []
+        gap = self._gap
         for entry in row.entries:
             is_near = entry[0] - gap < time < int.from_bytes(entry[1][: _END.size], "big") + gap
             (near if is_near else others).append(entry)

@@ -262,29 +262,32 @@ class Window:
     @property
     def value(self) -> Any:
         """The value; None if it is not set yet. Setting it raises `IllegalState` once the window is closed."""
-        windows, at = self._windows, self._place()
+        at = current_context()
+        if at is not self._at or at.task != self._task:
+            self._find(at)
         data = at.batch.get(self._task, self._row)
         if data is None:
             return None
         self._found = at.removals
-        return windows.result(windows.decoded(data))
+        windows = self._windows
+        state = windows.decoded(data)
+        return state if windows.into is None else windows.result(state)
 
     @value.setter
     def value(self, value: Any) -> None:
         if self._closed:
             self._windows.refuse(self.start)
-        at = self._place()
+        at = current_context()
+        if at is not self._at or at.task != self._task:
+            self._find(at)
         exists = self._found == at.removals
         self._windows.put(at, self._row, self.start, value, exists=exists)
         self._found = at.removals
 
-    def _place(self) -> HandlerContext:
-        """Find out the window's row, once in a call of a handler. Returns that call."""
-        at = current_context()
-        if at is not self._at or at.task != self._task:
-            self._task, self._row = self._windows.row(at, self.raw, self.start)
-            self._at, self._found = at, -1
-        return at
+    def _find(self, at: HandlerContext) -> None:
+        """Find out the window's row, once in a call of a handler."""
+        self._task, self._row = self._windows.row(at, self.raw, self.start)
+        self._at, self._found = at, -1
 
 
 class Windows(Timed):
@@ -307,6 +310,7 @@ class Windows(Timed):
         self.size = round(size * 1000)
         self._every = round((every or size) * 1000)
         self._grace = round(grace * 1000)
+        self._kept = self.size + self._grace  # from a window's begin until it closes
         self.late, self.decoded = late, codec.decode
         self._closed: Callable[[Window], Any] | None = None
 
@@ -331,7 +335,10 @@ class Windows(Timed):
         """
         at = current_context()
         key = self._raw(at, event)
-        known = at if at.batch.known.get(key) == at.task and not at.own_key else None
+        if at.placed and key is at.key:
+            known: HandlerContext | None = at
+        else:
+            known = at if at.batch.known.get(key) == at.task and not at.own_key else None
         return iter([Window(self, key, start, known) for start in self._open(at, event)])
 
     def add(self, event: Event) -> None:
@@ -357,10 +364,10 @@ class Windows(Timed):
             self.note_late(at, event)
             return ()
         # Windows that begin at this time or earlier are closed.
-        over = event_time(at.batch, at.task) - self.size - self._grace
-        time = max(event.timestamp, 0)
-        last = time - time % self._every
-        if self._every == self.size and last > over:
+        over = event_time(at.batch, at.task) - self._kept
+        time, every = max(event.timestamp, 0), self._every
+        last = time - time % every
+        if every == self.size and last > over:
             return (last,)
         first = max(0, last - (self.size - 1) // self._every * self._every)
         starts = [
@@ -402,7 +409,7 @@ class Windows(Timed):
         """
         task = at.task
         if not exists and at.batch.get(task, row) is None:
-            closes = start + self.size + self._grace
+            closes = start + self._kept
             if closes <= event_time(at.batch, task):
                 self.refuse(start)
             _put_due(at, task, _DUE, closes, row)
@@ -588,7 +595,7 @@ class TimeOfTasks:
         """Fire one timer, or write a dead letter instead. ``size``: bytes before the time in a row."""
         due, place = int.from_bytes(row[size : size + _SIZE], "big"), row[size + _SIZE :]
 
-        at.seen = 0
+        at.seen, at.placed = 0, False
         at.removals += 1
 
         def fire() -> None:

@@ -27,11 +27,15 @@ def count_within(ends: Longs, room: int) -> int:
 
 @dataclass(slots=True)
 class Slice:
-    """Some events of a run. ``places``: their places in the run, rising; None: all. ``tasks``: of each event."""
+    """Some events of a run. ``places``: their places in the run, rising; None: all. ``tasks``: of each event.
+
+    ``placed``: whether the task of each event that has a key is surely the task of that key.
+    """
 
     run: Run
     tasks: list[int]
     places: Longs | None = None
+    placed: bool = False
 
     def ends(self) -> Longs:
         """For each event, the bytes of all events up to and including it."""
@@ -43,7 +47,9 @@ class Slice:
         """The first ``at`` events, and the others."""
         places = np.arange(len(self.tasks)) if self.places is None else self.places
         halves = slice(at), slice(at, None)
-        first, rest = (Slice(self.run, self.tasks[half], places[half]) for half in halves)
+        first, rest = (
+            Slice(self.run, self.tasks[half], places[half], self.placed) for half in halves
+        )
         return first, rest
 
     def first(self) -> int:
@@ -149,6 +155,11 @@ class Piece(NamedTuple):
             part = events.order[segment]
             rest = rest._replace(before=Place(events.record, part, offset + 1, segment, since))
         return self._replace(events=handled, tasks=self.tasks[:at], whole=False), rest
+
+    @property
+    def placed(self) -> bool:
+        """As of `Slice`."""
+        return isinstance(self.events, Slices) and all(one.placed for one in self.events.slices)
 
     def timestamps(self) -> list[int]:
         """The timestamp of each event, in Unix milliseconds."""

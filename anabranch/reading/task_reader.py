@@ -365,7 +365,8 @@ class TaskReader(Iteration[Event]):
             offsets = run.offsets
             keys = run.block.keys(run.low, run.low + len(offsets))
             tasks = one.assignment.tasks_of(keys, offsets, ranges[segment])
-            if one.assignment.misplaced:
+            placed = not one.assignment.misplaced
+            if not placed:
                 self.misplaced[one.stream] += one.assignment.misplaced
                 one.assignment.misplaced = 0
             here = offset, order[segment]
@@ -374,9 +375,9 @@ class TaskReader(Iteration[Event]):
                 begun[task] = max(begun[task], end_of(place, here))
             places = np.flatnonzero(self._ours[tasks] & (np.array(offsets) >= begun[tasks]))
             if len(places) == len(offsets):
-                yield Slice(run, tasks.tolist())
+                yield Slice(run, tasks.tolist(), placed=placed)
             elif len(places):
-                yield Slice(run, tasks[places].tolist(), places)
+                yield Slice(run, tasks[places].tolist(), places, placed)
 
     # -- cuts -----------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -14,6 +14,7 @@ from anabranch.errors import IllegalState, SnapshotExpired, UnknownStream
 from anabranch.ports import LogUnavailable, TopicPartition, TopicSpec
 from anabranch.processing.plain import PlainReader
 from anabranch.protocol.legal_names import PLAIN
+from anabranch.protocol.partitioner import SPACE, task_of
 from anabranch.protocol.schemas.records import (
     CreateProcessor,
     EpochRecord,
@@ -249,3 +250,27 @@ def test_a_small_commit_and_its_events_come_with_one_request(
                 pieces = reader.cut(clock.monotonic() + 1, 1 << 20)
             assert [event.value for piece in pieces for event in piece.events] == [b"%d" % number]
     assert asked == [2], "the history, and the events' partition"
+
+
+@pytest.mark.parametrize("high", [SPACE, SPACE // 2])
+def test_a_piece_says_whether_each_task_is_that_of_the_key(
+    monkeypatch: pytest.MonkeyPatch, high: int
+) -> None:
+    """Stores believe it. Keys above ``high`` are outside of their segment, as another client hashed them."""
+    world = World()
+    client, clock = world.client, world.clock
+    client.create_stream("nyc/a", 1)
+    make = CreateProcessor("nyc/p", 2, (ProcessorInput("nyc/a", "", 0, 0),))
+    client._processors.ask("nyc/p", make, clock.monotonic() + 10)
+    monkeypatch.setattr(Assignment, "ranges", lambda self, _: defaultdict(lambda: (0, high)))
+    ports: Any = ReaderPorts(lambda _: world.cluster.log("reader"), None, clock)  # type: ignore[arg-type]
+    ownership = client.take_tasks("nyc/p")
+    with TaskReader(ports, ["nyc/a"], ownership, None, 30.0, NEVER_ASKED) as reader:
+        with client.begin("nyc") as txn:
+            txn.write_many("nyc/a", [(b"", b"%d" % number) for number in range(20)])
+            txn.commit()
+        pieces = reader.cut(clock.monotonic() + 1, 1 << 20)
+    wanted = [task_of(event.key or b"", 2) for piece in pieces for event in piece.events]
+    found = [task for piece in pieces for task in piece.tasks]
+    assert sum(found) == (sum(wanted) if high == SPACE else 0) and sum(wanted) > 0
+    assert [piece.placed for piece in pieces] == [found == wanted]
