@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner
 
 import anabranch
@@ -52,6 +53,7 @@ class Source:
         return done.stderr
 
     def produce(self, topic: str) -> None:
+        """One record, by a Kafka producer."""
         producer = Producer({"bootstrap.servers": self.bootstrap})
         producer.produce(topic, b"oslo", b"k")
         assert producer.flush(30) == 0
@@ -78,6 +80,8 @@ def by_load(source: Source) -> str:
 
 def by_a_bridge(source: Source) -> str:
     topic = f"{source.scope}-plain"
+    admin = AdminClient({"bootstrap.servers": source.bootstrap})
+    admin.create_topics([NewTopic(topic, 1)])[topic].result()
     source.produce(topic)
     return source.run("bridge", topic, "--stream", source.name, "--tasks", "1", "--once")
 
