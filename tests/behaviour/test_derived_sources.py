@@ -3,6 +3,8 @@
 Processors with `app.table` derive, which tests/processing/test_tables.py has.
 """
 
+# ruff: noqa: PT012 (what a `with` of ours does at its end is what is tested)
+
 from __future__ import annotations
 
 import sqlite3
@@ -95,9 +97,13 @@ def by_a_processor_s_output(source: Source) -> str:
     app = Processor(f"{source.scope}/p", tasks=1)
     orders = app.output(source.name)
     app.on(app.input(given))(lambda event: orders.write(event.value, event.key))
-    with tempfile.TemporaryDirectory() as folder, closing(
-        Worker(app, source.client, Path(folder), tasks=AllTasks([0]), threads=False)
-    ) as worker, pytest.raises(DerivationMissing) as refused:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(
+            Worker(app, source.client, Path(folder), tasks=AllTasks([0]), threads=False)
+        ) as worker,
+        pytest.raises(DerivationMissing) as refused,
+    ):
         worker.run()
     return repr(refused.value)
 

@@ -61,7 +61,7 @@ class Shop:
             self.tape.commit(txn, txn_id, at, count, writers=["own"])
 
     def derive(self, *entries: tuple[int, str], through: int = 0) -> None:
-        """A commit of a worker: each entry as of a commit of the source. ``through``: all up to this one is there."""
+        """A commit of a worker: each entry as of a commit of the source. ``through``: all up to it is there."""
         self._count += 1
         number, log = self._count, self._log[LATER]
         start, txn_id = 2 * len(log), f"{number:x}" * 32
