@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,13 +65,13 @@ class Source:
 def source(
     client: anabranch.Client, operator: anabranch.Client, cluster: Cluster, unique: str,
     tmp_path: Path,
-) -> Iterator[Source]:  # fmt: skip
+) -> Source:  # fmt: skip
     operator.feature_level(raise_to=LEVEL)
     client.create_table(f"{unique}/orders", 1)
     operator.grant("open", f"{unique}/*", "operate")
     with anabranch.connect(cluster.bootstrap) as deriving:
         deriving.derive(f"{unique}/orders", "by-city", lambda _, row: row)
-    yield Source(f"{unique}/orders", client, cluster.bootstrap, tmp_path)
+    return Source(f"{unique}/orders", client, cluster.bootstrap, tmp_path)
 
 
 def by_load(source: Source) -> str:
