@@ -43,7 +43,9 @@ def read_entries(history: History, report: Report) -> None:
                 for event in _within(derivation, number, start, end):
                     rows[event[1]] = event[2]
                     if derivation.type == ASYNCHRONOUS:
-                        derivation.events.append(EntryEvent(timestamp, event[1], event[2], event[4]))
+                        derivation.events.append(
+                            EntryEvent(timestamp, event[1], event[2], event[4])
+                        )
                     history.entries[event[3] or ""] += 1
             derivation.changes.append(EntryCommit(timestamp, tuple(ids), rows))
             if STATE in rows:
@@ -203,10 +205,14 @@ class _Later(_Replay):
 
     def __init__(self, history: History, report: Report, derivation: Derivation) -> None:
         super().__init__(history, report, derivation)
-        self._expected: dict[Entry, dict[int, bool]] = defaultdict(dict)  # whether it is there, since
+        self._expected: dict[Entry, dict[int, bool]] = defaultdict(
+            dict
+        )  # whether it is there, since
         self._came: dict[Entry, dict[int, bool]] = defaultdict(dict)
         self._written: dict[tuple[Entry, int], int] = {}  # when it was committed
-        self._through: list[tuple[int, int]] = []  # commits, and up to which one of the source all is there
+        self._through: list[
+            tuple[int, int]
+        ] = []  # commits, and up to which one of the source all is there
 
     def play(self, changes: dict[int, list[tuple[str, str | None]]]) -> None:
         for at in sorted(changes):

@@ -1,7 +1,7 @@
 """Derived tables: tiny histories in which entries follow from the rows of their source, or do not.
 
 Rows of s/a have ids of three parts: place, name, and a number. ``by-place`` is an index of the first part,
-``by-name`` is unique, ``sums`` has totals of the numbers by place.
+``by-name`` is unique, ``sums`` has totals of the numbers by place, and a worker derives ``later``, by the place.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ TABLE = Table()
 wrong, right = TABLE.wrong, TABLE.right
 SOURCE = "s/a"
 PLACE, NAME, PLACE_2 = "s/a-by-place-v1", "s/a-by-name-v1", "s/a-by-place-v2"
-SUMS = "s/a-sums-v1"
+SUMS, LATER = "s/a-sums-v1", "s/a-later-v1"
 _DECLARED: dict[str, tuple[str, int, str, list[int]]] = {
     PLACE: ("by-place", 1, "index", [0]),
     NAME: ("by-name", 1, "unique", [1]),
     PLACE_2: ("by-place", 2, "index", [0, 1]),
     SUMS: ("sums", 1, "totals", [0]),
+    LATER: ("later", 1, "asynchronous", [0]),
 }
 Rows = dict[str, str | None]
 
@@ -58,6 +59,21 @@ class Shop:
                 self._records[table].append([number, at, [txn_id], ranges])
         if rows:
             self.tape.commit(txn, txn_id, at, count, writers=["own"])
+
+    def derive(self, *entries: tuple[int, str], through: int = 0) -> None:
+        """A commit of a worker: each entry as of a commit of the source. ``through``: all up to it is there."""
+        self._count += 1
+        number, log = self._count, self._log[LATER]
+        start, txn_id = 2 * len(log), f"{number:x}" * 32
+        events: list[tuple[str, str | None, int | None]] = []
+        for at, one in entries:
+            [(key, row)] = index(one).items()
+            events.append((key, row, at))
+        if through:
+            events.append(("\0\1\0\1\1", through.to_bytes(8, "big").decode("latin-1"), None))
+        log += [[start + n, key, row, txn_id, at] for n, (key, row, at) in enumerate(events)]
+        ranges = [[0, start, start + len(events)]]
+        self._records[LATER].append([number, 10 * number, [txn_id], ranges])
 
     def end(self) -> None:
         for table, log in self._log.items():
@@ -400,6 +416,76 @@ def a_log_that_was_not_read(tape: Tape) -> None:
     shop = ready(tape, PLACE)
     shop.commit({"a": "oslo/ann/1"})
     del shop._log[PLACE]
+    shop.end()
+
+
+def later(tape: Tape) -> Shop:
+    """Row a comes at 10, and changes at 20."""
+    shop = Shop(tape, LATER)
+    shop.commit({"a": "oslo/ann/1"})
+    shop.commit({"a": "rome/ann/2"})
+    return shop
+
+
+@right
+def derived_later(tape: Tape) -> None:
+    shop = later(tape)
+    shop.derive((10, "oslo a"), (20, "-oslo a"), (20, "rome a"), through=20)
+    shop.commit({"b": "oslo/bob/3"})  # at 40, and no worker comes to it
+    shop.look_up("q", "oslo", ("a", "oslo/ann/1"), at=10, of="later")
+    shop.end()
+
+
+@right
+def an_entry_that_comes_and_goes_in_one_commit(tape: Tape) -> None:
+    shop = later(tape)
+    shop.derive((10, "oslo a"), (10, "bonn a"), (10, "-bonn a"))
+    shop.derive((20, "-oslo a"), (20, "rome a"), through=20)
+    shop.end()
+
+
+@wrong("wrong-entry")
+def a_promised_entry_is_missing(tape: Tape) -> None:
+    shop = later(tape)
+    shop.derive((10, "oslo a"), (20, "-oslo a"), through=20)
+    shop.end()
+
+
+@wrong("wrong-entry")
+def an_entry_has_the_worker_s_time(tape: Tape) -> None:
+    shop = later(tape)
+    shop.derive((10, "oslo a"), (30, "-oslo a"), (20, "rome a"), through=20)
+    shop.end()
+
+
+@wrong("wrong-entry")
+def an_entry_comes_after_it_was_promised(tape: Tape) -> None:
+    shop = later(tape)
+    shop.derive((10, "oslo a"), (20, "-oslo a"), through=20)
+    shop.derive((20, "rome a"))
+    shop.end()
+
+
+@wrong("wrong-entry")
+def an_entry_is_derived_twice(tape: Tape) -> None:
+    shop = later(tape)
+    shop.derive((10, "oslo a"))
+    shop.derive((10, "oslo a"), (20, "-oslo a"), (20, "rome a"), through=20)
+    shop.end()
+
+
+@wrong("wrong-entry")
+def what_no_worker_writes(tape: Tape) -> None:
+    shop = later(tape)
+    shop.derive((10, "oslo a"), (20, "-oslo a"), (20, "rome a"))
+    shop._log[LATER][0][2] = "a"
+    shop.end()
+
+
+@wrong("snapshot-not-prefix")
+def a_look_up_before_it_is_derived(tape: Tape) -> None:
+    shop = later(tape)
+    shop.look_up("q", "rome", at=20, of="later")
     shop.end()
 
 

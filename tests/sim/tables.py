@@ -517,7 +517,9 @@ class OwnTableMachine(TableMachine, Generic[All]):
 def without_tables(picture: Picture) -> Iterator[None]:
     """Checks that know nothing of tables."""
     theirs = {*STREAMS, COUNTERS, CHAINED, BESIDE, GOODS, FLATS}
-    theirs |= {stream for stream in picture.history if stream.startswith((f"{GOODS}-", f"{FLATS}-"))}
+    theirs |= {
+        stream for stream in picture.history if stream.startswith((f"{GOODS}-", f"{FLATS}-"))
+    }
     history = {each: picture.history.pop(each) for each in theirs if each in picture.history}
     places = [place for place in picture.events if place[0] in theirs]
     events = {place: picture.events.pop(place) for place in places}

@@ -8,7 +8,10 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
+import anabranch
 from anabranch.errors import InvalidArgument
+from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.protocol.schemas.codec import LEVEL
 from anabranch.spark.options import Options
 from anabranch.spark.sink.writer import target_of
 from tests.spark.sink_place import Place, numbers, put_file, schema_of, stream_files
@@ -117,3 +120,17 @@ def test_refusals_come_from_the_driver(spark: SparkSession, place: Place, tmp_pa
     with pytest.raises(PySparkException, match="InvalidArgument: unknown option name"):
         stream_files(spark, place, tmp_path, name="x")
     assert place.transactions() == []
+
+
+def test_the_source_of_a_derived_table_is_refused(spark: SparkSession, place: Place) -> None:
+    """A task is: the sink does not run the function. Nothing of the others is committed."""
+    source = f"{place.scope}/orders"
+    with anabranch.connect(place.bootstrap, lane=ADMIN_LANE) as operator:
+        operator.feature_level(raise_to=LEVEL)
+        operator.grant("open", f"{place.scope}/*", "operate")
+    place.client.create_table(source)
+    with anabranch.connect(place.bootstrap) as deriving:
+        deriving.derive(source, "by-value", lambda _, row: row)
+    with pytest.raises(PySparkException, match=r"DerivationMissing: .*is the source of derivation"):
+        place.save(numbers(spark, 10), stream=source)
+    assert list(place.client.snapshot(source).read(source)) == []
