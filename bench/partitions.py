@@ -44,15 +44,14 @@ def run(*, quick: bool = False) -> dict[str, Any]:
 
 def streams_apart(client: anabranch.Client, count: int, name: str = "a") -> list[str]:
     """Make a stream at each of so many control partitions. Raises: RuntimeError (scopes are placed otherwise)."""
-    found: dict[int, str] = {}
-    for number in range(4 * count):  # the directory deals them in turn
-        stream = f"apart-{number}/{name}"
+    streams = [f"apart-{number}/{name}" for number in range(2 * count)]
+    for stream in streams:
         client.create_stream(stream, 2)
-        (place,) = client.control_partitions([stream]).values()
-        found.setdefault(place, stream)
-        if len(found) == count:
-            return [found[number] for number in sorted(found)]
-    raise RuntimeError(f"the streams are on control partitions {sorted(found)}")
+    served = client.control_partitions(streams)
+    found = {place: stream for stream, place in reversed(served.items())}
+    if len(found) != count:
+        raise RuntimeError(f"the streams are on control partitions {served}")
+    return [found[number] for number in sorted(found)]
 
 
 def _measure(

@@ -413,7 +413,7 @@ def controllers(bank: Bank) -> Iterator[list[ControllerProcess]]:
             lambda: (
                 {one for process in found for one in process.leading()} == set(range(PARTITIONS))
             ),
-            PATIENCE_S,
+            2 * PATIENCE_S,
         )
         yield found
 

@@ -385,7 +385,10 @@ def test_t1_a_participant_whose_clock_is_minutes_ahead_is_refused_by_name() -> N
     leaders.commit()
     assert leaders.settle() == "[commit A] ClockSkew"
     assert leaders[0].one_shot("B", event("nyc/a")) == "B COMMITTED 1"
+    assert leaders[1].one_shot("C", event("ber/a"), scope="ber") == "C COMMITTED 1"
     assert leaders.states() == ["OPEN", "OPEN"]
+    merged = {stream: [label for label, _ in its] for stream, its in leaders.merges().items()}
+    assert merged == {"nyc/a": ["B"], "ber/a": ["C"]}
 
 
 def test_what_comes_between_the_vote_and_the_decision_waits_and_is_merged_after_it() -> None:
