@@ -673,6 +673,7 @@ CATALOGUE: tuple[Mutant, ...] = (
            suite="tests/controller/test_levels.py"),
     Mutant("any feature level is set", decisions.any_level_is_set, simulated=False,
            suite="tests/core/test_features.py"),
+    Mutant("new control partitions have no lanes", decisions.grown_without_rights, quick=True, weather=GROWING),
     Mutant("new control partitions are used too early", decisions.used_too_early, simulated=False,
            suite="tests/core/test_streams.py"),
     Mutant("a commit is answered before its decision", decisions.answered_too_early, simulated=False,

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.client import receipts as written
+from anabranch.client.calls.admin import Administration
 from anabranch.client.session import Session
 from anabranch.controller import controller, durability
 from anabranch.controller.lanes import Replies
@@ -277,6 +278,11 @@ def any_level_is_set() -> Planted:
         turn.reply(to, FeatureLevel(level, LEVEL))
 
     return patch.dict(decide._DECISIONS, {SetFeatureLevel: set_any})
+
+
+def grown_without_rights() -> Planted:
+    """A new control partition does not get the lanes and grants of the others."""
+    return patch.object(Administration, "_make_alike", lambda *_: None)
 
 
 def used_too_early() -> Planted:

@@ -1,6 +1,7 @@
 """An operator lets the cluster grow by a control partition; then there is a stream in a scope of its own there.
 
-From then on transactions write to that stream, too. The operator may die, and repeats its calls until one succeeds.
+Each lane has to be able to write there, and from then on transactions write to that stream, too. The operator may
+die, and repeats its calls until one succeeds.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from anabranch.client.client import Client
-from anabranch.errors import InvalidArgument
-from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.errors import InvalidArgument, NotAuthorized
+from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.protocol.schemas.codec import LEVEL
 from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger
 from tests.sim.ports import client_ports
 from tests.sim.world import Process, World
-from tests.sim.writers import FINE, NEW, STREAMS
+from tests.sim.writers import FINE, NEW, STREAMS, commit_one
 
 if TYPE_CHECKING:
     from tests.sim.clients import Worker
@@ -40,6 +41,7 @@ class Grower:
         self._starts = 0
         self._until = 1 + faults.weather.control_partitions
         self._has_grown = False
+        self._writing: set[str] = set()  # lanes that have written to the new stream
         self.done = not faults.weather.grow_s
 
     def start(self) -> None:
@@ -59,7 +61,10 @@ class Grower:
         while not self.done:
             try:
                 self._go_on(client)
-            except FINE as error:
+            except (
+                NotAuthorized,
+                *FINE,
+            ) as error:  # an operator may have taken a lane's right away
                 self._world.note("grower", f"{type(error).__name__}: {error}"[:200])
             self._world.sleep(_PAUSE_S)
 
@@ -73,7 +78,17 @@ class Grower:
                     raise
             self._has_grown = True
         client.create_stream(NEW, STREAMS[NEW])
+        for lane in sorted({OPEN_LANE, *self._ledger.lanes} - self._writing):
+            self._write(lane)
+            self._writing.add(lane)
         self._ledger.streams.append(NEW)
         for worker in self._workers:
             worker.jobs += _JOBS
         self.done = True
+
+    def _write(self, lane: str) -> None:
+        ports = client_ports(self._cluster, self._world.current, self._ledger.prefix, lane)
+        client = Client(ports, timeout=_TIMEOUT_S, threads=False)
+        deal = self._ledger.open(NEW.split("/")[0], "one-shot")
+        deal.lane = lane
+        commit_one(self._world, self._ledger, client, deal, NEW, _TIMEOUT_S)
