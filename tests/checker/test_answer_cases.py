@@ -51,12 +51,25 @@ def later_than_what_all_its_scopes_had(tape: Tape) -> None:
     over_two_control_partitions(tape, 30)
 
 
-@wrong("non-monotone-timestamps")
-def two_scopes_gave_one_timestamp(tape: Tape) -> None:
+def of_one_timestamp(tape: Tape, other: str) -> None:
+    """Two transactions of two scopes; the first one also writes to a stream."""
     for name, txn_id, scope in (("t", ONE, "s"), ("u", TWO, "z")):
         tape.do(name, "begin", {"txn_id": txn_id}, txn=name, scope=scope)
-    for name, txn_id in (("t", ONE), ("u", TWO)):
-        tape.commit(name, txn_id, 20, 0, file=name)
+    tape.write("t", "a", stream=other, file="t")
+    tape.log(0, [0, "k", "a", ONE], stream=other)
+    tape.commits([1, 20, [ONE], [[0, 0, 1]]], stream=other)
+    tape.commit("t", ONE, 20, 1, file="t")
+    tape.commit("u", TWO, 20, 0, file="u")
+
+
+@wrong("non-monotone-timestamps")
+def two_control_partitions_gave_one_timestamp(tape: Tape) -> None:
+    of_one_timestamp(tape, "y/a")
+
+
+@right
+def two_that_share_nothing_gave_one_timestamp(tape: Tape) -> None:
+    of_one_timestamp(tape, "s/a")
 
 
 @wrong("non-monotone-timestamps")
