@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, KeysView, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from anabranch.core.stream_states import ACTIVE
 from anabranch.errors import AnabranchError, InvariantViolation
 from anabranch.ports import TopicPartition
 from anabranch.protocol import limits
+from anabranch.protocol.ids import NO_TXN
 from anabranch.protocol.legal_names import split_stream, state_stream
 from anabranch.reading import feed as feeds
 from anabranch.testing.memory.table import MemoryStore
@@ -84,7 +85,7 @@ _SETTLE_S = 4.0
 _TABLE_CHECKS = 0.1
 _COLLECT_S = 5.0
 _LONG_S = 86_400.0
-SPREAD = "transactions over control partitions"
+SPREAD = "commits over several control partitions"
 _DEATHS = ("crash", "full disk")
 
 
@@ -567,7 +568,7 @@ class _Run:
                 self.history.named(FINAL).note("drained", processor=work.name, streams=there)
         self.history.read_log(parts, histories, (*TABLES, GOODS, FLATS), derived)
         report = self.history.judged()
-        self.judged = dict(report.counts) | {SPREAD: len(picture.spread)}
+        self.judged = dict(report.counts) | {SPREAD: _spread(picture)}
         if not report.ok:
             examples = "; ".join(str(found) for found in report.anomalies[:3])
             raise Violation(f"the checker: {examples}", f"checker: {min(report.kinds)}")
@@ -637,6 +638,14 @@ class _Run:
             f"{what} of the log: "
             + ", ".join(f"{key.hex()}: {found.get(key)!r}" for key in different[:3]),
         )
+
+
+def _spread(picture: Picture) -> int:
+    """How many transactions were merged into streams of several control partitions."""
+    found: dict[bytes, set[int]] = defaultdict(set)
+    for stream, _, record in picture.commits():
+        found[record.txn_id].add(picture.scopes[split_stream(stream)[0]])
+    return sum(len(its) > 1 for txn_id, its in found.items() if txn_id != NO_TXN)
 
 
 _SMALL: tuple[tuple[ModuleType, str, int], ...] = (

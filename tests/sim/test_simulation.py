@@ -29,7 +29,7 @@ from tests.sim.check_clients import check_deal
 from tests.sim.held import KINDS, THINGS
 from tests.sim.ledger import Ledger
 from tests.sim.picture import Picture, Placed
-from tests.sim.simulation import simulate
+from tests.sim.simulation import SPREAD, simulate
 from tests.sim.weather import CLEAR, HOUR
 from tests.sim.world import Violation
 
@@ -50,6 +50,7 @@ FAULTS = frozenset(
         "late send",
         "leaderless",
         "lost checkpoint",
+        "lost message",
         "lost reply",
         "nonsense",
         "refusing",
@@ -77,6 +78,7 @@ JUDGED = (
     "events consumed",
     "reads of snapshots of tables",
     "reads that hold at their commit",
+    SPREAD,
 )
 
 PARTS = ("consumed", "name", "number", "changes", "open", "prepares", "ReservedByPrepared")

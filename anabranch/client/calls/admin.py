@@ -112,7 +112,14 @@ class Administration:
         left = 0
         for number, _ in parts:
             command = r.SetGrant(lane, pattern, change if number in rows else whole)
-            answer = self._session.ask(number, command, r.GrantList, deadline)
+            try:
+                answer = self._session.ask(number, command, r.GrantList, deadline)
+            except InvalidArgument as error:
+                if number == parts[0][0]:
+                    raise
+                raise NotReady(
+                    f"control partition {number} does not know lane {lane!r} yet, as the cluster grows: call again"
+                ) from error
             left |= answer.grants[0].rights
         return Grant(lane, pattern, right_words(left))
 

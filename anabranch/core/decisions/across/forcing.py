@@ -160,9 +160,10 @@ def _end_without(turn: Turn, command: r.Force, txn: OpenTxn) -> None:
         f"not answer: {command.reason!r}",
     )
     for number, one in gone.items():
-        counts = {"committed": 0, "left_out": one.committed + one.left_out}
         said = f"ended by force without control partition {number}"
-        after = replace(one, done=True, reason=said, **(counts if _is_decided(row) else {}))
+        after = replace(one, done=True, reason=said)
+        if _is_decided(row):
+            after = replace(after, committed=0, left_out=one.committed + one.left_out)
         turn.put(k.partition_key(row.txn_id, number), after)
 
 
