@@ -15,7 +15,9 @@ from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.fast import Unusual
 
 Write = Callable[[Any], bytes]
-Read = Callable[[bytes, int], tuple[Any, int]]  # takes the offset of a value; returns it, and its end
+Read = Callable[
+    [bytes, int], tuple[Any, int]
+]  # takes the offset of a value; returns it, and its end
 Form = tuple[Write, Read]
 _BOOLEANS = {False: b"\x00", True: b"\x01"}
 
