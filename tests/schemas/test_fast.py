@@ -1,6 +1,6 @@
-"""The hand-written codec of the hottest records, and the one that is made from schemas for all, do what fastavro does.
+"""The hand-written codec of the hottest records does what fastavro does, byte for byte, or leaves it to it.
 
-They agree with it byte for byte, or leave a record to it.
+So does the codec that is made from the schemas of all records.
 """
 
 import time

@@ -100,7 +100,7 @@ _NO_ENTRIES = _Line()
 class Holds:
     """The entries of all streams of a control partition. A transaction has one timestamp, on several streams.
 
-    A turn changes a draft, as of the other parts of the memory; the draft copies the dicts when it is changed first.
+    A turn changes a draft, as of the other parts of the memory. It copies the dicts when it is changed first.
     What a turn does depends on what ended, not on how many entries there are: each stream has its entries in order,
     and ``freed`` are the streams on which an entry ended since waiting commits were last looked at.
 
