@@ -263,7 +263,7 @@ class State:
         Raises: FeatureNotEnabled (the row has a higher feature level than the log; nothing was changed).
         """
         value = None if row is None else encode(row)
-        if value is not None:
+        if value is not None and value[0] > 1:
             self.check_level(value, "a")
         self._upsert(key, row, value)
         self._derive(key, row)

@@ -1,6 +1,6 @@
-"""The hand-written codec of the hottest records, and the one that is made from schemas for all, do what fastavro does.
+"""The hand-written codec of the hottest records does what fastavro does, byte for byte, or leaves it to it.
 
-They agree with it byte for byte, or leave a record to it.
+So does the codec that is made from the schemas of all records.
 """
 
 import time
@@ -222,7 +222,9 @@ def test_by_the_schema_is_read_what_fastavro_reads_and_nothing_more(
     "record",
     [
         r.VotesRow(1, "TIMESTAMP", True),
-        r.PendingCommitRow((r.Asker(b"c", 0, b"d", "open", False, True),), True, (), None, None, 0, None, PREPARE),
+        r.PendingCommitRow(
+            (r.Asker(b"c", 0, b"d", "open", False, True),), True, (), None, None, 0, None, PREPARE
+        ),
         r.AskVote(TXN_ID, r.TxnHead("nyc", "open", 1, NOW, b"s" * 32, 0), 1, "VOTE", False, ()),
         r.Vote(TXN_ID, 1, 1, "NO", 0, False, 0, 0, r.Refusal("NotReady", "")),
     ],

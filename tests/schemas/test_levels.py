@@ -70,7 +70,7 @@ def list_commands_of_level_2(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         level = {"level": 2} if name == "anabranch.ListCommands" else {}
         return load(self, name) | level
 
-    caches = codec.schema_of, codec._levels
+    caches = codec.schema_of, codec._levels, codec._form
     with monkeypatch.context() as patched:
         patched.setattr(codec._Packaged, "load", loaded)
         for cache in caches:

@@ -12,10 +12,13 @@ rows (`entry_of`), and forgets commits that wait here.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from anabranch.core.round import ReplyTo
+from anabranch.errors import check
 from anabranch.protocol.schemas import records as r
 
 # A waiting commit keeps the timestamp that it took for this long. If it kept none, it would never be merged into a
@@ -64,23 +67,62 @@ class WaitingShot(NamedTuple):
     streams: tuple[str, ...]
 
 
+class _Line(NamedTuple):
+    """The entries on a stream, by kind, the earliest first. It is replaced, never changed in place."""
+
+    open: tuple[Entry, ...] = ()
+    fixed: tuple[Entry, ...] = ()
+
+    def with_(self, entry: Entry) -> _Line:
+        if entry.fixed:
+            return self._replace(fixed=_added(self.fixed, entry))
+        return self._replace(open=_added(self.open, entry))
+
+    def without(self, entry: Entry) -> _Line:
+        if entry.fixed:
+            return self._replace(fixed=_removed(self.fixed, entry))
+        return self._replace(open=_removed(self.open, entry))
+
+
+def _added(line: tuple[Entry, ...], entry: Entry) -> tuple[Entry, ...]:
+    at = bisect_left(line, entry)
+    return (*line[:at], entry, *line[at:])
+
+
+def _removed(line: tuple[Entry, ...], entry: Entry) -> tuple[Entry, ...]:
+    at = bisect_left(line, entry)
+    return (*line[:at], *line[at + 1 :])
+
+
+_NO_ENTRIES = _Line()
+
+
 class Holds:
     """The entries of all streams of a control partition. A transaction has one timestamp, on several streams.
 
-    A turn changes a draft, as of the other parts of the memory. There are few entries, so a draft copies them all
-    when it is changed first. ``in_use``: whether there is anything at all; if not, nothing else needs to be asked.
-    ``time``: the highest timestamp that was taken here: hybrid time is not below it. ``shots``: waiting one-shots.
-    ``freed``: whether an entry ended in this turn.
+    A turn changes a draft, as of the other parts of the memory. It copies the dicts when it is changed first.
+    What a turn does depends on what ended, not on how many entries there are: each stream has its entries in order,
+    and ``freed`` are the streams on which an entry ended since waiting commits were last looked at.
+
+    ``in_use``: whether there is anything at all; if not, nothing else needs to be asked. ``time``: the highest
+    timestamp that was taken here: hybrid time is not below it. ``shots``: waiting one-shots; ``size``: their bytes.
     """
 
     # Shared by all that has no entries, so that a draft of those costs nothing.
-    _of: dict[str, dict[bytes, Entry]] = _NONE
-    _streams: dict[bytes, tuple[str, ...]] = _NONE
+    _of: dict[str, _Line] = _NONE
+    _entries: dict[bytes, tuple[Entry, tuple[str, ...]]] = _NONE
+    _taken: dict[bytes, int] = (
+        _NONE  # commits that took a timestamp: since when, the first one first
+    )
     # Commits that gave their timestamp back after `KEPT_MS`, and wait without one.
     _late: frozenset[bytes] = frozenset()
     shots: dict[bytes, WaitingShot] = _NONE
+    _waiters: dict[str, tuple[Entry, ...]] = (
+        _NONE  # of one-shots, by the streams for which they wait
+    )
+    size = 0
     in_use = False
-    freed = False
+    freed: frozenset[str] = frozenset()
     time = 0
     _shared = True  # whether the dicts are also of the holds below
 
@@ -93,8 +135,10 @@ class Holds:
 
     def follow(self, draft: Holds) -> None:
         """Apply the changes of a draft of this."""
-        self._of, self._streams, self._late = draft._of, draft._streams, draft._late
-        self.shots, self.in_use, self.time = draft.shots, draft.in_use, draft.time
+        self._of, self._entries, self._taken = draft._of, draft._entries, draft._taken
+        self._late, self.in_use, self.time = draft._late, draft.in_use, draft.time
+        self.shots, self._waiters, self.size = draft.shots, draft._waiters, draft.size
+        self.freed = draft.freed
         self._shared = True
 
     def rebase(self) -> None:
@@ -103,32 +147,43 @@ class Holds:
     def _own(self) -> None:
         """Copy what is shared, before a change."""
         if self._shared:
-            self._of = {stream: dict(its) for stream, its in self._of.items()}
-            self._streams, self.shots = dict(self._streams), dict(self.shots)
+            self._of, self._entries, self._taken = {**self._of}, {**self._entries}, {**self._taken}
+            self.shots, self._waiters = {**self.shots}, {**self._waiters}
             self._shared = False
 
     def _note(self) -> None:
-        self.in_use = bool(self._streams or self._late)
+        self.in_use = bool(self._entries or self._late)
 
     def put(self, txn_id: bytes, streams: Iterable[str], entry: Entry | None) -> None:
         """Replace the entry of a transaction; None: it is merged, aborted, or its timestamp is taken back."""
+        if entry is None and txn_id not in self._entries:
+            return
         self._own()
-        self.freed |= txn_id in self._streams
-        for stream in self._streams.pop(txn_id, ()):
-            its = self._of[stream]
-            del its[txn_id]
-            if not its:
-                del self._of[stream]
+        former, its = self._entries.pop(txn_id, (None, ()))
+        if former is not None:
+            self.freed |= {*its}
+            self._taken.pop(txn_id, None)
+            self._drop_waiter(txn_id, former)
+            for stream in its:
+                left = self._of[stream].without(former)
+                if left.open or left.fixed:
+                    self._of[stream] = left
+                else:
+                    del self._of[stream]
         if entry is not None:
-            self._streams[txn_id] = tuple(streams)
-            for stream in self._streams[txn_id]:
-                self._of.setdefault(stream, {})[txn_id] = entry
+            self._entries[txn_id] = entry, tuple(streams)
+            if entry.since_ms >= 0:
+                self._taken[txn_id] = entry.since_ms
+            for stream in self._entries[txn_id][1]:
+                self._of[stream] = self._of.get(stream, _NO_ENTRIES).with_(entry)
         self._note()
 
     def on(self, streams: Iterable[str] | None = None) -> Iterator[Entry]:
         """The entries on these streams; None: on all."""
         for stream in self._of if streams is None else streams:
-            yield from self._of.get(stream, {}).values()
+            line = self._of.get(stream, _NO_ENTRIES)
+            yield from line.open
+            yield from line.fixed
 
     @property
     def streams(self) -> int:
@@ -137,24 +192,27 @@ class Holds:
 
     def of(self, txn_id: bytes) -> Entry | None:
         """The entry of a transaction."""
-        streams = self._streams.get(txn_id)
-        return self._of[streams[0]][txn_id] if streams else None
+        found = self._entries.get(txn_id)
+        return found[0] if found and found[1] else None
 
     def open_on(self, stream: str) -> Entry | None:
         """The first open entry on a stream: its transaction is not decided."""
-        return min((one for one in self.on([stream]) if not one.fixed), default=None)
+        line = self._of.get(stream, _NO_ENTRIES)
+        return line.open[0] if line.open else None
 
     def first(
         self, streams: Iterable[str], at: int, txn_id: bytes = b""
     ) -> tuple[str, Entry] | None:
         """A stream, and the entry on it, for which a commit at a timestamp has to wait (H1); None: it may go."""
         for stream in streams:
-            for entry in self._of.get(stream, {}).values():
-                if entry.txn_id != txn_id and (
-                    (entry.timestamp, entry.txn_id) < (at, txn_id)
-                    if entry.fixed
-                    else entry.timestamp <= at
-                ):
+            if (line := self._of.get(stream)) is None:
+                continue
+            # Of each kind the first entry decides, or the second one if the first is its own.
+            for entry in line.open[:2]:
+                if entry.txn_id != txn_id and entry.timestamp <= at:
+                    return stream, entry
+            for entry in line.fixed[:2]:
+                if entry.txn_id != txn_id and (entry.timestamp, entry.txn_id) < (at, txn_id):
                     return stream, entry
         return None
 
@@ -195,8 +253,10 @@ class Holds:
         No client has received them. A one-shot is then refused. Another commit still waits, and gets a new one when
         it is merged.
         """
-        since_ms = now_ms - KEPT_MS
-        return self.take_back(e.txn_id for e in self.on() if 0 <= e.since_ms <= since_ms)
+        until_ms = now_ms - KEPT_MS
+        return self.take_back(
+            [txn_id for txn_id, _ in takewhile(lambda one: one[1] <= until_ms, self._taken.items())]
+        )
 
     def take_back(self, txn_ids: Iterable[bytes]) -> list[bytes]:
         """Take back the timestamps of these waiting commits, and return them."""
@@ -210,29 +270,67 @@ class Holds:
 
     def due_ms(self, now_ms: int) -> int | None:
         """Milliseconds until a timestamp is taken back; None: no commit has one."""
-        taken = [entry.since_ms for entry in self.on() if entry.since_ms >= 0]
-        return max(0, min(taken) + KEPT_MS - now_ms) if taken else None
+        since_ms = next(iter(self._taken.values()), None)
+        return None if since_ms is None else max(0, since_ms + KEPT_MS - now_ms)
 
     def wait(self, txn_id: bytes, shot: WaitingShot) -> None:
         """Keep a one-shot that waits with its timestamp, in place of a former copy of its command."""
+        self.take_shot(txn_id)
+        entry = self.of(txn_id)
+        check(entry is not None, "a one-shot waits without a timestamp")
+        if entry is None:
+            return
         self._own()
         self.shots[txn_id] = shot
+        self.size += shot.size
+        for stream in {*shot.streams}:
+            self._waiters[stream] = _added(self._waiters.get(stream, ()), entry)
 
-    def take_shot(self, txn_id: bytes) -> WaitingShot:
-        """A waiting one-shot, which is decided again now; its timestamp stays."""
+    def take_shot(self, txn_id: bytes) -> None:
+        """Let a one-shot wait no longer, as it is decided again now, or refused; its timestamp stays."""
+        if txn_id not in self.shots:
+            return
         self._own()
-        return self.shots.pop(txn_id)
+        if (entry := self.of(txn_id)) is not None:
+            self._drop_waiter(txn_id, entry)
+        self.size -= self.shots.pop(txn_id).size
+
+    def _drop_waiter(self, txn_id: bytes, entry: Entry) -> None:
+        shot = self.shots.get(txn_id)
+        for stream in {*shot.streams} if shot is not None else ():
+            left = _removed(self._waiters[stream], entry)
+            if left:
+                self._waiters[stream] = left
+            else:
+                del self._waiters[stream]
+
+    def shots_on(self, streams: Iterable[str]) -> list[Entry]:
+        """The one-shots that wait for these streams, and that may go as far as these streams are concerned."""
+        found = set()
+        for stream in streams:
+            line, waiters = self._of.get(stream, _NO_ENTRIES), self._waiters.get(stream, ())
+            ends = [entry.timestamp for entry in line.open[:1]]
+            ends += [one.timestamp for one in line.fixed[:1] if one.txn_id not in self.shots]
+            end = min(ends, default=None)
+            found |= {*takewhile(lambda one, end=end: end is None or one.timestamp <= end, waiters)}
+        return sorted(found)
 
     def give_up(self, txn_id: bytes) -> None:
         """Forget a commit that waits, because it is merged, refused or aborted."""
+        self.take_shot(txn_id)
         self.put(txn_id, (), None)
         self._late -= {txn_id}
-        self.shots.pop(txn_id, None)
         self._note()
 
     def safe_time(self, hybrid_time: int, streams: Collection[str] | None = None) -> int:
         """The time up to which nothing more will be merged into these streams (None: into any) (H5)."""
-        return min([hybrid_time, *[entry.timestamp - 1 for entry in self.on(streams)]])
+        lines = [
+            self._of.get(one, _NO_ENTRIES) for one in (self._of if streams is None else streams)
+        ]
+        firsts = [
+            entry.timestamp - 1 for line in lines for entry in (*line.open[:1], *line.fixed[:1])
+        ]
+        return min([hybrid_time, *firsts])
 
 
 def instant(answers: Mapping[int, int], seen: int, at: int | None = None) -> tuple[int, list[int]]:

@@ -121,6 +121,9 @@ class _Locked:
                 yield point, owner
 
 
+_NO_LOCKS = TxnLocks()
+
+
 @dataclass(slots=True)
 class LockTable:
     """The registered locks of all open transactions."""
@@ -146,8 +149,8 @@ class LockTable:
         self.count = 0
 
     def of(self, txn_id: bytes) -> TxnLocks:
-        """A transaction's locks; empty if it has none."""
-        return self.sets.get(txn_id) or TxnLocks()
+        """A transaction's locks, to be read alone; empty if it has none."""
+        return self.sets.get(txn_id, _NO_LOCKS)
 
     def follow(self, txn_id: bytes, row: r.TxnRow, *, merged: bool) -> None:
         """Follow the row of an open transaction. A PREPARED transaction does not read any more.

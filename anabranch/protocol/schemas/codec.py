@@ -195,6 +195,8 @@ def _levels(cls: Any) -> Callable[[Any], int] | None:
     least = least_level(cls)
     if not kept and least == 1:
         return None
+    if least == LEVEL:
+        return lambda _: least
 
     def find(record: Any) -> int:
         level = least

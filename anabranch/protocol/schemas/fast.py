@@ -293,7 +293,11 @@ def _consumed(consumed: r.Consumed) -> bytes:
 
 def _task_step(step: r.TaskStep) -> bytes:
     return b"".join(
-        (write_all(step.tasks, write_int), _once(step.sequence), write_all(step.positions, _task_position))
+        (
+            write_all(step.tasks, write_int),
+            _once(step.sequence),
+            write_all(step.positions, _task_position),
+        )
     )
 
 
@@ -387,7 +391,11 @@ def _write_reply(record: r.Reply) -> bytes:
             write_long(found.finished_ms),
             write_int(found.keepalive_ms),
             streams,
-            _END + _END + write_name(found.owner) + write_long(found.prepared_ms) + write_bytes(found.prepared_by),
+            _END
+            + _END
+            + write_name(found.owner)
+            + write_long(found.prepared_ms)
+            + write_bytes(found.prepared_by),
             write_all(found.tables, _table_time) + _NO_READS,
         )
     )
@@ -420,7 +428,9 @@ def _write_round_row(row: r.RoundRow) -> bytes:
 
 
 def _write_table_row(row: r.TableRow) -> bytes:
-    return b"".join((_TABLE_ROW, write_long(row.last), write_long(row.unknown), write_long(row.bounded)))
+    return b"".join(
+        (_TABLE_ROW, write_long(row.last), write_long(row.unknown), write_long(row.bounded))
+    )
 
 
 def _write_commit_record(record: r.CommitRecord) -> bytes:

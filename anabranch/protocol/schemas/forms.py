@@ -1,7 +1,7 @@
-"""Codecs of all records, made from their schemas out of the parts in `fast`: quicker than fastavro's general code.
+"""Codecs of records, made from their schemas out of the parts in `fast`: quicker than fastavro's general code.
 
-`codec` tries the handwritten functions in `fast` first, then these, then fastavro. Here, too, a form that is not the
-common one is declined (`fast.DECLINED`), so only fastavro decides what is accepted, and results equal fastavro's.
+`codec` tries the handwritten functions in `fast` first, then these, then fastavro. Here, too, a form that is not
+the common one is declined (`fast.DECLINED`), so only fastavro decides what is accepted, and results equal its.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.fast import Unusual
 
 Write = Callable[[Any], bytes]
-Read = Callable[[bytes, int], tuple[Any, int]]  # takes the offset of a value; returns it, and its end
+Read = Callable[
+    [bytes, int], tuple[Any, int]
+]  # takes the offset of a value; returns it, and its end
 Form = tuple[Write, Read]
 _BOOLEANS = {False: b"\x00", True: b"\x01"}
 

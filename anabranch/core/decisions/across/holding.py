@@ -115,6 +115,7 @@ def _locked(turn: Turn, txn_id: bytes) -> Collection[str]:
 
 def look_again(turn: Turn) -> None:
     """Let the next turn check the commits that wait for an entry, as one has ended."""
+    turn.holds.freed = frozenset()
     for txn_id, wait in turn.merging.waits.as_dict().items():
         if wait.why == "hold":
             turn.merging.look_now(txn_id)
@@ -136,8 +137,7 @@ def admit(
     txn_id, waiting = command.txn_id, turn.holds.shots
     if txn_id not in waiting and not turn.holds.may_go(turn.hybrid_time + 1, txn_id, both):
         limits_reached = (
-            len(waiting) >= limits.HELD_COMMANDS.value
-            or sum([shot.size for shot in waiting.values()]) >= limits.HELD_BYTES.value
+            len(waiting) >= limits.HELD_COMMANDS.value or turn.holds.size >= limits.HELD_BYTES.value
         )
         if limits_reached:
             raise NotReady(NOT_READY)
@@ -177,21 +177,27 @@ def _gave_back(turn: Turn, txn_ids: Iterable[bytes]) -> None:
 
 
 def shots_to_decide(turn: Turn) -> Iterator[WaitingShot]:
-    """The waiting one-shots that may go now, in the order of their timestamps; the caller decides each one.
+    """The waiting one-shots that may go now, as entries ended; the caller decides each one.
 
-    If one is then refused, it gives its timestamp back.
+    They go in the order of their timestamps. If one is then refused, it gives its timestamp back.
     """
     mine = turn.holds
-    for entry in sorted(entry for txn_id in mine.shots if (entry := mine.of(txn_id)) is not None):
-        txn_id, since = entry.txn_id, turn.work
-        shot = mine.shots[txn_id]
-        turn.charge(work.LOOK)
-        if mine.may_go(entry.timestamp, txn_id, shot.streams):
-            mine.take_shot(txn_id)
-            yield shot
-            if txn_id not in mine.shots:
-                mine.give_up(txn_id)
-        turn.owe(shot.lane, since)
+    found = freed = mine.freed
+    while freed:
+        mine.freed = frozenset()
+        for entry in mine.shots_on(freed):
+            txn_id, since = entry.txn_id, turn.work
+            shot = mine.shots[txn_id]
+            turn.charge(work.LOOK)
+            if mine.may_go(entry.timestamp, txn_id, shot.streams):
+                mine.take_shot(txn_id)
+                yield shot
+                if txn_id not in mine.shots:
+                    mine.give_up(txn_id)
+            turn.owe(shot.lane, since)
+        freed = mine.freed  # by these
+        found |= freed
+    mine.freed = found
 
 
 # -- plain writes, epochs, safe times ---------------------------------------------------------------------
@@ -224,7 +230,7 @@ def epoch_time(turn: Turn, stream: str, fresh: int) -> int:
     """The timestamp of an EPOCH record: ``fresh``, but before all that is still to be merged (H6)."""
     if not turn.holds.in_use:
         return fresh
-    return min([fresh, *[entry.timestamp - 1 for entry in turn.holds.on((stream,))]])
+    return turn.holds.safe_time(fresh, (stream,))
 
 
 def is_safe(turn: Turn, at: int, streams: Collection[str]) -> bool:

@@ -153,7 +153,8 @@ def _prepare(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
     turn.put(k.txn_key(txn_id), row)
     turn.put(k.pending_key(txn_id), pending)
     its = turn.state.coordinator_row(txn_id) or r.CoordinatorRow(0)
-    turn.put(k.coordinator_key(txn_id), replace(its, staged=staged))
+    if its.staged != staged:
+        turn.put(k.coordinator_key(txn_id), replace(its, staged=staged))
     locking.take_back(turn, txn_id)
     return None
 

@@ -405,8 +405,9 @@ def open_part(turn: Turn, ask: r.AskVote) -> r.Vote | None:
     if ending.again is not None:
         return participant.vote(txn_id, here, its, "NO", revalidate=ending.again)
     row = _row_of(turn, command, ask.head.scope, ask.head.owner)
-    _log(turn, row._replace(begun_ms=ask.head.begun_ms), command, ending)
-    turn.put(k.coordinator_key(txn_id), r.CoordinatorRow(0))
+    _log(
+        turn, row._replace(begun_ms=ask.head.begun_ms), command, ending
+    )  # the vote puts its `CoordinatorRow`
     turn.across.parts.put(txn_id, None)
     return None
 
