@@ -217,11 +217,15 @@ def asked_decision(turn: Turn, message: r.AskDecision) -> None:
     """
     txn_id, place = message.txn_id, message.partition
     row, head = turn.state.txn_row(txn_id), message.head
-    if turn.across.shots.get(txn_id, None) is not None or place in turn.state.partition_rows(txn_id):
+    if turn.across.shots.get(txn_id, None) is not None or place in turn.state.partition_rows(
+        txn_id
+    ):
         return
     reason = "its coordinator has not begun it" if row is None else row.reason
     if row is None and not turn.is_forgotten(txn_id):  # no command that comes late may begin it
-        gone = born("give_way", txn_id, turn.wall_ms, scope=head.scope, owner=head.owner, reason=reason)
+        gone = born(
+            "give_way", txn_id, turn.wall_ms, scope=head.scope, owner=head.owner, reason=reason
+        )
         turn.put(k.txn_key(txn_id), gone._replace(secret=head.secret))
     turn.send(place, r.Decide(txn_id, head, "ABORT", 0, reason), head.secret)
 
