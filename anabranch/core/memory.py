@@ -394,8 +394,8 @@ class EarlyAsk(NamedTuple):
 class Across(Part):
     """Memory of transactions over several control partitions (`core.decisions.across`).
 
-    At a coordinator: ``votes`` and ``sent`` by transaction and participant; ``done``: what participants have carried
-    out, and is not logged yet; ``done_ms``: when it is logged at the latest; ``told``: the askers that were answered
+    At a coordinator: ``votes`` and ``sent`` by transaction and participant; ``done``: what participants have done,
+    and is not logged yet; ``done_ms``: when it is logged at the latest; ``told``: the askers that were answered
     because of it. ``held_ms``: since when there is a vote with a timestamp; ``again_ms``: before this time no new
     votes are asked for; ``exactly``: the commits that name all their writers; ``quiet``: those with nothing to send
     now; ``shots``: one-shots that are not logged yet.

@@ -49,7 +49,7 @@ SHOT_MS = 200
 # When a participant asks for a decision that has not come. Its coordinator repeats what it has logged sooner.
 DOUBT_MS = 1_000
 LONGEST_DOUBT_MS = 5_000
-_FIRST = 1, "TIMESTAMP"  # the first round of votes, and its question
+_FIRST: tuple[int, r.Asks] = 1, "TIMESTAMP"  # the first round of votes, and its question
 _KEEPALIVE_MS = 1_000  # in the row of a part, which no keepalive ends
 
 
