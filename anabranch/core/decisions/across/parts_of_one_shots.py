@@ -1,8 +1,8 @@
 """One-shots over several control partitions (`docs/inside/across.md`, 5).
 
 The client sends a command to each control partition, all under one id and with one secret. The *coordinator*, the
-control partition in the id, logs its part as a pending commit and asks the others for votes. Elsewhere the command
-waits in memory; it is the proof that a question for a vote under an unknown id comes from its coordinator: only who
+control partition in the id, asks the others for votes, and logs its part with the decision, or as a pending commit
+if that does not follow at once. Elsewhere the command waits in memory; it is the proof that a question for a vote under an unknown id comes from its coordinator: only who
 knows the secret can make the question's HMAC. With the question, a participant logs its part and votes.
 
 A part that is logged has a row with its events, marked with `prepared.SHOT`. From then on it is a transaction like
@@ -34,6 +34,7 @@ from anabranch.core.locks import locked_segments, row_changes
 from anabranch.core.memory import AskedShot, EarlyAsk, Sent, WaitingCommand, WaitingPart
 from anabranch.core.round import ReplyTo
 from anabranch.core.transaction_states import born
+from anabranch.errors import check
 from anabranch.protocol import limits
 from anabranch.protocol.ids import control_partition_of, is_marked, segment_number
 from anabranch.protocol.legal_names import check_name
@@ -208,6 +209,16 @@ def end_asked(turn: Turn, shot: AskedShot) -> None:
     for place in command.places:
         turn.put(k.partition_key(txn_id, place), r.PartitionRow(()))
     abort_txn(turn, txn_id, reason)
+
+
+def refuse_asked(turn: Turn, txn_id: bytes, why: str) -> None:
+    """Refuse a one-shot whose events a broker refused when all had voted."""
+    shot = turn.across.shots.get(txn_id, None)
+    check(shot is not None, "a merge of an unknown transaction was refused")
+    if shot is not None:
+        text = f"the broker refused the events: {why}"
+        turn.reply(shot.to, refuse(errors.InvalidArgument(text)))
+        end_asked(turn, shot)
 
 
 def asked_decision(turn: Turn, message: r.AskDecision) -> None:
