@@ -1,9 +1,10 @@
 """One-shots over several control partitions (`docs/inside/across.md`, 5).
 
 The client sends a command to each control partition, all under one id and with one secret. The *coordinator*, the
-control partition in the id, asks the others for votes, and logs its part with the decision, or as a pending commit
-if that does not follow at once. Elsewhere the command waits in memory; it is the proof that a question for a vote under an unknown id comes from its coordinator: only who
-knows the secret can make the question's HMAC. With the question, a participant logs its part and votes.
+control partition in the id, asks the others for votes. It logs its part with the decision, or as a pending commit if
+no decision follows at once. Elsewhere the command waits in memory; it is the proof that a question for a vote under
+an unknown id comes from its coordinator: only who knows the secret can make the question's HMAC. With the question,
+a participant logs its part and votes. If no decision comes, it asks for it.
 
 A part that is logged has a row with its events, marked with `prepared.SHOT`. From then on it is a transaction like
 any other, except that it is aborted when its commit is refused: its id is used up.
