@@ -394,12 +394,16 @@ class EarlyAsk(NamedTuple):
 class Across(Part):
     """Memory of transactions over several control partitions (`core.decisions.across`).
 
-    At a coordinator: ``votes``, ``sent``, and ``done`` that is not logged yet, by transaction and participant;
-    ``done_ms``: since when there is such a one; ``told``: the askers that were answered because of it. ``held_ms``: since when
-    there is a vote with a timestamp; ``again_ms``: before this time no new votes are asked for; ``exactly``: the commits that name
-    all their writers; ``quiet``: those with nothing to send now. At a participant: ``joining``: commands that wait,
-    by transaction and scope; ``asked``: questions whose vote has to wait; ``parts`` of one-shots, and ``early``
-    questions, which wait for each other.
+    At a coordinator: ``votes`` and ``sent`` by transaction and participant; ``done``: what participants have done,
+    and is not logged yet; ``done_ms``: when it is logged at the latest; ``told``: the askers that were answered
+    because of it. ``held_ms``: since when there is a vote with a timestamp; ``again_ms``: before this time no new
+    votes are asked for; ``exactly``: the commits that name all their writers; ``quiet``: those with nothing to send
+    now; ``shots``: one-shots that are not logged yet.
+
+    At a participant: ``joining``: commands that wait, by transaction and scope; ``asked``: questions whose vote has
+    to wait; ``parts`` of one-shots, and ``early`` questions, which wait for each other; ``undecided``: parts of
+    one-shots that are prepared.
+
     ``on``: whether there may be such transactions at all; if not, turns share this without a draft.
     """
 

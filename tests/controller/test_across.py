@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from anabranch.batches.records import Record
 from anabranch.controller.controller import Controller
 from anabranch.core.across.messages import MAC_HEADER
 from anabranch.core.rows import FEATURE_KEY
-from anabranch.ports import TopicPartition
+from anabranch.ports import MESSAGE_TOO_LARGE, LogRefused, TopicPartition
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import LEVEL, encode
+from anabranch.testing.memory.partition import Partition
 from anabranch.topics.names import control_topic, status_topic, stream_topic
 from tests.controller.world import World
 from tests.core.labels import SECRET
@@ -129,3 +131,33 @@ def test_a_forged_message_is_counted_and_not_acted_on() -> None:
     assert pair.leaders[1].metrics.total("messages_ignored") == 1
     pair.asked = pair.world.send(pair.commit)
     assert pair.outcome().state == "COMMITTED"
+
+
+def test_a_one_shot_whose_events_a_broker_refuses_is_refused_and_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The events of control partition 0 are in the round of the decision; 1 has voted, and is told."""
+    pair = Pair()
+    place, check = TopicPartition(stream_topic(STREAMS[0]), 0), Partition.check
+
+    def refusing(self: Partition, data: bytes, now_ms: int) -> list[Record]:
+        if self.name == place and len(data) > 1_000:
+            raise LogRefused("too big", MESSAGE_TOO_LARGE, {place.topic})
+        return check(self, data, now_ms)
+
+    monkeypatch.setattr(Partition, "check", refusing)
+    txn_id = pair.world.txn_id()
+    for number, stream in enumerate(STREAMS):
+        value = b"v" if number else Random(1).randbytes(5_000)
+        event = r.Event(stream, -1, b"k", value, (), -1)
+        scope, places = stream.partition("/")[0], () if number else (1,)
+        command = r.OneShot(txn_id, scope, None, (event,), secret=SECRET, places=places)
+        asked = pair.world.send(command, number)
+        pair.asked = pair.asked or asked
+    assert pair.outcome().code == "InvalidArgument"
+    pair.step(20)
+    rows = [one.state.txn_row(txn_id) for one in pair.leaders]
+    assert [row and row.state for row in rows] == ["ABORTED", "ABORTED"]
+    pair.asked = pair.world.send(pair.commit)
+    assert pair.outcome().state == "COMMITTED"
+    assert pair.values() == [[b"v"], [b"v"]]

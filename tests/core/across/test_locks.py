@@ -351,7 +351,7 @@ def test_l5_a_changed_row_is_locked_from_the_vote_on_and_its_number_is_decided(
     }
     tables.one_shot("A", "nyc/a", "ber/a", own=change)
     tables.deliver()
-    assert tables.states() == ["OPEN", "PREPARED"]
+    assert tables.states() == ["-", "PREPARED"]
     other = r.OneShot(tables[1].id("B@1"), "ber", None, (), None, change[1]["locks"])
     again = tables[1].ask("add", other._replace(changes=change[1]["changes"]))
     assert again == "NotReady"

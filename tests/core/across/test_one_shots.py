@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from anabranch.core.authorize import Right
-from anabranch.core.decisions.across.parts_of_one_shots import PART_MS
+from anabranch.core.decisions.across.parts_of_one_shots import DOUBT_MS, PART_MS, SHOT_MS
 from anabranch.core.locks.table_writes import fingerprint
 from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
@@ -48,6 +48,48 @@ def test_a_successor_goes_on_from_each_step(number: int, after: int) -> None:
     assert_committed_once(leaders, *BOTH)
 
 
+@pytest.mark.parametrize("late", ["no command", "its command", "its outcome was asked for"])
+def test_a_part_is_aborted_whose_coordinator_died_before_it_logged_anything(late: str) -> None:
+    """Nobody sends the commands again, or too late."""
+    leaders = Leaders()
+    leaders.one_shot("A", *BOTH)
+    leaders.deliver()
+    leaders.bag.clear()
+    leaders.lead(0)
+    assert leaders.states() == ["-", "PREPARED"]
+    if late.startswith("its outcome"):
+        assert leaders[0].resolve("A").startswith("A ABORTED")
+    assert leaders.wait(DOUBT_MS) == ""
+    assert leaders.seen[-3:] == ["1>0 AskDecision", "0>1 Decide ABORT", "1>0 Done"]
+    assert leaders.states() == ["ABORTED", "ABORTED"]
+    if late == "its command":
+        assert leaders.one_shot("A", *BOTH, to=(0,)) == "TransactionAborted"
+    assert not leaders.merges()
+    assert not leaders[1].memory.holds.in_use
+
+
+def test_a_participant_asks_again_for_a_decision_and_its_successor_does() -> None:
+    leaders = Leaders()
+    with losing(leaders, r.Vote, r.AskDecision):
+        leaders.one_shot("A", *BOTH)
+        leaders.settle()
+        leaders.lead(0)
+        leaders.wait(DOUBT_MS)
+    assert leaders.states() == ["-", "PREPARED"]
+    leaders.lead(1)
+    leaders.wait(0)
+    assert leaders.states() == ["ABORTED", "ABORTED"]
+
+
+def test_a_one_shot_that_is_refused_after_the_votes_is_aborted_everywhere() -> None:
+    leaders = Leaders()
+    leaders.one_shot("A", *BOTH)
+    leaders.lose("nyc/a")
+    assert leaders.settle() == "[A@0] StreamLost"
+    assert leaders.states() == ["ABORTED", "ABORTED"]
+    assert leaders.one_shot("A", *BOTH) == "TransactionAborted"
+
+
 @pytest.mark.parametrize("kind", [r.AskVote, r.Vote, r.Decide, r.Done])
 def test_what_is_lost_is_sent_again_and_what_comes_twice_changes_nothing(kind: type) -> None:
     leaders = Leaders()
@@ -66,7 +108,7 @@ def test_a_question_that_comes_before_its_command_is_kept_for_a_moment() -> None
     leaders.one_shot("A", *BOTH, to=(0,))
     leaders.settle()
     assert leaders[1].round.ignored == ["early"]
-    assert leaders.states() == ["OPEN", "-"]
+    assert leaders.states() == ["-", "-"]
     leaders.one_shot("A", *BOTH, to=(1,))
     assert leaders.settle() == "[A@0] A COMMITTED 2"
     assert_committed_once(leaders, *BOTH)
@@ -75,6 +117,7 @@ def test_a_question_that_comes_before_its_command_is_kept_for_a_moment() -> None
 def test_without_its_command_a_participant_does_nothing_and_the_id_is_used_up() -> None:
     leaders = Leaders()
     leaders.one_shot("A", *BOTH, to=(0,))
+    assert leaders.wait(SHOT_MS) == ""
     assert leaders.wait(5_000) == ""
     assert leaders.states() == ["OPEN", "-"]
     said = leaders[0].ask("state", r.GetState(leaders[0].id("A")))
@@ -108,7 +151,7 @@ def test_a_question_that_the_commands_secret_does_not_explain_begins_nothing() -
     leaders.one_shot("A", *BOTH, to=(1,), secret=b"t" * 32)
     leaders.settle()
     assert leaders[1].round.ignored == ["forged"]
-    assert leaders.states() == ["OPEN", "-"]
+    assert leaders.states() == ["-", "-"]
 
 
 REFUSED = [
@@ -191,6 +234,7 @@ def test_an_id_in_use_is_refused_with_other_arguments() -> None:
     leaders = Leaders()
     for state in ("OPEN", "COMMITTED"):
         leaders.one_shot("A", *BOTH, name="daily")
+        leaders[0].wait(SHOT_MS)
         assert leaders.states()[0] == state
         assert leaders.one_shot("A", *BOTH, to=(0,), name="other") == "InvalidArgument"
         leaders.settle()
@@ -277,7 +321,7 @@ def rows(leaders: Leaders) -> dict[str, bytes | None]:
 WHEN = [
     ("before", NYC, "revalidate"),
     ("before", BER, "revalidate"),
-    ("under way", NYC, "ABORTED"),
+    ("under way", NYC, "revalidate"),
     ("under way", BER, "revalidate"),
     ("voted", BER, "COMMITTED"),
     ("after", NYC, "COMMITTED"),

@@ -1,9 +1,10 @@
 """One-shots over several control partitions (`docs/inside/across.md`, 5).
 
 The client sends a command to each control partition, all under one id and with one secret. The *coordinator*, the
-control partition in the id, logs its part as a pending commit and asks the others for votes. Elsewhere the command
-waits in memory; it is the proof that a question for a vote under an unknown id comes from its coordinator: only who
-knows the secret can make the question's HMAC. With the question, a participant logs its part and votes.
+control partition in the id, asks the others for votes. It logs its part with the decision, or as a pending commit if
+no decision follows at once. Elsewhere the command waits in memory; it is the proof that a question for a vote under
+an unknown id comes from its coordinator: only who knows the secret can make the question's HMAC. With the question,
+a participant logs its part and votes. If no decision comes, it asks for it.
 
 A part that is logged has a row with its events, marked with `prepared.SHOT`. From then on it is a transaction like
 any other, except that it is aborted when its commit is refused: its id is used up.
@@ -34,6 +35,7 @@ from anabranch.core.locks import locked_segments, row_changes
 from anabranch.core.memory import AskedShot, EarlyAsk, Sent, WaitingCommand, WaitingPart
 from anabranch.core.round import ReplyTo
 from anabranch.core.transaction_states import born
+from anabranch.errors import check
 from anabranch.protocol import limits
 from anabranch.protocol.ids import control_partition_of, is_marked, segment_number
 from anabranch.protocol.legal_names import check_name
@@ -49,7 +51,7 @@ SHOT_MS = 200
 # When a participant asks for a decision that has not come. Its coordinator repeats what it has logged sooner.
 DOUBT_MS = 1_000
 LONGEST_DOUBT_MS = 5_000
-_FIRST = 1, "TIMESTAMP"  # the first round of votes, and its question
+_FIRST: tuple[int, r.Asks] = 1, "TIMESTAMP"  # the first round of votes, and its question
 _KEEPALIVE_MS = 1_000  # in the row of a part, which no keepalive ends
 
 
@@ -210,6 +212,16 @@ def end_asked(turn: Turn, shot: AskedShot) -> None:
     abort_txn(turn, txn_id, reason)
 
 
+def refuse_asked(turn: Turn, txn_id: bytes, why: str) -> None:
+    """Refuse a one-shot whose events a broker refused when all had voted."""
+    shot = turn.across.shots.get(txn_id, None)
+    check(shot is not None, "a merge of an unknown transaction was refused")
+    if shot is not None:
+        text = f"the broker refused the events: {why}"
+        turn.reply(shot.to, refuse(errors.InvalidArgument(text)))
+        end_asked(turn, shot)
+
+
 def asked_decision(turn: Turn, message: r.AskDecision) -> None:
     """Answer a participant whose part is prepared, if this control partition does not know of it: it is aborted.
 
@@ -217,11 +229,15 @@ def asked_decision(turn: Turn, message: r.AskDecision) -> None:
     """
     txn_id, place = message.txn_id, message.partition
     row, head = turn.state.txn_row(txn_id), message.head
-    if turn.across.shots.get(txn_id, None) is not None or place in turn.state.partition_rows(txn_id):
+    if turn.across.shots.get(txn_id, None) is not None or place in turn.state.partition_rows(
+        txn_id
+    ):
         return
     reason = "its coordinator has not begun it" if row is None else row.reason
     if row is None and not turn.is_forgotten(txn_id):  # no command that comes late may begin it
-        gone = born("give_way", txn_id, turn.wall_ms, scope=head.scope, owner=head.owner, reason=reason)
+        gone = born(
+            "give_way", txn_id, turn.wall_ms, scope=head.scope, owner=head.owner, reason=reason
+        )
         turn.put(k.txn_key(txn_id), gone._replace(secret=head.secret))
     turn.send(place, r.Decide(txn_id, head, "ABORT", 0, reason), head.secret)
 
