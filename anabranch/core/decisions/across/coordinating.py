@@ -10,7 +10,7 @@ A refused vote, a deadline or an operator may end a pending commit. This only de
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from anabranch import errors
@@ -401,7 +401,11 @@ def decide(turn: Turn, txn_id: bytes) -> int:
 
 def forget_messages(turn: Turn, txn_id: bytes) -> None:
     """Drop votes, and messages that are sent again without an answer."""
-    partitions = turn.open(txn_id).partitions
+    forget_questions(turn, txn_id, turn.open(txn_id).partitions)
+
+
+def forget_questions(turn: Turn, txn_id: bytes, partitions: Collection[int]) -> None:
+    """As `forget_messages`, of a transaction that may have no row."""
     for partition in partitions:
         for kind in _KINDS:
             turn.across.sent.put((txn_id, partition, kind), None)

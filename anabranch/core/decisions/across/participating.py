@@ -105,8 +105,6 @@ def _vote(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None = None) -> None:
             again = _prepare(turn, ask)
             if again is None:
                 _promise(turn, ask)
-                if shot_of(turn.state, txn_id) is not None:
-                    parts_of_one_shots.note_undecided(turn, txn_id)
             else:
                 _answer(turn, txn_id, "NO", revalidate=again)
             return

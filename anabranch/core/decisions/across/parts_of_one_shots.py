@@ -127,6 +127,8 @@ def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     check_open(turn)
     ending = _checked(turn, command)
     shot = turn.across.shots.get(command.txn_id, None)
+    if shot is not None and _said(shot.lane, shot.command) != _said(turn.lane, command):
+        raise errors.InvalidArgument(shots.OTHERS)  # the first command counts
     if ending.instead is None and ending.again is None and shot is None:
         shot = _asked_first(turn, command, to)
         if shot is not None:
@@ -156,6 +158,11 @@ def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     pending = replace(pending, name=command.name, deadline_ms=turn.wall_ms + VOTES_MS)
     turn.put(k.pending_key(command.txn_id), pending)
     coordinating.ask(turn, command.txn_id, "TIMESTAMP")
+
+
+def _said(lane: str, command: r.OneShot) -> tuple[object, ...]:
+    """What all copies of a command to the coordinator have in common."""
+    return lane, command.secret, {*command.places}, command.scope, command.name
 
 
 def _asked_first(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> AskedShot | None:
@@ -203,8 +210,11 @@ def end_asked(turn: Turn, shot: AskedShot) -> None:
     txn_id = command.txn_id
     across.shots.put(txn_id, None)
     row = turn.state.txn_row(txn_id)
-    if row is not None and (row.state != "ABORTED" or turn.state.partition_rows(txn_id)):
+    if row is not None and turn.state.partition_rows(txn_id):
         return
+    coordinating.forget_questions(turn, txn_id, command.places)
+    if row is not None and row.state != "ABORTED":
+        return  # another command has the id: the participants ask for the decision
     reason = "its commit was refused" if row is None else row.reason
     turn.put(k.txn_key(txn_id), _row_of(turn, command, command.scope, shot.lane))
     for place in command.places:
@@ -225,16 +235,17 @@ def refuse_asked(turn: Turn, txn_id: bytes, why: str) -> None:
 def asked_decision(turn: Turn, message: r.AskDecision) -> None:
     """Answer a participant whose part is prepared, if this control partition does not know of it: it is aborted.
 
-    What is unfinished here needs no answer, as its participants are told of each step.
+    What is unfinished here needs no answer, as its participants are told of each step. What has the id and another
+    secret was begun by another command: the participant's votes never count for that.
     """
-    txn_id, place = message.txn_id, message.partition
-    row, head = turn.state.txn_row(txn_id), message.head
-    if turn.across.shots.get(txn_id, None) is not None or place in turn.state.partition_rows(
-        txn_id
-    ):
+    txn_id, place, head = message.txn_id, message.partition, message.head
+    row, shot = turn.state.txn_row(txn_id), turn.across.shots.get(txn_id, None)
+    secret = row.secret if row is not None else None if shot is None else shot.command.secret
+    if secret == head.secret and (row is None or place in turn.state.partition_rows(txn_id)):
         return
     reason = "its coordinator has not begun it" if row is None else row.reason
-    if row is None and not turn.is_forgotten(txn_id):  # no command that comes late may begin it
+    # No command that comes late may begin it.
+    if row is None and shot is None and not turn.is_forgotten(txn_id):
         gone = born(
             "give_way", txn_id, turn.wall_ms, scope=head.scope, owner=head.owner, reason=reason
         )
@@ -348,7 +359,8 @@ def ask_decisions(turn: Turn) -> None:
         if turn.now_ms < sent.next_ms:
             continue
         row = turn.state.txn_row(txn_id)
-        if row is None or row.state != "PREPARED" or shot_of(turn.state, txn_id) is None:
+        is_open = row is not None and row.state in ("OPEN", "PREPARED")
+        if row is None or not is_open or shot_of(turn.state, txn_id) is None:
             undecided.put(txn_id, None)
             continue
         pause_ms = min(max(2 * sent.pause_ms, DOUBT_MS), LONGEST_DOUBT_MS)
@@ -425,6 +437,7 @@ def open_part(turn: Turn, ask: r.AskVote) -> r.Vote | None:
         turn, row._replace(begun_ms=ask.head.begun_ms), command, ending
     )  # the vote puts its `CoordinatorRow`
     turn.across.parts.put(txn_id, None)
+    note_undecided(turn, txn_id)
     return None
 
 

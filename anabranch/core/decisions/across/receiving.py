@@ -66,11 +66,12 @@ def _ignored(
     secret = row.secret if row is not None else None
     if row is None and isinstance(message, r.Vote):
         secret = parts_of_one_shots.secret_of(turn, message.txn_id)
-    if secret is None and isinstance(message, r.AskDecision):
-        # Nothing has begun here, or it ended before it began: its id can't be used by others.
+    if isinstance(message, r.AskDecision):
         if row is None and made_ms_of(message.txn_id) > turn.wall_ms + turn.settings.max_ahead_ms:
             return "unknown"
-        secret = parts_of_one_shots.secret_of(turn, message.txn_id) or message.head.secret
+        secret = (
+            message.head.secret
+        )  # perhaps of another command with this id: `asked_decision` compares it
     if row is None and isinstance(message, r.AskVote | r.Decide):
         if made_ms_of(message.txn_id) > turn.wall_ms + turn.settings.max_ahead_ms:
             return "unknown"  # no coordinator begins it; when its row is purged, all ids would count as old

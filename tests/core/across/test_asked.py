@@ -1,0 +1,72 @@
+"""A one-shot whose participants are asked before its coordinator logs anything, when that goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from anabranch.core.decisions.across.parts_of_one_shots import LONGEST_DOUBT_MS
+from anabranch.core.decisions.across.receiving import next_due_ms
+from anabranch.protocol import limits
+from tests.core.across.leaders import Leaders
+from tests.core.across.test_leaders import settled
+from tests.core.across.test_one_shots import BOTH
+from tests.core.harness import event
+
+
+def assert_idle(leaders: Leaders) -> None:
+    """Nothing is due, held or open any more."""
+    for one in leaders.all:
+        assert next_due_ms(one.memory.across, one.now_ms) is None
+        assert not one.memory.holds.in_use
+        assert not one.state.open
+
+
+def test_a_part_that_was_logged_without_a_vote_ends_although_its_coordinator_died(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The coordinator has logged nothing, and its client does not repeat the command."""
+    monkeypatch.setattr(limits, "PREPARED", limits.PREPARED._replace(value=0))
+    leaders = Leaders()
+    leaders.one_shot("A", *BOTH)
+    leaders.deliver()
+    assert leaders.states() == ["-", "OPEN"]
+    leaders.bag.clear()
+    leaders.lead(0)
+    settled(leaders)
+    assert leaders.states() == ["ABORTED", "ABORTED"]
+    assert_idle(leaders)
+
+
+# Another command with the id that comes while the votes are out; its answer; the states at the end.
+OTHERS: list[tuple[Callable[[Leaders], str], str, list[str]]] = [
+    (lambda its: its[0].one_shot("A", event("nyc/a")), "A COMMITTED 1", ["COMMITTED", "ABORTED"]),
+    (lambda its: its[0].begin("A"), "begun A", ["ABORTED", "ABORTED"]),
+    (
+        lambda its: its.one_shot("A", *BOTH, to=(0,), secret=b"t" * 32),
+        "InvalidArgument",
+        ["COMMITTED", "COMMITTED"],
+    ),
+    (
+        lambda its: its.one_shot("A", "nyc/a", "tok/a", to=(0,)),
+        "InvalidArgument",
+        ["COMMITTED", "COMMITTED"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("other", "said", "then"), OTHERS)
+def test_another_command_with_the_id_leaves_nothing_behind(
+    other: Callable[[Leaders], str], said: str, then: list[str]
+) -> None:
+    leaders = Leaders(3)
+    leaders.one_shot("A", *BOTH)
+    assert other(leaders) == said
+    settled(leaders)
+    if "begun" in said:
+        leaders[0].abort("A")
+    leaders.wait(2 * LONGEST_DOUBT_MS)
+    assert leaders.states()[:2] == then
+    leaders.wait(0)
+    assert_idle(leaders)
