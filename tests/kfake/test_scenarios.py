@@ -370,6 +370,7 @@ def test_ends_that_are_too_low_are_never_believed(step: str, whole: int, tmp_pat
             assert place.committed(stream).total() % whole == 0
 
 
+@pytest.mark.long
 def test_an_end_that_is_too_low_is_named(tmp_path: Path) -> None:
     need_go()
     with Kfake(LIAR, tmp_path) as broker, place_on(broker, tmp_path, FEW) as place:
