@@ -231,7 +231,9 @@ def test_a_cluster_grows_under_load(
             first.kill()
             first.start()
             interrupted(operator, "_make_alike")
-            with pytest.raises(NotReady, match="does not know lane 'etl' yet, as the cluster grows"):
+            with pytest.raises(
+                NotReady, match="does not know lane 'etl' yet, as the cluster grows"
+            ):
                 operator.grant("etl", f"{GROWING}-a/*", ["write"])
             second.stop()  # so the first one leads, which has found three control partitions
             second.start()
