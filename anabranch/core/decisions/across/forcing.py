@@ -28,7 +28,7 @@ from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import Rights, id_named
 
 GONE_MS = (
-    10_000  # for so long a participant has to be silent before its coordinator can end without it
+    10_000  # how long a participant has to be silent before its coordinator can end without it
 )
 
 

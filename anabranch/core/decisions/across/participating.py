@@ -226,7 +226,7 @@ def _reopen(turn: Turn, ask: r.AskVote) -> None:
 
 
 def give_up(turn: Turn, txn_id: bytes, why: str) -> None:
-    """Vote no for good, though nobody asks, so that the coordinator aborts an open transaction."""
+    """Vote no for good without a question, so that the coordinator aborts an open transaction."""
     _answer(turn, txn_id, "NO", refuse(errors.TransactionAborted(why)))
 
 
