@@ -193,7 +193,7 @@ class Holds:
     def of(self, txn_id: bytes) -> Entry | None:
         """The entry of a transaction."""
         found = self._entries.get(txn_id)
-        return found[0] if found and found[1] else None
+        return found[0] if found else None
 
     def open_on(self, stream: str) -> Entry | None:
         """The first open entry on a stream: its transaction is not decided."""
