@@ -193,7 +193,7 @@ class Holds:
     def of(self, txn_id: bytes) -> Entry | None:
         """The entry of a transaction."""
         found = self._entries.get(txn_id)
-        return found[0] if found and found[1] else None
+        return found[0] if found else None
 
     def open_on(self, stream: str) -> Entry | None:
         """The first open entry on a stream: its transaction is not decided."""
@@ -311,8 +311,10 @@ class Holds:
             line, waiters = self._of.get(stream, _NO_ENTRIES), self._waiters.get(stream, ())
             ends = [entry.timestamp for entry in line.open[:1]]
             ends += [one.timestamp for one in line.fixed[:1] if one.txn_id not in self.shots]
-            end = min(ends, default=None)
-            found |= {*takewhile(lambda one, end=end: end is None or one.timestamp <= end, waiters)}
+            for waiter in waiters:
+                if ends and waiter.timestamp > min(ends):
+                    break
+                found.add(waiter)
         return sorted(found)
 
     def give_up(self, txn_id: bytes) -> None:

@@ -162,7 +162,7 @@ def table_times(turn: Turn, tables: Iterable[str], at: int = MAX) -> tuple[r.Tab
     """
     known = turn.state.tables
     if turn.holds.in_use:
-        tables = [t for t in tables if not any(e.timestamp <= at for e in turn.holds.on((t,)))]
+        tables = [table for table in tables if turn.holds.safe_time(at, (table,)) == at]
     return tuple(r.TableTime(table, known[table].last) for table in tables if table in known)
 
 

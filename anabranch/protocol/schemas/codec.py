@@ -234,11 +234,12 @@ def encode(record: Any) -> bytes:
 
 def _encode_by_form(record: Any) -> bytes:
     """The framed bytes; empty: fastavro has to write this record."""
+    cls: Any = type(record)
     level = level_of(record)
-    form = _form(type(record), level)
+    form = _form(cls, level)
     if form is not None:
         try:
-            return bytes((level, _CODES[type(record)])) + form[0](record)
+            return bytes((level, _CODES[cls])) + form[0](record)
         except fast.DECLINED:
             pass
     return b""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
@@ -122,6 +124,49 @@ def test_merges_are_in_order_and_what_is_safe_stays(lives: list[tuple[str, Any]]
     for txn_id, streams in line.streams.items():
         found = {at for stream in streams for at, one in line.merged[stream] if one == txn_id}
         assert len(found) <= 1, "one timestamp everywhere"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_entries_decide_and_no_one_shot_that_may_go_is_missed(seed: int) -> None:
+    """Against a list of all entries. Some belong to one-shots, which wait for one stream more than they write."""
+    rnd, held, known = Random(seed), Holds(), dict[bytes, tuple[list[str], Entry]]()
+    for step in range(600):
+        before = {shot for shot in held.shots if _may_go(known, held, shot)}
+        txn_id = bytes(15) + bytes((rnd.randrange(9),))
+        known.pop(txn_id, None)
+        if rnd.random() < 0.5:  # it ends, or its timestamp is taken back
+            (held.give_up if step % 2 else partial(held.put, streams=(), entry=None))(txn_id)
+        else:
+            held.give_up(txn_id)
+            kind, streams = rnd.choice(("open", "fixed", "shot")), rnd.sample(STREAMS, 2)
+            since_ms = 5 if kind == "shot" else -1
+            entry = Entry(rnd.randrange(9), txn_id, kind != "open", since_ms)
+            known[txn_id] = streams, entry
+            held.put(txn_id, streams, entry)
+            if kind == "shot":
+                both = (*streams, rnd.choice(STREAMS))
+                held.wait(txn_id, holds.WaitingShot(None, None, "", None, 7, both))  # type: ignore[arg-type]
+        found = {one.txn_id for one in held.shots_on(held.freed)}
+        held.freed = frozenset()
+        assert found <= known.keys()
+        for shot in held.shots.keys() & known.keys() - before - {txn_id}:
+            assert shot in found or not _may_go(known, held, shot)
+        assert sorted(set(held.on())) == sorted(entry for _, entry in known.values())
+        assert held.size == 7 * len(held.shots)
+
+
+def _may_go(known: dict[bytes, tuple[list[str], Entry]], held: Holds, txn_id: bytes) -> bool:
+    if txn_id not in known:
+        return False
+    at, streams = known[txn_id][1].timestamp, held.shots[txn_id].streams
+    others = [
+        entry for its, entry in known.values() if entry.txn_id != txn_id and {*its} & {*streams}
+    ]
+    waits = any(
+        (e.timestamp, e.txn_id) < (at, txn_id) if e.fixed else e.timestamp <= at for e in others
+    )
+    assert held.may_go(at, txn_id, streams) is not waits
+    return not waits
 
 
 @pytest.mark.parametrize("takes", [True, False])
