@@ -163,7 +163,7 @@ class Join(Spans):
         at.timestamp, at.waited = own, None
 
     def _found(self, row: bytes, right: int, time: int) -> tuple[list[int], int]:
-        """Where the waiting events of the other side that are near a time begin in the row.
+        """Find the waiting events of the other side that are near a time: where they begin in the row.
 
         Returns also the place for an event of this time, after those of the same time.
         """

@@ -103,9 +103,8 @@ class Keyed:
 
     def _place(self, at: HandlerContext, key: bytes | str) -> tuple[int, bytes]:
         raw: Any = key if key.__class__ is bytes else self.encoded(key, at.key)
-        if at.placed and raw is at.key:
-            return at.task, self.prefix + raw
-        if not (self.local or at.own_key) and at.batch.task_of(raw) == at.task:
+        is_here = at.placed and raw is at.key
+        if is_here or (not (self.local or at.own_key) and at.batch.task_of(raw) == at.task):
             return at.task, self.prefix + raw  # the fast path of what follows
         self._check_task(at)
         if at.own_key and raw != at.key:

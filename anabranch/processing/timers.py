@@ -334,7 +334,9 @@ class Windows(Timed):
         Raises: InvalidArgument (it has no key).
         """
         at = current_context()
-        key = self._raw(at, event)
+        key: Any = event.key
+        if key.__class__ is not bytes:
+            key = self._raw(at, event)
         if at.placed and key is at.key:
             known: HandlerContext | None = at
         else:
