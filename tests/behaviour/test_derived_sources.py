@@ -139,6 +139,9 @@ def test_who_lacks_the_function_is_refused_by_name(
 def test_a_plain_write_is_rejected(source: Source) -> None:
     """As of a Kafka producer, or Kafka Connect."""
     source.produce(journal_topic(source.name))
-    describe = source.client.describe
-    wait_until(lambda: describe(source.name).rejected == {"plain_write": 1}, what="the rejection")
+
+    def rejected() -> dict[str, int]:
+        return dict(source.client.describe(source.name).rejected)
+
+    wait_until(lambda: rejected() == {"plain_write": 1}, what=rejected)
     assert list(source.client.snapshot(source.name).read(source.name)) == []

@@ -189,7 +189,7 @@ class RecordedSnapshot:
 
     def look_up(self, table: str, derivation: str, value: bytes) -> list[tuple[bytes, bytes]]:
         """The rows that a derivation has under a value."""
-        how = {} if isinstance(self.view, TableSnapshot) else {"source": table}
+        how: dict[str, Any] = {} if isinstance(self.view, TableSnapshot) else {"source": table}
         with self._reading(table, derivation=derivation, value=text(value)) as told:
             found = list(self.view.lookup(derivation, value, **how))
             told |= {"low": "", "high": None, **self._told(table, found)}
