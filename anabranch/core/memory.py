@@ -431,7 +431,7 @@ def across_of(state: State, *, on: bool) -> Across:
     """The memory of a new leader. ``on``: `Settings.across`."""
     found = Across(on=on or bool(state.coordinated or state.promised))
     for txn_id in state.promised:
-        found.undecided.put(txn_id, Sent((0, ""), 0, 0, 0))  # looked at in the first turn
+        found.undecided.put(txn_id, Sent((0, ""), 0, 0, 0))  # the first turn asks at once
     return found
 
 

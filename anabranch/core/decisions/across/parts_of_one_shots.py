@@ -1,10 +1,10 @@
 """One-shots over several control partitions (`docs/inside/across.md`, 5).
 
 The client sends a command to each control partition, all under one id and with one secret. The *coordinator*, the
-control partition in the id, asks the others for votes. It logs its part with the decision, or as a pending commit if
-no decision follows at once. Elsewhere the command waits in memory; it is the proof that a question for a vote under
-an unknown id comes from its coordinator: only who knows the secret can make the question's HMAC. With the question,
-a participant logs its part and votes. If no decision comes, it asks for it.
+control partition in the id, asks the others for votes, and logs its part with the decision, or as a pending commit
+if no decision follows at once. Elsewhere the command waits in memory; it is the proof that a question for a vote
+under an unknown id comes from its coordinator: only who knows the secret can make the question's HMAC. With the
+question, a participant logs its part and votes. If no decision comes, it asks for it.
 
 A part that is logged has a row with its events, marked with `prepared.SHOT`. From then on it is a transaction like
 any other, except that it is aborted when its commit is refused: its id is used up.
@@ -183,7 +183,7 @@ def _asked_first(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> AskedSho
 def take_asked(turn: Turn) -> Iterator[AskedShot]:
     """The one-shots whose first votes have come, or come late. The caller decides each one again.
 
-    If that is refused, the participants are told that it is aborted.
+    If that is refused, the participants have to abort.
     """
     across = turn.across
     for txn_id, shot in sorted(across.shots.as_dict().items()):
@@ -198,7 +198,7 @@ def take_asked(turn: Turn) -> Iterator[AskedShot]:
 
 
 def end_asked(turn: Turn, shot: AskedShot) -> None:
-    """Forget the command of a one-shot that was decided again. If it was refused, tell the participants."""
+    """Forget the command of a one-shot that was decided again. If it was refused, let the participants abort."""
     command, across = shot.command, turn.across
     txn_id = command.txn_id
     across.shots.put(txn_id, None)
@@ -225,7 +225,7 @@ def refuse_asked(turn: Turn, txn_id: bytes, why: str) -> None:
 def asked_decision(turn: Turn, message: r.AskDecision) -> None:
     """Answer a participant whose part is prepared, if this control partition does not know of it: it is aborted.
 
-    What is unfinished here needs no answer, as its participants are told of each step.
+    A participant of an unfinished transaction needs no answer: this leader repeats its messages.
     """
     txn_id, place = message.txn_id, message.partition
     row, head = turn.state.txn_row(txn_id), message.head
