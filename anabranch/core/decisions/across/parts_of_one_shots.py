@@ -126,6 +126,7 @@ def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     turn.check_new_id(command.txn_id)
     check_open(turn)
     ending = _checked(turn, command)
+    turn.across.doubted.put(command.txn_id, None)
     shot = turn.across.shots.get(command.txn_id, None)
     if ending.instead is None and ending.again is None and shot is None:
         shot = _asked_first(turn, command, to)
@@ -223,7 +224,8 @@ def refuse_asked(turn: Turn, txn_id: bytes, why: str) -> None:
 
 
 def asked_decision(turn: Turn, message: r.AskDecision) -> None:
-    """Answer a participant whose part is prepared, if this control partition does not know of it: it is aborted.
+    """Answer a participant whose part is prepared, if this control partition does not know of it: it is aborted
+    when the participant asks again.
 
     A participant of an unfinished transaction needs no answer: this leader repeats its messages.
     """
@@ -233,6 +235,12 @@ def asked_decision(turn: Turn, message: r.AskDecision) -> None:
         txn_id
     ):
         return
+    since_ms = turn.across.doubted.get(txn_id, None)
+    if row is None and (since_ms is None or turn.now_ms < since_ms + DOUBT_MS):
+        # While nobody led, the client may have sent the command again. A leader reads messages before commands.
+        turn.across.doubted.put(txn_id, turn.now_ms if since_ms is None else since_ms)
+        return
+    turn.across.doubted.put(txn_id, None)
     reason = "its coordinator has not begun it" if row is None else row.reason
     if row is None and not turn.is_forgotten(txn_id):  # no command that comes late may begin it
         gone = born(
