@@ -237,7 +237,7 @@ def asked_decision(turn: Turn, message: r.AskDecision) -> None:
         return
     since_ms = turn.across.doubted.get(txn_id, None)
     if row is None and (since_ms is None or turn.now_ms < since_ms + DOUBT_MS):
-        # While nobody led, the client may have sent the command again. A leader reads messages before commands.
+        # The client may have sent the command again before this leader came. Messages are read before commands.
         turn.across.doubted.put(txn_id, turn.now_ms if since_ms is None else since_ms)
         return
     turn.across.doubted.put(txn_id, None)
