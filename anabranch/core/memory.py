@@ -398,7 +398,8 @@ class Across(Part):
     and is not logged yet; ``done_ms``: when it is logged at the latest; ``told``: the askers that were answered
     because of it. ``held_ms``: since when there is a vote with a timestamp; ``again_ms``: before this time no new
     votes are asked for; ``exactly``: the commits that name all their writers; ``quiet``: those with nothing to send
-    now; ``shots``: one-shots that are not logged yet.
+    now; ``shots``: one-shots that are not logged yet; ``doubted``: since when participants have asked for the
+    decision of an unknown one.
 
     At a participant: ``joining``: commands that wait, by transaction and scope; ``asked``: questions whose vote has
     to wait; ``parts`` of one-shots, and ``early`` questions, which wait for each other; ``undecided``: parts of
@@ -424,6 +425,7 @@ class Across(Part):
     parts: DraftMap[bytes, WaitingPart] = field(default_factory=DraftMap)
     early: DraftMap[bytes, EarlyAsk] = field(default_factory=DraftMap)
     shots: DraftMap[bytes, AskedShot] = field(default_factory=DraftMap)
+    doubted: DraftMap[bytes, int] = field(default_factory=DraftMap)
     undecided: DraftMap[bytes, Sent] = field(default_factory=DraftMap)
 
 
@@ -431,7 +433,7 @@ def across_of(state: State, *, on: bool) -> Across:
     """The memory of a new leader. ``on``: `Settings.across`."""
     found = Across(on=on or bool(state.coordinated or state.promised))
     for txn_id in state.promised:
-        found.undecided.put(txn_id, Sent((0, ""), 0, 0, 0))  # looked at in the first turn
+        found.undecided.put(txn_id, Sent((0, ""), 0, 0, 0))  # the first turn asks at once
     return found
 
 

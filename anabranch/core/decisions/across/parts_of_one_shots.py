@@ -1,10 +1,10 @@
 """One-shots over several control partitions (`docs/inside/across.md`, 5).
 
 The client sends a command to each control partition, all under one id and with one secret. The *coordinator*, the
-control partition in the id, asks the others for votes. It logs its part with the decision, or as a pending commit if
-no decision follows at once. Elsewhere the command waits in memory; it is the proof that a question for a vote under
-an unknown id comes from its coordinator: only who knows the secret can make the question's HMAC. With the question,
-a participant logs its part and votes. If no decision comes, it asks for it.
+control partition in the id, asks the others for votes, and logs its part with the decision, or as a pending commit
+if no decision follows at once. Elsewhere the command waits in memory; it is the proof that a question for a vote
+under an unknown id comes from its coordinator: only who knows the secret can make the question's HMAC. With the
+question, a participant logs its part and votes. If no decision comes, it asks for it.
 
 A part that is logged has a row with its events, marked with `prepared.SHOT`. From then on it is a transaction like
 any other, except that it is aborted when its commit is refused: its id is used up.
@@ -126,6 +126,7 @@ def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     turn.check_new_id(command.txn_id)
     check_open(turn)
     ending = _checked(turn, command)
+    turn.across.doubted.put(command.txn_id, None)
     shot = turn.across.shots.get(command.txn_id, None)
     if shot is not None and _said(shot.lane, shot.command) != _said(turn.lane, command):
         raise errors.InvalidArgument(shots.OTHERS)  # the first command counts
@@ -190,7 +191,7 @@ def _asked_first(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> AskedSho
 def take_asked(turn: Turn) -> Iterator[AskedShot]:
     """The one-shots whose first votes have come, or come late. The caller decides each one again.
 
-    If that is refused, the participants are told that it is aborted.
+    If that is refused, the participants have to abort.
     """
     across = turn.across
     for txn_id, shot in sorted(across.shots.as_dict().items()):
@@ -205,7 +206,7 @@ def take_asked(turn: Turn) -> Iterator[AskedShot]:
 
 
 def end_asked(turn: Turn, shot: AskedShot) -> None:
-    """Forget the command of a one-shot that was decided again. If it was refused, tell the participants."""
+    """Forget the command of a one-shot that was decided again. If it was refused, let the participants abort."""
     command, across = shot.command, turn.across
     txn_id = command.txn_id
     across.shots.put(txn_id, None)
@@ -233,16 +234,22 @@ def refuse_asked(turn: Turn, txn_id: bytes, why: str) -> None:
 
 
 def asked_decision(turn: Turn, message: r.AskDecision) -> None:
-    """Answer a participant whose part is prepared, if this control partition does not know of it: it is aborted.
+    """Abort the part of a participant that asks again, if nothing is known of its transaction here.
 
-    What is unfinished here needs no answer, as its participants are told of each step. What has the id and another
-    secret was begun by another command: the participant's votes never count for that.
+    A participant of an unfinished transaction needs no answer: this leader repeats its messages. What has the id and
+    another secret was begun by another command: the participant's votes never count for that.
     """
     txn_id, place, head = message.txn_id, message.partition, message.head
     row, shot = turn.state.txn_row(txn_id), turn.across.shots.get(txn_id, None)
     secret = row.secret if row is not None else None if shot is None else shot.command.secret
     if secret == head.secret and (row is None or place in turn.state.partition_rows(txn_id)):
         return
+    since_ms = turn.across.doubted.get(txn_id, None)
+    if row is None and (since_ms is None or turn.now_ms < since_ms + DOUBT_MS):
+        # The client may have sent the command again before this leader came. Messages are read before commands.
+        turn.across.doubted.put(txn_id, turn.now_ms if since_ms is None else since_ms)
+        return
+    turn.across.doubted.put(txn_id, None)
     reason = "its coordinator has not begun it" if row is None else row.reason
     # No command that comes late may begin it.
     if row is None and shot is None and not turn.is_forgotten(txn_id):
