@@ -282,7 +282,7 @@ class Bank:
     def progress(self, more: int) -> None:
         """Wait for so many transfers that begin now."""
         before = set(self.begun)
-        wait_until(lambda: self.errors or len(self.done.keys() - before) >= more, PATIENCE_S)
+        wait_until(lambda: self.errors or len(self.done.keys() - before) >= more, 2 * PATIENCE_S)
 
     def strike(self, process: ControllerProcess) -> None:
         self.chance.choice((self.kill, self.freeze))(process)
