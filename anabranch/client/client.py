@@ -931,7 +931,7 @@ class Client:
         return self._streams.topic(stream, self._shared.checked_deadline(timeout)).topic_id
 
     def control_partitions(self, streams: Sequence[str]) -> dict[str, int]:
-        """The number of each stream's control partition, to tell whether they are of several.
+        """The number of each stream's control partition, to see whether they are of several.
 
         All get the same number if they are of one scope, or if this lane may not see one of them.
 
