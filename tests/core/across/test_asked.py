@@ -39,6 +39,38 @@ def test_a_part_that_was_logged_without_a_vote_ends_although_its_coordinator_die
     assert_idle(leaders)
 
 
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize("how", ["dies", "freezes"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_leader_goes_at_each_step_and_the_outcome_is_one(
+    number: int, how: str, again: bool
+) -> None:
+    """It dies before its next round is written, or goes on until it can't write one.
+
+    ``again``: whether the client repeats its commands.
+    """
+    for after in range(6):
+        leaders = Leaders()
+        leaders.one_shot("A", *BOTH)
+        said = [leaders.deliver() for _ in range(after)]
+        if how == "dies":
+            leaders[number].dies = True
+        else:
+            leaders[number].freeze()
+        said.append(leaders.wait(0))
+        said += [leaders.one_shot("A", *BOTH)] if again else []
+        said += [settled(leaders), leaders.wait(2 * LONGEST_DOUBT_MS)]
+        told = [one for one in said if " COMMITTED" in one]
+        states = set(leaders.states()) - {"-"}
+        assert len(states) < 2, (after, leaders.states())
+        assert states == {"COMMITTED"} or not told, (after, told)
+        assert len(leaders.merges()) == (2 if states == {"COMMITTED"} else 0), after
+        if again:
+            assert states == {"COMMITTED"}, after
+        leaders.wait(0)
+        assert_idle(leaders)
+
+
 # Another command with the id that comes while the votes are out; its answer; the states at the end.
 OTHERS: list[tuple[Callable[[Leaders], str], str, list[str]]] = [
     (lambda its: its[0].one_shot("A", event("nyc/a")), "A COMMITTED 1", ["COMMITTED", "ABORTED"]),

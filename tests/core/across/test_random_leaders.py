@@ -53,6 +53,7 @@ class Play:
         self.open: dict[str, list[str]] = {}  # label -> streams that it has touched
         self.wrote: dict[str, set[str]] = {}
         self.told: dict[str, str] = {}
+        self.committed: set[str] = set()  # what was ever answered so
         self.shots: dict[str, tuple[str, ...]] = {}  # label -> streams of a one-shot
         self.rows: dict[str, set[Row]] = {}  # that a transaction writes
         self.locked: dict[str, list[tuple[Row, int]]] = {}  # … has locked, since when
@@ -67,6 +68,8 @@ class Play:
     def run(self) -> None:
         for _ in range(STEPS):
             self.step()
+        for one in self.leaders.all:
+            one.dies = False
         for label, streams in self.shots.items():
             self.send(label)
             self.wrote[label] = set(streams)
@@ -100,6 +103,8 @@ class Play:
     def note(self, said: str) -> None:
         for one in said.split("; "):
             name, _, text = one.removeprefix("[").partition("] ")
+            if " COMMITTED" in text:
+                self.committed.add(text.split()[0])
             if text and name.startswith("commit "):
                 label = name.split()[1]
                 self.told[label] = text
@@ -153,8 +158,11 @@ class Play:
             self.shot()
         elif luck < 0.70:
             number = rnd.randrange(3)
+            if rnd.random() < 0.5:
+                leaders[number].dies = True
+                return
             leaders.bag = [one for one in leaders.bag if one.sender != number or rnd.random() < 0.5]
-            leaders.lead(number)
+            leaders[number].freeze() if rnd.random() < 0.5 else leaders.lead(number)
         elif luck < 0.705 and not self.lost and rnd.random() < 0.3:
             self.lost = "tok/a"
             leaders.lose(self.lost)
@@ -307,8 +315,7 @@ class Play:
             )
             assert not word or states == {"COMMITTED"}, f"its program said commit: {label}"
             assert len(set(found.values())) <= 1, f"times: {label} {found}"
-            told = self.told.get(label, "")
-            assert "COMMITTED" not in told or states == {"COMMITTED"}, f"told: {label}"
+            assert label not in self.committed or states == {"COMMITTED"}, f"told: {label}"
         self.check_locks(merges)
         for one in self.leaders.all:
             memory = one.memory.across
