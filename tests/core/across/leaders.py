@@ -77,7 +77,7 @@ class Leader(World):
             self.state.take_changes()
             turn.done()
             text = "; ".join([self._said(to, result, None) for to, result in turn.round.facts])
-        elif self.dies:
+        elif self.dies and not turn.round.empty:
             self.dies = False
             text = self.last_words(turn)
         else:

@@ -223,7 +223,7 @@ class Play:
         for number in to:
             said = self.send(label, to=(number,))
             if number == 0:
-                self.note(f"[{label}@0] {said}")
+                self.note(said if said.startswith("[") else f"[{label}@0] {said}")
 
     def send(self, label: str, **to: tuple[int, ...]) -> str:
         """Send a one-shot's commands; what was answered at once."""
