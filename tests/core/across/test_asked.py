@@ -8,8 +8,10 @@ import pytest
 
 from anabranch.core.decisions.across.parts_of_one_shots import LONGEST_DOUBT_MS
 from anabranch.core.decisions.across.receiving import next_due_ms
+from anabranch.core.round import Message
 from anabranch.protocol import limits
-from tests.core.across.leaders import Leaders
+from anabranch.protocol.schemas import records as r
+from tests.core.across.leaders import Leaders, Sent
 from tests.core.across.test_leaders import settled
 from tests.core.across.test_one_shots import BOTH
 from tests.core.harness import event
@@ -102,3 +104,29 @@ def test_another_command_with_the_id_leaves_nothing_behind(
     assert leaders.states()[:2] == then
     leaders.wait(0)
     assert_idle(leaders)
+
+
+@pytest.mark.parametrize("partition", [-1, 1 << 16])
+def test_a_forged_question_from_nowhere_is_not_acted_on(partition: int) -> None:
+    """Who can write to `control` makes up the id, too."""
+    leaders = Leaders()
+    head = r.TxnHead("nyc", "open", 1_000, 0, b"s" * 32, 0)
+    forged = r.AskDecision(leaders[0].id("A"), partition, head)
+    leaders.bag.append(Sent(1, Message(0, forged, b"s" * 32), 0))
+    leaders.settle()
+    assert leaders[0].round.ignored == ["misdirected"]
+    assert leaders.states() == ["-", "-"]
+
+
+def test_a_forged_question_is_not_logged_with_a_huge_name() -> None:
+    leaders = Leaders()
+    head = r.TxnHead("n" * limits.EARLY_BYTES.value, "open", 1_000, 0, b"s" * 32, 0)
+    for message in (
+        r.AskDecision(leaders[0].id("A"), 1, head),
+        r.Decide(leaders[0].id("A"), head, "ABORT", 0, ""),
+    ):
+        receiver = int(isinstance(message, r.Decide))
+        leaders.bag.append(Sent(1 - receiver, Message(receiver, message, b"s" * 32), 0))
+        leaders.settle()
+        assert leaders[receiver].round.ignored == ["unknown"]
+    assert leaders.states() == ["-", "-"]

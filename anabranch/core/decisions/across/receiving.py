@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from anabranch.core.across.coordinator import HELD_MS
 from anabranch.core.across.messages import (
+    MOST_PARTITIONS,
     TO_COORDINATOR,
     ToCoordinator,
     ToParticipant,
@@ -21,6 +22,7 @@ from anabranch.core.decisions.across import coordinating, joining, participating
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import NEVER_MS, Across
 from anabranch.errors import ClockSkew
+from anabranch.protocol import limits
 from anabranch.protocol.ids import control_partition_of, made_ms_of
 from anabranch.protocol.schemas import records as r
 
@@ -59,20 +61,25 @@ def _ignored(
         return "misdirected"
     if not turn.settings.across and (row is None or isinstance(message, r.Enlist | r.Enlisted)):
         return "off"  # a transaction that has begun here is brought to its end
+    other = message.partition if isinstance(message, TO_COORDINATOR) else here
+    most = turn.control_partitions if isinstance(message, r.AskDecision) else MOST_PARTITIONS
+    if not 0 <= other < most:
+        return "misdirected"  # from no leader
     if isinstance(message, r.Enlist | r.Enlisted):
         return ""  # the client's token proves it
-    other = message.partition if isinstance(message, r.Vote | r.Done | r.AskDecision) else here
     sender, receiver = ends_of(message, other)
     secret = row.secret if row is not None else None
     if row is None and isinstance(message, r.Vote):
         secret = parts_of_one_shots.secret_of(turn, message.txn_id)
-    if isinstance(message, r.AskDecision):
-        if row is None and made_ms_of(message.txn_id) > turn.wall_ms + turn.settings.max_ahead_ms:
-            return "unknown"
-        secret = message.head.secret  # perhaps of another command with this id: `asked_decision` compares it
-    if row is None and isinstance(message, r.AskVote | r.Decide):
+    if row is None and isinstance(message, r.AskVote | r.Decide | r.AskDecision):
         if made_ms_of(message.txn_id) > turn.wall_ms + turn.settings.max_ahead_ms:
             return "unknown"  # no coordinator begins it; when its row is purged, all ids would count as old
+        if len(message.head.scope) + len(message.head.owner) > limits.EARLY_BYTES.value:
+            return "unknown"  # these are no names, and would be logged
+    if isinstance(message, r.AskDecision):
+        # Perhaps of another command with this id: `asked_decision` compares it.
+        secret = message.head.secret
+    elif row is None and isinstance(message, r.AskVote | r.Decide):
         # A question alone begins nothing: who could write to `control` would make up its secret.
         secret = parts_of_one_shots.secret_of(turn, message.txn_id)
         if secret is None and isinstance(message, r.AskVote):
