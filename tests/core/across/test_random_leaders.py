@@ -71,8 +71,6 @@ class Play:
     def run(self) -> None:
         for _ in range(STEPS):
             self.step()
-        for one in self.leaders.all:
-            one.dies = False
         for label, streams in self.shots.items():
             self.send(label)
             self.wrote[label] = set(streams)
@@ -94,6 +92,8 @@ class Play:
         return self.leaders[control_partition_of(self.leaders[0].id(label))]
 
     def settle(self) -> None:
+        for one in self.leaders.all:
+            one.dies = False
         for ms in (0, 300, 700, 1500, 3000, 6000):
             self.leaders.carry()
             self.note(self.leaders.wait(ms))

@@ -65,21 +65,23 @@ def _ignored(
     most = turn.control_partitions if isinstance(message, r.AskDecision) else MOST_PARTITIONS
     if not 0 <= other < most:
         return "misdirected"  # from no leader
+    if isinstance(message, r.AskVote | r.Decide | r.AskDecision) and not _has_names(message.head):
+        return "unknown"
     if isinstance(message, r.Enlist | r.Enlisted):
         return ""  # the client's token proves it
     sender, receiver = ends_of(message, other)
     secret = row.secret if row is not None else None
     if row is None and isinstance(message, r.Vote):
         secret = parts_of_one_shots.secret_of(turn, message.txn_id)
-    if row is None and isinstance(message, r.AskVote | r.Decide | r.AskDecision):
+    if isinstance(message, r.AskDecision):
+        if row is None and made_ms_of(message.txn_id) > turn.wall_ms + turn.settings.max_ahead_ms:
+            return "unknown"
+        secret = (
+            message.head.secret
+        )  # perhaps of another command with this id: `asked_decision` compares it
+    if row is None and isinstance(message, r.AskVote | r.Decide):
         if made_ms_of(message.txn_id) > turn.wall_ms + turn.settings.max_ahead_ms:
             return "unknown"  # no coordinator begins it; when its row is purged, all ids would count as old
-        if len(message.head.scope) + len(message.head.owner) > limits.EARLY_BYTES.value:
-            return "unknown"  # these are no names, and would be logged
-    if isinstance(message, r.AskDecision):
-        # Perhaps of another command with this id: `asked_decision` compares it.
-        secret = message.head.secret
-    elif row is None and isinstance(message, r.AskVote | r.Decide):
         # A question alone begins nothing: who could write to `control` would make up its secret.
         secret = parts_of_one_shots.secret_of(turn, message.txn_id)
         if secret is None and isinstance(message, r.AskVote):
@@ -88,6 +90,11 @@ def _ignored(
     if secret is None or not is_genuine(secret, sender, receiver, payload, mac):
         return "forged" if secret is not None else "unknown"
     return ""
+
+
+def _has_names(head: r.TxnHead) -> bool:
+    """Whether a description, which may be logged, has names of a size that names have."""
+    return len(head.scope) + len(head.owner) <= limits.EARLY_BYTES.value
 
 
 def _decide(turn: Turn, message: Message, seen: int) -> str:
