@@ -234,7 +234,9 @@ def asked_decision(turn: Turn, message: r.AskDecision) -> None:
     reason = "its coordinator has not begun it" if row is None else row.reason
     # No command that comes late may begin it.
     if row is None and shot is None and not turn.is_forgotten(txn_id):
-        gone = born("give_way", txn_id, turn.wall_ms, scope=head.scope, owner=head.owner, reason=reason)
+        gone = born(
+            "give_way", txn_id, turn.wall_ms, scope=head.scope, owner=head.owner, reason=reason
+        )
         turn.put(k.txn_key(txn_id), gone._replace(secret=head.secret))
     turn.send(place, r.Decide(txn_id, head, "ABORT", 0, reason), head.secret)
 
