@@ -13,6 +13,7 @@ from anabranch.protocol.schemas import records as r
 LEVEL = 4  # the feature level of messages and their rows
 MAC_HEADER = "ab.mac"
 MAC_SIZE = 32
+MOST_PARTITIONS = 1 << 16  # an id has two bytes for the number of its control partition
 TO_COORDINATOR = (r.Enlist, r.Vote, r.Done, r.AskDecision)
 TO_PARTICIPANT = (r.Enlisted, r.AskVote, r.Decide)
 ToCoordinator = r.Enlist | r.Vote | r.Done | r.AskDecision

@@ -6,8 +6,9 @@ test delivers them, so it may lose, double, delay or reorder them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -65,13 +66,54 @@ class Leader(World):
         self.log_rows([(k.FEATURE_KEY, r.FeatureRow(LEVEL, 1))])
         self.sent: list[Sent] = []
         self.answers: list[str] = []
+        self.dies = False  # before its next round is written: a successor goes on
+        self.former: Leader | None = None  # one that does not know yet that it leads no more
+        self.is_former = False
 
     def close(self, turn: Any, expired_ms: int | None = None, asker: str | None = None) -> str:
-        text = super().close(turn, expired_ms, asker)
         number, seen = self.settings.control_partition, turn.hybrid_time
-        own = *turn.round.questions, *turn.round.messages
+        own = [*turn.round.questions]
+        if self.is_former and turn.round.empty:
+            self.state.take_changes()
+            turn.done()
+            text = "; ".join([self._said(to, result, None) for to, result in turn.round.facts])
+        elif self.dies and not turn.round.empty:
+            self.dies = False
+            text = self.last_words(turn)
+        else:
+            text = super().close(turn, expired_ms, asker)
+            own += turn.round.messages
         self.sent += [Sent(number, one, seen) for one in own]
         return text
+
+    def last_words(self, turn: Any) -> str:
+        """What a leader says at once in a round that is never written; then a successor leads."""
+        said = [self._said(to, result, None) for to, result in turn.round.facts]
+        self.lead(keep_table=False)
+        return "; ".join(said)
+
+    def freeze(self) -> None:
+        """A successor leads; this leader goes on until a round of it can't be written."""
+        shared = (self.ids, self.writers, self.asked, self.log, self.rounds)
+        self.former = None
+        former = deepcopy(self, {id(each): each for each in shared})
+        former.log, former.rounds = [], []
+        former.is_former = former.dies = True
+        self.lead(keep_table=False)
+        self.former = former
+
+    def _receive_late(self, messages: Sequence[Sent]) -> str:
+        """Let the former leader read the messages, too."""
+        former = self.former
+        if former is None:
+            return ""
+        former.wall_us, former.now_ms = self.wall_us, self.now_ms
+        said = former.receive(*messages)
+        self.sent += former.sent
+        former.sent.clear()
+        if not former.dies:  # a round could not be written
+            self.former = None
+        return said
 
     def receive(self, *messages: Sent) -> str:
         """One round that decides these messages, as a controller's pass does; what was answered."""
@@ -80,7 +122,7 @@ class Leader(World):
         for one in messages:
             receiving.receive(turn, decode(one.payload), one.payload, one.mac, one.seen)
         decide_due(turn, judge_silence=self.judge_silence)
-        text = self.close(turn)
+        text = "; ".join(filter(None, [self.close(turn), self._receive_late(messages)]))
         self.answers += [text] if text else []
         return text
 

@@ -8,8 +8,10 @@ import pytest
 
 from anabranch.core.decisions.across.parts_of_one_shots import LONGEST_DOUBT_MS
 from anabranch.core.decisions.across.receiving import next_due_ms
+from anabranch.core.round import Message
 from anabranch.protocol import limits
-from tests.core.across.leaders import Leaders
+from anabranch.protocol.schemas import records as r
+from tests.core.across.leaders import Leaders, Sent
 from tests.core.across.test_leaders import settled
 from tests.core.across.test_one_shots import BOTH
 from tests.core.harness import event
@@ -37,6 +39,38 @@ def test_a_part_that_was_logged_without_a_vote_ends_although_its_coordinator_die
     settled(leaders)
     assert leaders.states() == ["ABORTED", "ABORTED"]
     assert_idle(leaders)
+
+
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize("how", ["dies", "freezes"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_leader_goes_at_each_step_and_the_outcome_is_one(
+    number: int, how: str, again: bool
+) -> None:
+    """It dies before its next round is written, or goes on until it can't write one.
+
+    ``again``: whether the client repeats its commands.
+    """
+    for after in range(6):
+        leaders = Leaders()
+        leaders.one_shot("A", *BOTH)
+        said = [leaders.deliver() for _ in range(after)]
+        if how == "dies":
+            leaders[number].dies = True
+        else:
+            leaders[number].freeze()
+        said.append(leaders.wait(0))
+        said += [leaders.one_shot("A", *BOTH)] if again else []
+        said += [settled(leaders), leaders.wait(2 * LONGEST_DOUBT_MS)]
+        told = [one for one in said if " COMMITTED" in one]
+        states = set(leaders.states()) - {"-"}
+        assert len(states) < 2, (after, leaders.states())
+        assert states == {"COMMITTED"} or not told, (after, told)
+        assert len(leaders.merges()) == (2 if states == {"COMMITTED"} else 0), after
+        if again:
+            assert states == {"COMMITTED"}, after
+        leaders.wait(0)
+        assert_idle(leaders)
 
 
 # Another command with the id that comes while the votes are out; its answer; the states at the end.
@@ -70,3 +104,29 @@ def test_another_command_with_the_id_leaves_nothing_behind(
     assert leaders.states()[:2] == then
     leaders.wait(0)
     assert_idle(leaders)
+
+
+@pytest.mark.parametrize("partition", [-1, 1 << 16])
+def test_a_forged_question_from_nowhere_is_not_acted_on(partition: int) -> None:
+    """Who can write to `control` makes up the id, too."""
+    leaders = Leaders()
+    head = r.TxnHead("nyc", "open", 1_000, 0, b"s" * 32, 0)
+    forged = r.AskDecision(leaders[0].id("A"), partition, head)
+    leaders.bag.append(Sent(1, Message(0, forged, b"s" * 32), 0))
+    leaders.settle()
+    assert leaders[0].round.ignored == ["misdirected"]
+    assert leaders.states() == ["-", "-"]
+
+
+def test_a_forged_question_is_not_logged_with_a_huge_name() -> None:
+    leaders = Leaders()
+    head = r.TxnHead("n" * limits.EARLY_BYTES.value, "open", 1_000, 0, b"s" * 32, 0)
+    for message in (
+        r.AskDecision(leaders[0].id("A"), 1, head),
+        r.Decide(leaders[0].id("A"), head, "ABORT", 0, ""),
+    ):
+        receiver = int(isinstance(message, r.Decide))
+        leaders.bag.append(Sent(1 - receiver, Message(receiver, message, b"s" * 32), 0))
+        leaders.settle()
+        assert leaders[receiver].round.ignored == ["unknown"]
+    assert leaders.states() == ["-", "-"]

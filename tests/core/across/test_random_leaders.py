@@ -42,10 +42,13 @@ BY_TOKEN = r.Prepare(b"", b"")
 
 
 class Play:
-    """One random history. ``told``: the last answer to each commit."""
+    """One random history. ``told``: the last answer to each commit.
 
-    def __init__(self, seed: int) -> None:
-        self.rnd = Random(seed)
+    ``hard``: leaders also die before a round of theirs is written, or do not know that they lead no more.
+    """
+
+    def __init__(self, seed: int, *, hard: bool = True) -> None:
+        self.rnd, self.ends, self.hard = Random(seed), Random(seed), hard
         self.leaders = Tables(3, chunk_bytes=2_000)
         self.keys = KEYS[: 1 + seed % 2]
         for one in self.leaders.all:
@@ -53,6 +56,7 @@ class Play:
         self.open: dict[str, list[str]] = {}  # label -> streams that it has touched
         self.wrote: dict[str, set[str]] = {}
         self.told: dict[str, str] = {}
+        self.committed: set[str] = set()  # what was ever answered so
         self.shots: dict[str, tuple[str, ...]] = {}  # label -> streams of a one-shot
         self.rows: dict[str, set[Row]] = {}  # that a transaction writes
         self.locked: dict[str, list[tuple[Row, int]]] = {}  # … has locked, since when
@@ -91,6 +95,8 @@ class Play:
         return self.leaders[control_partition_of(self.leaders[0].id(label))]
 
     def settle(self) -> None:
+        for one in self.leaders.all:
+            one.dies = False
         for ms in (0, 300, 700, 1500, 3000, 6000):
             self.leaders.carry()
             self.note(self.leaders.wait(ms))
@@ -103,6 +109,8 @@ class Play:
     def note(self, said: str) -> None:
         for one in said.split("; "):
             name, _, text = one.removeprefix("[").partition("] ")
+            if " COMMITTED" in text:
+                self.committed.add(text.split()[0])
             if text and name.startswith("commit "):
                 label = name.split()[1]
                 self.told[label] = text
@@ -156,8 +164,12 @@ class Play:
             self.shot()
         elif luck < 0.70:
             number = rnd.randrange(3)
+            end = self.ends.choice(("dies later", "freezes", "dies", "dies"))
+            if self.hard and end == "dies later":
+                leaders[number].dies = True
+                return
             leaders.bag = [one for one in leaders.bag if one.sender != number or rnd.random() < 0.5]
-            leaders.lead(number)
+            leaders[number].freeze() if self.hard and end == "freezes" else leaders.lead(number)
         elif luck < 0.705 and not self.lost and rnd.random() < 0.3:
             self.lost = "tok/a"
             leaders.lose(self.lost)
@@ -310,8 +322,7 @@ class Play:
             )
             assert not word or states == {"COMMITTED"}, f"its program said commit: {label}"
             assert len(set(found.values())) <= 1, f"times: {label} {found}"
-            told = self.told.get(label, "")
-            assert "COMMITTED" not in told or states == {"COMMITTED"}, f"told: {label}"
+            assert label not in self.committed or states == {"COMMITTED"}, f"told: {label}"
         self.check_locks(merges)
         for one in self.leaders.all:
             memory = one.memory.across
@@ -411,4 +422,4 @@ def test_a_planted_bug_is_found(
 ) -> None:
     plant(monkeypatch)
     with pytest.raises((AssertionError, InvariantViolation)):
-        Play(PLANTED[plant]).run()
+        Play(PLANTED[plant], hard=False).run()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from anabranch.core.across.coordinator import HELD_MS
 from anabranch.core.across.messages import (
+    MOST_PARTITIONS,
     TO_COORDINATOR,
     ToCoordinator,
     ToParticipant,
@@ -21,6 +22,7 @@ from anabranch.core.decisions.across import coordinating, joining, participating
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import NEVER_MS, Across
 from anabranch.errors import ClockSkew
+from anabranch.protocol import limits
 from anabranch.protocol.ids import control_partition_of, made_ms_of
 from anabranch.protocol.schemas import records as r
 
@@ -59,9 +61,14 @@ def _ignored(
         return "misdirected"
     if not turn.settings.across and (row is None or isinstance(message, r.Enlist | r.Enlisted)):
         return "off"  # a transaction that has begun here is brought to its end
+    other = message.partition if isinstance(message, TO_COORDINATOR) else here
+    most = turn.control_partitions if isinstance(message, r.AskDecision) else MOST_PARTITIONS
+    if not 0 <= other < most:
+        return "misdirected"  # from no leader
+    if isinstance(message, r.AskVote | r.Decide | r.AskDecision) and not _has_names(message.head):
+        return "unknown"
     if isinstance(message, r.Enlist | r.Enlisted):
         return ""  # the client's token proves it
-    other = message.partition if isinstance(message, r.Vote | r.Done | r.AskDecision) else here
     sender, receiver = ends_of(message, other)
     secret = row.secret if row is not None else None
     if row is None and isinstance(message, r.Vote):
@@ -83,6 +90,11 @@ def _ignored(
     if secret is None or not is_genuine(secret, sender, receiver, payload, mac):
         return "forged" if secret is not None else "unknown"
     return ""
+
+
+def _has_names(head: r.TxnHead) -> bool:
+    """Whether a description, which may be logged, has names of a size that names have."""
+    return len(head.scope) + len(head.owner) <= limits.EARLY_BYTES.value
 
 
 def _decide(turn: Turn, message: Message, seen: int) -> str:
