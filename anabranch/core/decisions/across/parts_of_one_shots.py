@@ -51,6 +51,7 @@ SHOT_MS = 200
 # When a participant asks for a decision that has not come. Its coordinator repeats what it has logged sooner.
 DOUBT_MS = 1_000
 LONGEST_DOUBT_MS = 5_000
+MOST_DOUBTED = 1_000
 _FIRST: tuple[int, r.Asks] = 1, "TIMESTAMP"  # the first round of votes, and its question
 _KEEPALIVE_MS = 1_000  # in the row of a part, which no keepalive ends
 
@@ -247,7 +248,8 @@ def asked_decision(turn: Turn, message: r.AskDecision) -> None:
     since_ms = turn.across.doubted.get(txn_id, None)
     if row is None and (since_ms is None or turn.now_ms < since_ms + DOUBT_MS):
         # The client may have sent the command again before this leader came. Messages are read before commands.
-        turn.across.doubted.put(txn_id, turn.now_ms if since_ms is None else since_ms)
+        if since_ms is None and _has_room_to_doubt(turn):
+            turn.across.doubted.put(txn_id, turn.now_ms)
         return
     turn.across.doubted.put(txn_id, None)
     reason = "its coordinator has not begun it" if row is None else row.reason
@@ -258,6 +260,17 @@ def asked_decision(turn: Turn, message: r.AskDecision) -> None:
         )
         turn.put(k.txn_key(txn_id), gone._replace(secret=head.secret))
     turn.send(place, r.Decide(txn_id, head, "ABORT", 0, reason), head.secret)
+
+
+def _has_room_to_doubt(turn: Turn) -> bool:
+    """Whether one more question may be kept, after those to which no second one came are forgotten."""
+    known = turn.across.doubted.as_dict()
+    if len(known) < MOST_DOUBTED:
+        return True
+    for txn_id, since_ms in known.items():
+        if turn.now_ms > since_ms + 4 * LONGEST_DOUBT_MS:
+            turn.across.doubted.put(txn_id, None)
+    return len(turn.across.doubted.as_dict()) < MOST_DOUBTED
 
 
 def _begin_again(turn: Turn, row: r.TxnRow, command: r.OneShot, to: ReplyTo | None) -> None:
