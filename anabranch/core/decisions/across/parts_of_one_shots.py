@@ -237,8 +237,8 @@ def refuse_asked(turn: Turn, txn_id: bytes, why: str) -> None:
 def asked_decision(turn: Turn, message: r.AskDecision) -> None:
     """Abort the part of a participant that asks again, if nothing is known of its transaction here.
 
-    A participant of an unfinished transaction needs no answer: this leader repeats its messages. What has the id and
-    another secret was begun by another command: the participant's votes never count for that.
+    A participant of an unfinished transaction needs no answer: this leader repeats its messages. What has the id
+    and another secret was begun by another command: the participant's votes never count for that.
     """
     txn_id, place, head = message.txn_id, message.partition, message.head
     row, shot = turn.state.txn_row(txn_id), turn.across.shots.get(txn_id, None)
