@@ -68,7 +68,7 @@ class WaitingShot(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """The entries on a stream, by kind, the earliest first. It is replaced, never changed in place."""
+    """The entries on a stream, by kind, the earliest first. A change replaces it by another one."""
 
     open: tuple[Entry, ...] = ()
     fixed: tuple[Entry, ...] = ()
@@ -100,9 +100,9 @@ _NO_ENTRIES = _Line()
 class Holds:
     """The entries of all streams of a control partition. A transaction has one timestamp, on several streams.
 
-    A turn changes a draft, as of the other parts of the memory. It copies the dicts when it is changed first.
-    What a turn does depends on what ended, not on how many entries there are: each stream has its entries in order,
-    and ``freed`` are the streams on which an entry ended since waiting commits were last looked at.
+    A turn changes a draft, as of the other parts of the memory. Its first change copies the dicts.
+    Each stream has its entries in order, so the cost of a turn grows with the entries that end, not with all of them.
+    ``freed``: the streams on which an entry ended since the waiting commits were decided last.
 
     ``in_use``: whether there is anything at all; if not, nothing else needs to be asked. ``time``: the highest
     timestamp that was taken here: hybrid time is not below it. ``shots``: waiting one-shots; ``size``: their bytes.
@@ -111,15 +111,13 @@ class Holds:
     # Shared by all that has no entries, so that a draft of those costs nothing.
     _of: dict[str, _Line] = _NONE
     _entries: dict[bytes, tuple[Entry, tuple[str, ...]]] = _NONE
-    _taken: dict[bytes, int] = (
-        _NONE  # commits that took a timestamp: since when, the first one first
-    )
+    # Commits that took a timestamp: since when, the first one first.
+    _taken: dict[bytes, int] = _NONE
     # Commits that gave their timestamp back after `KEPT_MS`, and wait without one.
     _late: frozenset[bytes] = frozenset()
     shots: dict[bytes, WaitingShot] = _NONE
-    _waiters: dict[str, tuple[Entry, ...]] = (
-        _NONE  # of one-shots, by the streams for which they wait
-    )
+    # Entries of one-shots, by the streams for which they wait.
+    _waiters: dict[str, tuple[Entry, ...]] = _NONE
     size = 0
     in_use = False
     freed: frozenset[str] = frozenset()
@@ -207,7 +205,7 @@ class Holds:
         for stream in streams:
             if (line := self._of.get(stream)) is None:
                 continue
-            # Of each kind the first entry decides, or the second one if the first is its own.
+            # The first entry of each kind decides, or the second one if the first is its own.
             for entry in line.open[:2]:
                 if entry.txn_id != txn_id and entry.timestamp <= at:
                     return stream, entry

@@ -163,7 +163,7 @@ def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
 
 
 def _said(lane: str, command: r.OneShot) -> tuple[object, ...]:
-    """What all copies of a command to the coordinator have in common."""
+    """The parts of a command to the coordinator that all its copies have in common."""
     return lane, command.secret, {*command.places}, command.scope, command.name
 
 
@@ -237,8 +237,8 @@ def refuse_asked(turn: Turn, txn_id: bytes, why: str) -> None:
 def asked_decision(turn: Turn, message: r.AskDecision) -> None:
     """Abort the part of a participant that asks again, if nothing is known of its transaction here.
 
-    A participant of an unfinished transaction needs no answer: this leader repeats its messages. What has the id
-    and another secret was begun by another command: the participant's votes never count for that.
+    A participant of an unfinished transaction needs no answer: this leader repeats its messages. A transaction with
+    this id and another secret was begun by another command, for which the participant's votes never count.
     """
     txn_id, place, head = message.txn_id, message.partition, message.head
     row, shot = turn.state.txn_row(txn_id), turn.across.shots.get(txn_id, None)
