@@ -101,7 +101,7 @@ class Holds:
     """The entries of all streams of a control partition. A transaction has one timestamp, on several streams.
 
     A turn changes a draft, as of the other parts of the memory. Its first change copies the dicts.
-    Each stream has its entries in order, so the cost of a turn grows with the entries that end, not with all of them.
+    Each stream has its entries in order: the cost of a turn grows with the entries that end, not with all of them.
     ``freed``: the streams on which an entry ended since the waiting commits were decided last.
 
     ``in_use``: whether there is anything at all; if not, nothing else needs to be asked. ``time``: the highest
