@@ -3,8 +3,8 @@
 In turn, in one run, by one client: one at a time (answered when merged, and when decided), and 64 in flight. Then
 transactions of one stream, one at a time, alone and beside such transactions without a pause: on a stream that
 these write, and on another one of the same control partition. Then transfers between rows of two tables of 10,000
-rows, by `Replica.transact` over one replica: one at a time, and 64 in flight. One controller process leads both
-control partitions, so their leaders share an interpreter, and all share two cores.
+rows, by `Replica.transact` over one replica: one at a time, and 64 in flight. Each of two controllers leads one
+control partition; they share two cores with the client and the broker.
 
 Not equal: a transaction over two control partitions is logged at both, three times at its coordinator and twice
 elsewhere, and takes two messages before its decision.
@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import random
 import statistics
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import anabranch
@@ -31,6 +33,7 @@ from bench.oneshot import EVENTS, VALUE, Figures, measure
 WITHIN, OVER = ("across-0/a", "across-0/b"), ("across-0/a", "across-1/a")
 OTHER = "across-0/c"
 IN_FLIGHT = 64
+PARTITIONS = "--control-partitions", "2"
 GOALS = {
     "merged, p50": "≤ 4 ×",
     "decided, p50": "≤ 3 ×",
@@ -48,7 +51,9 @@ def run(*, quick: bool = False) -> dict[str, Any]:
     rounds, seconds = (1, 2.0) if quick else (5, 6.0)
     found: dict[str, list[Figures]] = {}
     with (
-        setting.place("--control-partitions", "2") as place,
+        setting.place(*PARTITIONS) as place,
+        tempfile.TemporaryDirectory(prefix="anabranch-bench-") as folder,
+        setting.controller(place.bootstrap, Path(folder), PARTITIONS, leads=None),
         anabranch.connect(place.bootstrap, timeout=60) as client,
         ExitStack() as stack,
     ):

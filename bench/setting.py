@@ -76,11 +76,12 @@ def controller(
     *,
     trusts_open: bool = True,
     module: str = "anabranch.cli",
+    leads: int | None = 0,
 ) -> Iterator[int]:
     """A leading controller process; its process id. Its output goes to ``controller.log``.
 
     ``trusts_open``: clients of the lane `open` have no quotas; older builds don't know the option, and have none.
-    ``module``: the command line.
+    ``module``: the command line. ``leads``: a control partition that it has to lead; None: any.
     """
     folder.mkdir(exist_ok=True)
     status = folder / "status.json"
@@ -100,7 +101,7 @@ def controller(
         )
     try:
         until = time.monotonic() + 60
-        while not (status.exists() and 0 in json.loads(status.read_text())["leading"]):
+        while not (status.exists() and _leads(json.loads(status.read_text())["leading"], leads)):
             if process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(f"the controller does not lead: {said.read_text()[-4000:]}")
             time.sleep(0.05)
@@ -108,6 +109,10 @@ def controller(
     finally:
         process.terminate()
         process.wait(30)
+
+
+def _leads(leading: Sequence[int], one: int | None) -> bool:
+    return bool(leading) if one is None else one in leading
 
 
 def noise_values(size: int, count: int = 10_000) -> list[bytes]:
