@@ -239,8 +239,8 @@ def test_no_lane_but_those_of_the_matrix_may_send_a_command() -> None:
 def test_every_command_is_in_the_matrix() -> None:
     commands = {cls for number, cls in TYPES.items() if number < 64}
     commands -= {r.Reply, r.Receipt, r.Consumed}
-    # Messages between leaders (docs/inside/across.md): no leader takes them yet, from anybody.
-    commands -= {r.Enlist, r.Enlisted, r.AskVote, r.Vote, r.Decide, r.Done}
+    # Messages between leaders (docs/inside/across.md): no client sends them.
+    commands -= {r.Enlist, r.Enlisted, r.AskVote, r.Vote, r.Decide, r.Done, r.AskDecision}
     world = made()
     assert {type(make(world)) for make, _ in MATRIX.values()} | BY_TOKEN == commands
     assert RULES.keys() == commands
