@@ -545,9 +545,9 @@ class Controller:
             self._suspects.done(commands[:1], self._lanes)
             return
         for txn_id in turn.round.merged:
-            # If it is not logged, or open here, its decision with other control partitions was in this round.
+            # If nothing of it is logged, or if it is open, its decision with other control partitions was in this round.
             if fresh.state.open.get(txn_id) is None:
-                parts_of_one_shots.refuse_asked(fresh, txn_id, str(error))
+                parts_of_one_shots.refuse_shot(fresh, txn_id, str(error))
             elif fresh.open(txn_id).row.state in ("OPEN", "COMMIT_IN_PROGRESS"):
                 abort_txn(fresh, txn_id, f"the broker refused its data: {error}")
             else:  # a staged merge can't be aborted
