@@ -545,7 +545,7 @@ class Controller:
             self._suspects.done(commands[:1], self._lanes)
             return
         for txn_id in turn.round.merged:
-            # If nothing of it is logged, or if it is open, its decision with other control partitions was in this round.
+            # If it is not logged, or open, its decision with other control partitions was in this round.
             if fresh.state.open.get(txn_id) is None:
                 parts_of_one_shots.refuse_shot(fresh, txn_id, str(error))
             elif fresh.open(txn_id).row.state in ("OPEN", "COMMIT_IN_PROGRESS"):

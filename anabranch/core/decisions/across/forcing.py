@@ -150,7 +150,7 @@ def _end_without(turn: Turn, command: r.Force, txn: OpenTxn) -> None:
         if waited_ms < GONE_MS:
             raise errors.IllegalState(
                 f"control partition {number} has not answered for {max(0, waited_ms) // 1000} s: the transaction "
-                f"ends when it answers; if it can't be led any more, call again after {GONE_MS // 1000} s of silence"
+                f"ends when it does; if it can't be led any more, call again after {GONE_MS // 1000} s of silence"
             )
     if not gone:
         return
