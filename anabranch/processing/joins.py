@@ -165,7 +165,7 @@ class Join(Spans):
     def _found(self, row: bytes, right: int, time: int) -> tuple[list[int], int]:
         """The places in a row of the other side's events that are near a time, and the place for a new event.
 
-        ``right``: the side of the new event; ``time``: its time. It goes after those of the same time.
+        ``right``: the side of the new event, whose place is after those of the same time. ``time``: its time.
         """
         before, after_it = self._near[right]
         found: list[int] = []

@@ -68,7 +68,7 @@ class WaitingShot(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """The entries on a stream: open ones and fixed ones, each in their order. It is replaced, never changed."""
+    """The entries on a stream: open ones and fixed ones, each in their order. A change makes another `_Line`."""
 
     open: tuple[Entry, ...] = ()
     fixed: tuple[Entry, ...] = ()

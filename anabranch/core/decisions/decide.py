@@ -112,7 +112,7 @@ def is_question(payload: bytes) -> bool:
 def catch_up(turn: Turn, payload: bytes) -> None:
     """Log which one-shots are done, before an encoded command that may ask for them: any but a one-shot.
 
-    So whoever was told that a one-shot is committed finds it as COMMITTED.
+    So a client that was answered finds its one-shot COMMITTED.
     """
     if turn.across.done_ms != NEVER_MS and payload[1:2] != _ONE_SHOT:
         coordinating.log_done(turn)

@@ -34,7 +34,7 @@ from anabranch.protocol.tokens import Rights, peek
 
 FIRST_PAUSE_MS = 250  # a message without an answer is sent again after this time,
 LONGEST_PAUSE_MS = 5_000  # … then after twice the time before, up to this
-# What a participant has done is logged with the next round, after this time at the latest. No client waits for it.
+# Messages `Done` are logged with the next round, after this time at the latest. No client waits for that.
 DONE_MS = 20
 # A vote may ask for a new round of votes. The coordinator begins it after this time; each time after twice the time
 # before, as what the vote meets may last.

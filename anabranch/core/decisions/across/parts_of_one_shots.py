@@ -4,9 +4,9 @@ The client sends a command to each control partition, all under one id and with 
 control partition in the id, asks the others for votes before it logs anything. When all have voted, it logs its
 part together with the decision; if they have not, as a pending commit.
 
-At a participant, the command waits in memory for the question. It proves that a question for a vote under an
-unknown id comes from the coordinator: only who knows the command's secret can make the question's HMAC. When the
-question comes, the participant logs its part, and votes. If no decision follows, it asks for it (`AskDecision`).
+At a participant, the command waits in memory for the question. The command proves that a question under an unknown
+id comes from the coordinator: only who knows the command's secret can make the question's HMAC. When the question
+comes, the participant logs its part, and votes. If no decision follows, it asks for it (`AskDecision`).
 
 A part that is logged has a row with its events, marked with `prepared.SHOT`. From then on it is a transaction like
 any other, except that it is aborted when its commit is refused: its id is used up.
@@ -47,12 +47,12 @@ from anabranch.protocol.schemas import records as r
 PART_MS = 5_000
 VOTES_MS = 10_000
 EARLY_MS = 1_000  # how long a question waits for its command, if it comes first
-# How long the coordinator waits for the first votes before it logs its part. It asks again only after that.
+# How long the coordinator waits for the first votes before it logs its part: less than until it asks again.
 SHOT_MS = 200
 # How long a participant waits for the decision before it asks for it; then after twice as long each time, up to
 # `LONGEST_PAUSE_MS`. A coordinator that has logged the transaction repeats its own messages sooner.
 DECISION_MS = 1_000
-# Transactions unknown to the coordinator whose decisions were asked for. Of others, questions are passed over.
+# How many unknown transactions a coordinator notes because their decisions were asked for.
 MOST_UNKNOWN = 1_000
 _FIRST: tuple[int, r.Asks] = 1, "TIMESTAMP"  # the first round of votes, and its question
 _KEEPALIVE_MS = 1_000  # in the row of a part, which no keepalive ends
@@ -267,7 +267,7 @@ def asked_decision(turn: Turn, message: r.AskDecision) -> None:
 
 
 def _has_room_for_unknown(turn: Turn) -> bool:
-    """Whether one more unknown transaction may be noted. Those about which nobody asked again are forgotten."""
+    """Whether one more unknown transaction may be noted. If there are many, old ones are forgotten."""
     known = turn.across.unknown_ms.as_dict()
     if len(known) < MOST_UNKNOWN:
         return True

@@ -84,7 +84,7 @@ def _ignored(
 def _secret(turn: Turn, message: Message, row: r.TxnRow | None) -> bytes | None:
     """The secret that has to prove a message; None: nothing here can prove it."""
     if isinstance(message, r.AskDecision):
-        # It may be of another command with this id: `asked_decision` compares them.
+        # This secret may be of another command with the id: `asked_decision` compares them.
         return message.head.secret
     if row is not None:
         return row.secret
