@@ -131,9 +131,10 @@ def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     """
     turn.check_new_id(command.txn_id)
     check_open(turn)
-    ending = _checked(turn, command)
-    turn.across.unknown_ms.put(command.txn_id, None)
     shot = turn.across.shots.get(command.txn_id, None)
+    # Once votes are asked for, frozen locks no longer refuse it: the decision judges which one is older (L2).
+    ending = _checked(turn, command, at_once=shot is None)
+    turn.across.unknown_ms.put(command.txn_id, None)
     if shot is not None and _said(shot.lane, shot.command) != _said(turn.lane, command):
         raise errors.InvalidArgument(shots.OTHERS)  # the first command counts
     is_first = ending.instead is None and ending.again is None and shot is None
@@ -479,9 +480,10 @@ def expire(turn: Turn) -> None:
 # -- at both ---------------------------------------------------------------------------------------------
 
 
-def _checked(turn: Turn, command: r.OneShot) -> parts.Ending:
-    """Check the part of a one-shot as a one-shot of its own. See `parts.Ending` for the result."""
+def _checked(turn: Turn, command: r.OneShot, *, at_once: bool = True) -> parts.Ending:
+    """Check the part of a one-shot as a one-shot of its own. See `parts.Ending` for ``at_once`` and the result."""
     ending = shots.ending_of(command, turn.lane)
+    ending.at_once = at_once
     parts.check(turn, ending)
     return ending
 
