@@ -142,18 +142,21 @@ def _end_part(turn: Turn, command: r.Force, row: r.TxnRow, its: r.CoordinatorRow
 
 
 def _end_without(turn: Turn, command: r.Force, txn: OpenTxn) -> None:
-    """At the coordinator, end a decided transaction without participants that have not answered for `GONE_MS`."""
-    row = txn.row
-    gone = {number: one for number, one in sorted(txn.partitions.items()) if not one.done}
-    for number in gone:
-        waited_ms = coordinating.waited_ms(turn, row.txn_id, number)
-        if waited_ms < GONE_MS:
-            raise errors.IllegalState(
-                f"control partition {number} has not answered for {max(0, waited_ms) // 1000} s: the transaction "
-                f"ends when it does; if it can't be led any more, call again after {GONE_MS // 1000} s of silence"
-            )
-    if not gone:
+    """At the coordinator, end a decided transaction without participants that have not answered for `GONE_MS`.
+
+    Others may owe no answer now, as they wait for these: they go on without them.
+    """
+    row, owing = txn.row, {n: one for n, one in sorted(txn.partitions.items()) if not one.done}
+    waited = {number: coordinating.waited_ms(turn, row.txn_id, number) for number in owing}
+    gone = {number: one for number, one in owing.items() if waited[number] >= GONE_MS}
+    if not owing:
         return
+    if not gone:
+        number = max(waited, key=waited.__getitem__)
+        raise errors.IllegalState(
+            f"control partition {number} has not answered for {max(0, waited[number]) // 1000} s: the transaction "
+            f"ends when it does; if it can't be led any more, call again after {GONE_MS // 1000} s of silence"
+        )
     named = ", ".join(map(str, gone))
     turn.audit(
         command,
