@@ -627,6 +627,7 @@ class Controller:
         for why in round_.ignored:
             self.metrics.add("messages_ignored", why)
         self._lanes.replies.send_now(round_, logged)
+        self.metrics.sent(round_.questions)
         self._end_spans(round_.facts)
         if round_.empty:
             turn.done()
