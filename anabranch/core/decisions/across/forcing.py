@@ -144,7 +144,7 @@ def _end_part(turn: Turn, command: r.Force, row: r.TxnRow, its: r.CoordinatorRow
 def _end_without(turn: Turn, command: r.Force, txn: OpenTxn) -> None:
     """At the coordinator, end a decided transaction without participants that have not answered for `GONE_MS`.
 
-    Others may owe no answer now, as they wait for these: they go on without them.
+    Other participants may wait for these, and owe no answer: they are committed without them.
     """
     row, owing = txn.row, {n: one for n, one in sorted(txn.partitions.items()) if not one.done}
     waited = {number: coordinating.waited_ms(turn, row.txn_id, number) for number in owing}
