@@ -32,7 +32,7 @@ PROCESSES, THREADS = 2, 32
 KEYS, CITIES, SEGMENTS = 10_000, 100, 4
 SECONDS, QUICK_SECONDS, WARM_S = 30.0, 8.0, 8.0
 INTERVALS = (0.02, 0.0)  # seconds between a worker's commits
-_POLL_S = 0.002  # more often would take a noticeable part of a core
+_POLL_S = 0.002  # a shorter pause takes a noticeable part of a core
 
 
 def city(_: bytes, row: bytes) -> bytes:

@@ -1,9 +1,9 @@
 """Controllers' CPU of a commit with 1, 2 and 4 control partitions that share nothing, 300 commits a second at each.
 
 One-shots of ten events to a stream of each control partition, due at fixed times: each of eight threads of a
-control partition commits every 27 ms. A cluster of its own for each number of control partitions; one controller
-process leads all of them. CPU is that of a commit, with what the leaders do without commits; ``idle``: that alone,
-in a second. Then as many commits as go, 64 in flight: what this process carries, and what one core would.
+control partition commits every 27 ms. Each number of control partitions has a cluster of its own; one controller
+process leads all of them. The CPU of a commit includes what the leaders do without commits; ``idle``: that alone,
+in a second. Then with 64 in flight, without a pause: the rate of this process, and what one whole core would carry.
 
 Not equal: clusters with more control partitions get more commits from the same two cores, which broker and client
 share, too.
@@ -43,7 +43,7 @@ def run(*, quick: bool = False) -> dict[str, Any]:
 
 
 def streams_apart(client: anabranch.Client, count: int, name: str = "a") -> list[str]:
-    """Make a stream at each of so many control partitions. Raises: RuntimeError (scopes are placed otherwise)."""
+    """Make a stream at each of ``count`` control partitions. Raises: RuntimeError (scopes are elsewhere)."""
     streams = [f"apart-{number}/{name}" for number in range(2 * count)]
     for stream in streams:
         client.create_stream(stream, 2)
@@ -82,7 +82,7 @@ def _measure(
 
 
 def _paced(streams: Sequence[str], client: anabranch.Client, seconds: float) -> int:
-    """Commit at the rate to each stream; how many commits there were."""
+    """Commit to each stream at the rate. Returns the number of commits."""
     counts = [0] * (len(streams) * THREADS)
     start = time.perf_counter()
 

@@ -201,18 +201,16 @@ class _Totals(_Replay):
 
 
 class _Later(_Replay):
-    """A table that a worker derives: an event of an entry names the commit of the source that it is of."""
+    """A table that a worker derives: each event of an entry names the commit of the source from which it comes."""
 
     def __init__(self, history: History, report: Report, derivation: Derivation) -> None:
         super().__init__(history, report, derivation)
-        self._expected: dict[Entry, dict[int, bool]] = defaultdict(
-            dict
-        )  # whether it is there, since
+        # By entry and commit of the source: whether the entry should be there from then on, and whether it is.
+        self._expected: dict[Entry, dict[int, bool]] = defaultdict(dict)
         self._came: dict[Entry, dict[int, bool]] = defaultdict(dict)
-        self._written: dict[tuple[Entry, int], int] = {}  # when it was committed
-        self._through: list[
-            tuple[int, int]
-        ] = []  # commits, and up to which one of the source all is there
+        self._written: dict[tuple[Entry, int], int] = {}  # when the worker committed it
+        # Commits of progress, and the commit of the source up to which it says that all entries are there.
+        self._through: list[tuple[int, int]] = []
 
     def play(self, changes: dict[int, list[tuple[str, str | None]]]) -> None:
         for at in sorted(changes):
@@ -251,12 +249,12 @@ class _Later(_Replay):
         last = max(came, default=0)
         is_again = event.of in came and self._written[entry, event.of] != event.timestamp
         if event.of < last or is_again:
-            self._wrong(entry, f"it was written as of {event.of}, after it was as of {last}")
+            self._wrong(entry, f"it was written as of {event.of} after it was written as of {last}")
         came[event.of] = event.row is not None
         self._written[entry, event.of] = event.timestamp
 
     def _compare_times(self, entry: Entry) -> None:
-        """Compare when an entry is there with the source; what no progress covers may be missing."""
+        """Compare an entry with the source as of each of its commits. What no progress covers may be missing."""
         expected, came = self._expected.get(entry, {}), self._came.get(entry, {})
         end = self._through[-1][1] if self._through else 0
         was_due = was_there = False
@@ -267,10 +265,12 @@ class _Later(_Replay):
             self._report.counts["derived rows compared at the source's times"] += 1
             promised = [commit for commit, through in self._through if through >= at][:1]
             if is_due != is_there:
-                self._wrong(entry, f"as of {at} due is {is_due}, and it is {is_there}")
+                self._wrong(entry, f"as of {at}: due is {is_due}, found is {is_there}")
                 return
             if is_due != was_due and promised and self._written[entry, at] > promised[0]:
-                self._wrong(entry, f"of {at} it came after {promised[0]}, where it was promised")
+                self._wrong(
+                    entry, f"as of {at}: it came after {promised[0]}, which had promised it"
+                )
             was_due, was_there = is_due, is_there
 
 

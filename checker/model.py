@@ -190,7 +190,7 @@ class EntryCommit(NamedTuple):
 
 
 class EntryEvent(NamedTuple):
-    """An event of an asynchronous derived table. ``of``: the commit of the source; None: of no entry."""
+    """An event of a table that a worker derives. ``of``: the commit of the source that it is of; None: of none."""
 
     timestamp: int
     key: str

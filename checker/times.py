@@ -36,9 +36,9 @@ def judge_times(history: History, report: Report) -> None:
 
 
 def _judge_own(history: History, report: Report) -> None:
-    """Judge that no two transactions have one timestamp: else the order of the commits is not one order.
+    """Judge that no two transactions have the same timestamp, as timestamps order all commits.
 
-    Control partitions may give the same one as long as no transaction is over several of them.
+    Two control partitions may give the same one to transactions that are within one of them each.
     """
     known: dict[int, list[Txn]] = defaultdict(list)
     for txn in history.all_txns:
@@ -50,7 +50,7 @@ def _judge_own(history: History, report: Report) -> None:
             theirs = set(history.clocks_of(other))
             is_one = other.txn_id == txn.txn_id or any(other.txn_id in x.ids for x in txn.records)
             if not is_one and (clocks & theirs or len(clocks) > 1 or len(theirs) > 1):
-                text = f"{other} and {txn} have one timestamp, {txn.timestamp}"
+                text = f"{other} and {txn} have the same timestamp, {txn.timestamp}"
                 report.add("non-monotone-timestamps", text, [*asked_at(other), *asked_at(txn)])
         known[txn.timestamp].append(txn)
 

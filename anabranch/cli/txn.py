@@ -365,8 +365,8 @@ def force(
         str | None,
         option(
             "--outcome commit|abort",
-            "For a PREPARED transaction whose coordinator is gone for good, or a decided one (as decided) with a "
-            "control partition that is.",
+            "How a PREPARED transaction ends, as its coordinator is gone for good; or how a transaction was "
+            "decided that waits for a control partition which is.",
         ),
     ] = None,
     at: Annotated[
@@ -398,9 +398,9 @@ def force(
     )
     if outcome is not None:
         what = (
-            f"Prepared transaction {txn_id.hex()} will end by {outcome}, whatever its coordinator decided. If a "
-            "database decided otherwise, its rows and the events will differ. A decided one will end without its "
-            "parts at control partitions that do not answer."
+            f"Transaction {txn_id.hex()} will end by {outcome}. If it is PREPARED, that is so whatever its "
+            "coordinator decided: if a database decided otherwise, its rows and the events will differ. If it is "
+            "decided, it will end without its parts at control partitions that do not answer."
         )
     if at is not None:
         what = (

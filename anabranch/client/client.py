@@ -444,13 +444,13 @@ class Client:
         Without ``outcome`` it aborts a transaction whose merge can't finish because a stream is LOST or in trouble.
         Events that were already merged into other streams can't be removed: consumers that read the topics without
         the history see them. ``outcome``, for a PREPARED transaction whose coordinator will never end it: True
-        commits it, False aborts it; for a decided one that waits for a control partition which can't be led any
-        more: as it was decided, and it ends without its part there. ``control_partition``: end its part at this
-        control partition alone, in the way of ``outcome``, because the control partition in its id can't be led any
-        more; None: that one is asked.
+        commits it, False aborts it. A decided transaction that waits for a control partition which can't be led any
+        more ends without its part there, if ``outcome`` is as it was decided. ``control_partition``: end its part
+        at this control partition alone, in the way of ``outcome``, because the control partition in its id can't be
+        led any more; None: that one is asked.
 
-        Raises: IllegalState (nothing stops its merge, or the merge has not begun: `abort` it; or that control
-        partition has been silent for less than 10 s), AlreadyCommitted, InvalidToken, UnknownTransaction, Expired,
+        Raises: IllegalState (nothing stops its merge; the merge has not begun: `abort` it; or it waits for another
+        control partition, for less than 10 s yet), AlreadyCommitted, InvalidToken, UnknownTransaction, Expired,
         NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.checked_deadline(timeout)

@@ -198,7 +198,7 @@ class TableAccess:
     def _read(
         self, table: str, key: bytes, lock: bool, cursor: Cursor | None = None
     ) -> bytes | None:
-        """A row of own writes, or of the snapshot. ``cursor``: without reads of an earlier snapshot."""
+        """A row of own writes, or of the snapshot. ``cursor``: one that has not read from an earlier snapshot."""
         own = self._own.get(table, key)
         if own is not None:
             self._note(own.by)

@@ -15,7 +15,7 @@ The file is long because a pass needs all parts of a leader, and only this class
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from anabranch.batches.one_shots import decode_lazily
@@ -545,9 +545,9 @@ class Controller:
             self._suspects.done(commands[:1], self._lanes)
             return
         for txn_id in turn.round.merged:
-            # If it is not logged, or open here, its decision with other control partitions was in this round.
+            # If it is not logged, or open, its decision with other control partitions was in this round.
             if fresh.state.open.get(txn_id) is None:
-                parts_of_one_shots.refuse_asked(fresh, txn_id, str(error))
+                parts_of_one_shots.refuse_shot(fresh, txn_id, str(error))
             elif fresh.open(txn_id).row.state in ("OPEN", "COMMIT_IN_PROGRESS"):
                 abort_txn(fresh, txn_id, f"the broker refused its data: {error}")
             else:  # a staged merge can't be aborted
@@ -627,6 +627,8 @@ class Controller:
         for why in round_.ignored:
             self.metrics.add("messages_ignored", why)
         self._lanes.replies.send_now(round_, logged)
+        self.metrics.sent(round_.questions)
+        self._end_spans(round_.facts)
         if round_.empty:
             turn.done()
             return None
@@ -690,8 +692,12 @@ class Controller:
             log.warning("%s", what)
         self.rounds += 1
         self.metrics.wrote(round_, len(writing.commands), writing.begun)
+        self._end_spans([*round_.replies, *writing.delayed])
+
+    def _end_spans(self, answers: Iterable[Answer]) -> None:
+        """End the spans of commands that are answered, if this process traces."""
         if self._lanes.served is not None:
-            for to, result in (*round_.replies, *round_.facts, *writing.delayed):
+            for to, result in answers:
                 self._lanes.served.answered(to.lane, to.correlation_id, result)
 
     def _find_tails(self, round_: Round, lease: Lease) -> None:

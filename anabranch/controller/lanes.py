@@ -428,7 +428,10 @@ class Replies:
             heappush(self._held, (self._due_us(answer), self._count, answer, time))
 
     def send_now(self, round_: Round, time: int) -> None:
-        """Send the questions and facts of a round that is not written yet. ``time``: the hybrid time on the log."""
+        """Send the answers and questions that need not wait for their round (`Round.facts`, `Round.questions`).
+
+        ``time``: the hybrid time of the last round on the log.
+        """
         if not (round_.facts or round_.questions):
             return
         prefix, now_us = self.settings.prefix, self._now_us()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from anabranch.core.decisions.turn import Settings
     from anabranch.core.history_records import Tail
     from anabranch.core.memory import LeaderMemory
-    from anabranch.core.round import Round
+    from anabranch.core.round import Message, Round
     from anabranch.core.state import State
 
 log = logging.getLogger("anabranch.controller")
@@ -144,7 +144,11 @@ class Metrics(Numbers):
         for _, result in round_.replies:
             if isinstance(result, Refusal):
                 self.add("refusals", result.code)
-        for message in round_.messages:
+        self.sent(round_.messages)
+
+    def sent(self, messages: Iterable[Message]) -> None:
+        """Count messages to other leaders."""
+        for message in messages:
             self.add("messages", type(message.record).__name__)
 
     def _ahead(self, by_s: float) -> None:

@@ -324,7 +324,7 @@ NEVER_MS = 1 << 62
 
 
 class Sent(NamedTuple):
-    """A message that was sent to a participant and is not answered: since when, and when it is sent again."""
+    """A message that is repeated until it is answered: since when it is sent, and when it is sent again."""
 
     asks: tuple[int, str]  # the round of votes, and what is asked
     since_ms: int
@@ -367,9 +367,10 @@ class WaitingPart(NamedTuple):
 
 
 class AskedShot(NamedTuple):
-    """A one-shot of which the coordinator has asked for votes, and has logged nothing yet.
+    """A one-shot whose coordinator has asked for votes, and has logged nothing of it yet.
 
-    ``seen``: as `Turn` had it. ``until_ms``: when it is logged without the votes. ``size``: of its command, bytes.
+    ``seen``: as in `Turn`, when the command was decided first. ``until_ms``: when it is logged even if votes are
+    missing. ``size``: of its command, bytes.
     """
 
     command: r.OneShot
@@ -394,16 +395,20 @@ class EarlyAsk(NamedTuple):
 class Across(Part):
     """Memory of transactions over several control partitions (`core.decisions.across`).
 
-    At a coordinator: ``votes`` and ``sent`` by transaction and participant; ``done``: what participants have done,
-    and is not logged yet; ``done_ms``: when it is logged at the latest; ``told``: the askers that were answered
-    because of it. ``held_ms``: since when there is a vote with a timestamp; ``again_ms``: before this time no new
-    votes are asked for; ``exactly``: the commits that name all their writers; ``quiet``: those with nothing to send
-    now; ``shots``: one-shots that are not logged yet; ``doubted``: since when participants have asked for the
-    decision of an unknown one.
+    At a coordinator:
+    ``votes`` and ``sent``: votes that count, and messages without an answer, by transaction and participant.
+    ``done``: messages `Done` that are not logged yet; ``done_ms``: when they are logged at the latest.
+    ``answered``: those who were answered because of messages in ``done``.
+    ``held_ms``: since when there is a vote with a timestamp. ``again_ms``: when new votes may be asked for.
+    ``exactly``: commits that name all their writers. ``quiet``: transactions for which no message is due now.
+    ``shots``: one-shots that are not logged yet. ``unknown_ms``: transactions that are unknown here, and since when
+    a participant has asked for the decision.
 
-    At a participant: ``joining``: commands that wait, by transaction and scope; ``asked``: questions whose vote has
-    to wait; ``parts`` of one-shots, and ``early`` questions, which wait for each other; ``undecided``: parts of
-    one-shots that are prepared.
+    At a participant:
+    ``joining``: commands that wait for the coordinator's leave to join, by transaction and scope.
+    ``asked``: questions for votes that can't be answered yet.
+    ``parts`` and ``early``: commands of one-shots, and questions for votes about them, that wait for each other.
+    ``undecided``: logged parts of one-shots without a decision, and when this leader asks for it.
 
     ``on``: whether there may be such transactions at all; if not, turns share this without a draft.
     """
@@ -413,7 +418,7 @@ class Across(Part):
     sent: DraftMap[tuple[bytes, int, str], Sent] = field(default_factory=DraftMap)
     done: DraftMap[tuple[bytes, int], r.Done] = field(default_factory=DraftMap)
     done_ms: int = NEVER_MS
-    told: DraftMap[bytes, tuple[ReplyTo, ...]] = field(default_factory=DraftMap)
+    answered: DraftMap[bytes, tuple[ReplyTo, ...]] = field(default_factory=DraftMap)
     held_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
     again_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
     exactly: DraftMap[bytes, bool] = field(default_factory=DraftMap)
@@ -425,7 +430,7 @@ class Across(Part):
     parts: DraftMap[bytes, WaitingPart] = field(default_factory=DraftMap)
     early: DraftMap[bytes, EarlyAsk] = field(default_factory=DraftMap)
     shots: DraftMap[bytes, AskedShot] = field(default_factory=DraftMap)
-    doubted: DraftMap[bytes, int] = field(default_factory=DraftMap)
+    unknown_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
     undecided: DraftMap[bytes, Sent] = field(default_factory=DraftMap)
 
 

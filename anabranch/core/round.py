@@ -151,12 +151,12 @@ class Round:
     safe: int = 0
     # Sent when the round is on the log, as replies are: what they say is then true for good.
     messages: list[Message] = field(default_factory=list)
-    # Sent at once, whether the round is written or not: answers that follow from what was logged before, …
+    # Sent before the round is written, and even if it is not: answers that follow from what is logged already, and
+    # messages that state nothing.
     facts: list[Answer] = field(default_factory=list)
-    questions: list[Message] = field(default_factory=list)  # … and messages that state nothing
-    ignored: list[str] = field(
-        default_factory=list
-    )  # why messages of other leaders were not acted on
+    questions: list[Message] = field(default_factory=list)
+    # Why messages of other leaders were not acted on.
+    ignored: list[str] = field(default_factory=list)
 
     @property
     def streams(self) -> list[str]:

@@ -469,7 +469,7 @@ class HandlerContext:
     errors of asyncio tasks that write after the event is done. ``seen``: how often `Handlers.slow_tasks` has found
     the call at work on its event. ``begins``: whether the call waits for its batch's snapshot, which would take as
     long for any other event. ``removals``: raised whenever rows that the call has found may be deleted.
-    ``placed``: whether the task is surely that of the key.
+    ``placed``: whether the task is certainly that of the key, because the reader has computed it from the key.
     """
 
     __slots__ = (

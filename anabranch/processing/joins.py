@@ -100,7 +100,7 @@ class Join(Spans):
         check_plain(f"join {name}:", call)
         self.keys = left.key
         self._sides, self._within, self.late, self._call = (left, right), within, late, call
-        # By side: how long an event waits, and how long before and after it the other one's time may be.
+        # For each side: how long its events wait, and how long before and after such an event the other one may be.
         self._reach = within.reach(0), within.reach(_RIGHT)
         self._near = (within.before, within.after), (within.after, within.before)
 
@@ -152,7 +152,7 @@ class Join(Spans):
     def _call_with(
         self, at: HandlerContext, right: int, event: Event, row: bytes, found: Sequence[int]
     ) -> None:
-        """Call the function with an event and each event that waited for it. ``found``: as of `_found`."""
+        """Call the function with an event and each event that waited for it. ``found``: their places in the row."""
         own, call = at.timestamp, self._call
         for place in found:
             first, _ = at.waited = self._waited(_entry_at(row, place), event.key)
@@ -163,9 +163,9 @@ class Join(Spans):
         at.timestamp, at.waited = own, None
 
     def _found(self, row: bytes, right: int, time: int) -> tuple[list[int], int]:
-        """Find the waiting events of the other side that are near a time: where they begin in the row.
+        """The places in a row of the other side's events that are near a time, and the place for a new event.
 
-        Returns also the place for an event of this time, after those of the same time.
+        ``right``: the side of the new event, whose place is after those of the same time. ``time``: its time.
         """
         before, after_it = self._near[right]
         found: list[int] = []
@@ -206,9 +206,8 @@ class Join(Spans):
         return min(dues.values())
 
     def call_due(self, row: Row, key: bytes, due: int) -> None:
-        if (
-            self._within.kind == "inner"
-        ):  # nothing is to be seen, so all that is over may go at once
+        if self._within.kind == "inner":
+            # No call is due for events without a match, so all that wait no longer may go at once.
             now = event_time(row.at.batch, row.task)
             row.entries = [entry for entry in row.entries if self._due_of(entry) > now]
             return

@@ -58,7 +58,7 @@ class Row:
     def __init__(self, at: HandlerContext, task: int, row: bytes) -> None:
         self.at, self.task, self.row = at, task, row
         self.armed = 0
-        self.entries: list[Entry] = []  # `list[Entry]()` would take longer than to read a row
+        self.entries: list[Entry] = []  # `list[Entry]()` takes longer than reading a row
         data = at.batch.get(task, row)
         if data is None:
             return

@@ -94,16 +94,15 @@ class Keyed:
             return _bytes(key)
         raw: bytes = self.keys.encode(key)
         if own is not None and own != raw:
-            with suppress(
-                Exception
-            ):  # the event's key may have another codec, and a periodic call has none
+            # The event's key may have another codec, and a periodic call has none.
+            with suppress(Exception):
                 if self.keys.decode(own) == key:
                     return own
         return raw
 
     def _place(self, at: HandlerContext, key: bytes | str) -> tuple[int, bytes]:
         raw: Any = key if key.__class__ is bytes else self.encoded(key, at.key)
-        is_here = at.placed and raw is at.key
+        is_here = at.placed and raw is at.key  # the reader has computed the key's task
         if is_here or (not (self.local or at.own_key) and at.batch.task_of(raw) == at.task):
             return at.task, self.prefix + raw  # the fast path of what follows
         self._check_task(at)

@@ -285,7 +285,7 @@ class Window:
         self._found = at.removals
 
     def _find(self, at: HandlerContext) -> None:
-        """Find out the window's row, once in a call of a handler."""
+        """Compute the window's row, for the present call of a handler."""
         self._task, self._row = self._windows.row(at, self.raw, self.start)
         self._at, self._found = at, -1
 
@@ -310,7 +310,7 @@ class Windows(Timed):
         self.size = round(size * 1000)
         self._every = round((every or size) * 1000)
         self._grace = round(grace * 1000)
-        self._kept = self.size + self._grace  # from a window's begin until it closes
+        self._kept = self.size + self._grace  # from the start of a window until it closes
         self.late, self.decoded = late, codec.decode
         self._closed: Callable[[Window], Any] | None = None
 
@@ -371,10 +371,8 @@ class Windows(Timed):
         last = time - time % every
         if every == self.size and last > over:
             return (last,)
-        first = max(0, last - (self.size - 1) // self._every * self._every)
-        starts = [
-            start for start in range(first, last + 1, self._every) if start + self.size > time
-        ]
+        first = max(0, last - (self.size - 1) // every * every)
+        starts = [start for start in range(first, last + 1, every) if start + self.size > time]
         found = [start for start in starts if start > over]
         if len(found) < len(starts):
             self.note_late(at, event)
@@ -407,7 +405,7 @@ class Windows(Timed):
     ) -> None:
         """Set the state in a window's row. The first one also sets the timer that closes the window.
 
-        ``exists``: whether there is surely a row. Raises: IllegalState (the window is closed), EventTooLarge.
+        ``exists``: whether there is a row for certain. Raises: IllegalState (the window is closed), EventTooLarge.
         """
         task = at.task
         if not exists and at.batch.get(task, row) is None:

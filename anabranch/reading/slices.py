@@ -29,7 +29,8 @@ def count_within(ends: Longs, room: int) -> int:
 class Slice:
     """Some events of a run. ``places``: their places in the run, rising; None: all. ``tasks``: of each event.
 
-    ``placed``: whether the task of each event that has a key is surely the task of that key.
+    ``placed``: whether each event that has a key is certainly in the task of that key: no key is outside of the
+    range of its segment.
     """
 
     run: Run

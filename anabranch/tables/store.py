@@ -351,9 +351,9 @@ class Seen(NamedTuple):
 
 
 class Cursor:
-    """An iterator for several reads: to make one takes longer than a read. A context manager.
+    """An iterator for several reads, as making one takes longer than a read. A context manager.
 
-    The first read makes the iterator, so all reads see the rows of that moment. An iterator keeps the folder open,
+    The first read makes the iterator, and all reads see the rows of that moment. An iterator keeps the folder open,
     and an error's traceback would keep the iterator. So the end of the block drops it.
     """
 
@@ -547,7 +547,7 @@ class Store(ForkSafe):
     # -- reading --------------------------------------------------------------------------------------
 
     def cursor(self) -> Cursor:
-        """Begin several reads."""
+        """A cursor for several reads."""
         return Cursor(self._db.iter)
 
     def get(self, number: int, key: bytes, at: int, cursor: Cursor | None = None) -> Seen:

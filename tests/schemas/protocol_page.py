@@ -416,7 +416,7 @@ def table(head: str, rows: list[list[Any]]) -> str:
 
 def types_block() -> str:
     """The type numbers of all records but status rows, as byte 1, in lines of five."""
-    others, messages = (32, 33, 34), (14, *range(57, 63))
+    others, messages = (32, 33, 34), (14, *range(57, 64))
     commands = {n: c for n, c in TYPES.items() if n < 64 and n not in (*others, *messages)}
     between = {n: TYPES[n] for n in messages}
     rest = {n: c for n, c in TYPES.items() if n in others or 96 <= n <= 98}

@@ -162,7 +162,6 @@ USUAL: list[Any] = [
     ),
     r.Reply(b"c" * 16, b"d" * 8, TIME, OUTCOME._replace(tables=(r.TableTime("nyc/rows", TIME),))),
     ROW,
-    r.TableRow(TIME, TIME, TIME),
     r.CommitRecord(
         TXN_ID,
         0,
@@ -171,7 +170,6 @@ USUAL: list[Any] = [
         (r.Position(0, 105), r.Position(1, 12)),
         -2,
     ),
-    r.RoundRow(3, TIME, 1_000_000, 2, NOW),
 ]
 
 

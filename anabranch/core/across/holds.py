@@ -18,7 +18,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from anabranch.core.round import ReplyTo
-from anabranch.errors import check
+from anabranch.errors import InvariantViolation
 from anabranch.protocol.schemas import records as r
 
 # A waiting commit keeps the timestamp that it took for this long. If it kept none, it would never be merged into a
@@ -68,7 +68,7 @@ class WaitingShot(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """The entries on a stream, by kind, the earliest first. A change replaces it by another one."""
+    """The entries on a stream: open ones and fixed ones, each in their order. A change makes another `_Line`."""
 
     open: tuple[Entry, ...] = ()
     fixed: tuple[Entry, ...] = ()
@@ -84,14 +84,14 @@ class _Line(NamedTuple):
         return self._replace(open=_removed(self.open, entry))
 
 
-def _added(line: tuple[Entry, ...], entry: Entry) -> tuple[Entry, ...]:
-    at = bisect_left(line, entry)
-    return (*line[:at], entry, *line[at:])
+def _added(entries: tuple[Entry, ...], entry: Entry) -> tuple[Entry, ...]:
+    at = bisect_left(entries, entry)
+    return (*entries[:at], entry, *entries[at:])
 
 
-def _removed(line: tuple[Entry, ...], entry: Entry) -> tuple[Entry, ...]:
-    at = bisect_left(line, entry)
-    return (*line[:at], *line[at + 1 :])
+def _removed(entries: tuple[Entry, ...], entry: Entry) -> tuple[Entry, ...]:
+    at = bisect_left(entries, entry)
+    return (*entries[:at], *entries[at + 1 :])
 
 
 _NO_ENTRIES = _Line()
@@ -100,18 +100,18 @@ _NO_ENTRIES = _Line()
 class Holds:
     """The entries of all streams of a control partition. A transaction has one timestamp, on several streams.
 
-    A turn changes a draft, as of the other parts of the memory. Its first change copies the dicts.
-    Each stream has its entries in order: the cost of a turn grows with the entries that end, not with all of them.
-    ``freed``: the streams on which an entry ended since the waiting commits were decided last.
+    A turn changes a draft, as of the other parts of the memory. Its first change copies the dicts. The entries on a
+    stream are in order, so the work of a turn grows with the number of entries that end, not with that of all.
 
     ``in_use``: whether there is anything at all; if not, nothing else needs to be asked. ``time``: the highest
     timestamp that was taken here: hybrid time is not below it. ``shots``: waiting one-shots; ``size``: their bytes.
+    ``freed``: the streams on which an entry has ended since the waiting commits were decided last.
     """
 
     # Shared by all that has no entries, so that a draft of those costs nothing.
     _of: dict[str, _Line] = _NONE
     _entries: dict[bytes, tuple[Entry, tuple[str, ...]]] = _NONE
-    # Commits that took a timestamp: since when, the first one first.
+    # When each waiting commit took its timestamp, in the order of time.
     _taken: dict[bytes, int] = _NONE
     # Commits that gave their timestamp back after `KEPT_MS`, and wait without one.
     _late: frozenset[bytes] = frozenset()
@@ -275,9 +275,8 @@ class Holds:
         """Keep a one-shot that waits with its timestamp, in place of a former copy of its command."""
         self.take_shot(txn_id)
         entry = self.of(txn_id)
-        check(entry is not None, "a one-shot waits without a timestamp")
         if entry is None:
-            return
+            raise InvariantViolation("a one-shot waits without a timestamp")
         self._own()
         self.shots[txn_id] = shot
         self.size += shot.size
@@ -285,7 +284,7 @@ class Holds:
             self._waiters[stream] = _added(self._waiters.get(stream, ()), entry)
 
     def take_shot(self, txn_id: bytes) -> None:
-        """Let a one-shot wait no longer, as it is decided again now, or refused; its timestamp stays."""
+        """Remove a one-shot that waits, if it does: it is decided again now, or refused. Its timestamp stays."""
         if txn_id not in self.shots:
             return
         self._own()
@@ -303,7 +302,7 @@ class Holds:
                 del self._waiters[stream]
 
     def shots_on(self, streams: Iterable[str]) -> list[Entry]:
-        """The one-shots that wait for these streams, and that may go as far as these streams are concerned."""
+        """The one-shots that wait for these streams, without those that these streams certainly still stop."""
         found = set()
         for stream in streams:
             line, waiters = self._of.get(stream, _NO_ENTRIES), self._waiters.get(stream, ())

@@ -110,7 +110,10 @@ def is_question(payload: bytes) -> bool:
 
 
 def catch_up(turn: Turn, payload: bytes) -> None:
-    """Log what was answered already, before an encoded command that may ask for it: any but a one-shot."""
+    """Log which one-shots are done, before an encoded command that may ask for them: any but a one-shot.
+
+    So a client that was answered finds its one-shot COMMITTED.
+    """
     if turn.across.done_ms != NEVER_MS and payload[1:2] != _ONE_SHOT:
         coordinating.log_done(turn)
 
@@ -182,9 +185,9 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
 
 
 def _decide_asked(turn: Turn) -> None:
-    """Decide the one-shots again whose first votes from other control partitions have come."""
+    """Decide the one-shots again whose first votes from other control partitions have come, or are late."""
     if turn.across.on and not turn.across.shots.is_empty:
-        for shot in parts_of_one_shots.take_asked(turn):
+        for shot in parts_of_one_shots.shots_to_decide(turn):
             turn.lane, turn.seen, turn.command_bytes = shot.lane, shot.seen, shot.size
             decide(turn, shot.command, shot.to)
 

@@ -234,12 +234,12 @@ class Turn:
         self.round.messages.append(Message(receiver, record, secret))
 
     def tell(self, to: ReplyTo, row: r.TxnRow) -> None:
-        """Answer with a transaction's outcome at once: what is logged already says as much."""
+        """Answer with a transaction's outcome before the round is written, as it follows from what is logged."""
         self.charge(work.ANSWER)
         self.round.facts.append((to, self.outcome(row)))
 
     def ask(self, receiver: int, record: Any, secret: bytes | None) -> None:
-        """Send a question, which states nothing that is not logged, at once. Arguments: as of `send`."""
+        """Send a question before the round is written, as it states nothing. Arguments: as of `send`."""
         self.size += weight(record)
         self.charge(work.ANSWER)
         self.round.questions.append(Message(receiver, record, secret))

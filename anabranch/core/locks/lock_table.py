@@ -149,7 +149,7 @@ class LockTable:
         self.count = 0
 
     def of(self, txn_id: bytes) -> TxnLocks:
-        """A transaction's locks, to be read alone; empty if it has none."""
+        """A transaction's locks, empty if it has none. The caller does not change them."""
         return self.sets.get(txn_id, _NO_LOCKS)
 
     def follow(self, txn_id: bytes, row: r.TxnRow, *, merged: bool) -> None:

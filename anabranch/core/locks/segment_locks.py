@@ -241,7 +241,7 @@ def next_due_ms(asks: SegmentAsks, now_ms: int) -> int | None:
 def abort_long(turn: Turn) -> None:
     """Abort open transactions that have held segments for longer than the hold limit of their stream.
 
-    The coordinator of a transaction of another control partition is asked to abort it, until it does.
+    If a transaction is of another control partition, each call asks its coordinator to abort it, until it has.
     """
     for stream, rows in sorted(turn.state.locked.items()):
         most_ms = hold_ms(turn.state.streams[stream].settings)

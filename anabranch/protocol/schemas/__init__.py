@@ -4,7 +4,7 @@
   to type checkers; `python -m tests.schemas.records_stub` writes it.
 - ``codec``: `encode` and `decode`, start here. Each record begins with its format version and its type.
 - ``fast``: the same for the most frequent records, without fastavro.
-- ``forms``: the same for nearly all records, made from their schemas.
+- ``forms``: the same for the other records; their functions are made from their schemas.
 
 The page docs/protocol.md has the meaning of each record. Everything may import this folder; it imports only
 ``errors`` of the rest of anabranch.

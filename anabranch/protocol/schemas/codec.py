@@ -327,7 +327,7 @@ def _decode(cls: Any, data: bytes) -> Any:
 
 @cache
 def _form(cls: Any, level: int) -> forms.Form | None:
-    """The quick writer and reader of a record's body; None: fastavro has to write it, and to read or refuse it."""
+    """The writer and the reader of `forms` for a record's body; None: fastavro has to write, read or refuse it."""
     if level < least_level(cls):
         return None
     try:
@@ -337,7 +337,7 @@ def _form(cls: Any, level: int) -> forms.Form | None:
 
 
 def _named(level: int, avro: Any) -> Any:
-    """The schema of a named type."""
+    """The schema of a named type; other schemas as they are."""
     if isinstance(avro, str) and avro.startswith("anabranch."):
         return load_schema(avro, repo=_Packaged(level))
     return avro

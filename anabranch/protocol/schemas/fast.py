@@ -1,10 +1,13 @@
 """Handwritten codecs of the most frequent records: small transactions, and the records about them.
 
 A controller reads and writes their commands, replies and rows for each small commit, and fastavro's general code
-would be most of that commit's cost. So `anabranch.protocol.schemas.codec` tries these functions first. They read
-and write the common form of a few records. For any other form (long forms of numbers, arrays in several blocks,
-values of other types, truncated bytes) they raise one of `DECLINED`; then fastavro reads or writes the record, or
-raises the error. So only fastavro decides what is accepted, and results here equal fastavro's, byte for byte.
+would be most of that commit's cost. So `anabranch.protocol.schemas.codec` tries these functions first, then those
+that `forms` makes from the schemas, then fastavro. `forms` would take two to four times as long to write the
+records that have functions here.
+
+These functions read and write the common form of a record. For any other form (long forms of numbers, arrays in
+several blocks, values of other types, truncated bytes) they raise one of `DECLINED`; then fastavro reads or writes
+the record, or raises the error. So only fastavro decides what is accepted, and results equal its, byte for byte.
 
 Sizes that a hostile sender claims cost no more than the bytes that are there: every step takes at least one byte
 and never goes back, and the last step has to end where the data ends.
@@ -32,10 +35,8 @@ _ONE_SHOT_3 = b"\x03\x08"  # with the fields of feature level 3
 _ONE_SHOT_4 = b"\x04\x08"  # … and those of level 4
 _PREPARE_EVENTS = b"\x01\x25"
 _REPLY = b"\x01\x20"
-_ROUND_ROW = b"\x01\x41"
 _TXN_ROW = b"\x01\x44"
 _PREPARED_ROW = b"\x01\x5a"
-_TABLE_ROW = b"\x01\x6c"
 _COMMIT_RECORD = b"\x01\x62"
 _OUTCOME = 6  # index in the union of a reply's results
 _TXN_ID_SIZE = 16
@@ -422,17 +423,6 @@ def _write_txn_row(row: r.TxnRow) -> bytes:
     )
 
 
-def _write_round_row(row: r.RoundRow) -> bytes:
-    rest = row.commands_offset, row.control_offset, row.expired_ms
-    return b"".join((_ROUND_ROW, *map(write_long, (row.term, row.hybrid_time, *rest))))
-
-
-def _write_table_row(row: r.TableRow) -> bytes:
-    return b"".join(
-        (_TABLE_ROW, write_long(row.last), write_long(row.unknown), write_long(row.bounded))
-    )
-
-
 def _write_commit_record(record: r.CommitRecord) -> bytes:
     if record.safe:  # a field of level 4
         raise Unusual
@@ -457,8 +447,6 @@ WRITERS: dict[type, Callable[[Any], bytes]] = {
     r.PrepareEvents: _write_prepare_events,
     r.PreparedRow: _write_prepared_row,
     r.Reply: _write_reply,
-    r.RoundRow: _write_round_row,
-    r.TableRow: _write_table_row,
     r.TxnRow: _write_txn_row,
     r.CommitRecord: _write_commit_record,
 }

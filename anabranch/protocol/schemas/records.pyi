@@ -60,7 +60,7 @@ class AlterStream:
 
 @dataclass(frozen=True, slots=True)
 class AskDecision:
-    """Message to a coordinator: the part of a one-shot is prepared here, and no decision has come."""
+    """Message to a coordinator: a part of a one-shot is logged here, and no decision has come."""
 
     txn_id: bytes
     partition: int

@@ -291,23 +291,24 @@ class Leaders:
         own: Any = None,
         to: tuple[int, ...] = (),
         key: bytes = b"k",
+        home: int = 0,
         **given: Any,
     ) -> str:
-        """Send a one-shot with an event for each stream to all control partitions, the coordinator 0 first.
+        """Send a one-shot with an event for each stream to all control partitions, the coordinator ``home`` first.
 
         ``own``: fields of each control partition's command, by its number. ``to``: send it to these alone.
         Returns what was answered at once.
         """
         said = []
-        places = tuple(sorted({0, *(SCOPES.index(split_stream(s)[0]) for s in streams)}))
-        for number in places:
+        others = sorted({SCOPES.index(split_stream(s)[0]) for s in streams} - {home})
+        for number in (home, *others):
             if not to or number in to:
                 events = [event(s, key) for s in streams if split_stream(s)[0] == SCOPES[number]]
-                fields: dict[str, Any] = {"places": places[1:]} if number == 0 else {}
+                fields: dict[str, Any] = {"places": tuple(others)} if number == home else {}
                 fields |= {"secret": SHOT_SECRET} | given | (own or {}).get(number, {})
-                if number:
+                if number != home:
                     fields.pop("name", None)
-                command = r.OneShot(self[0].id(label), SCOPES[number], None, tuple(events))
+                command = r.OneShot(self[home].id(label), SCOPES[number], None, tuple(events))
                 said.append(self[number].ask(f"{label}@{number}", command._replace(**fields)))
         return "; ".join(filter(None, said))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from anabranch.core.decisions.across.parts_of_one_shots import LONGEST_DOUBT_MS
+from anabranch.core.decisions.across.coordinating import LONGEST_PAUSE_MS
 from anabranch.core.decisions.across.receiving import next_due_ms
 from anabranch.core.round import Message
 from anabranch.protocol import limits
@@ -61,7 +61,7 @@ def test_a_leader_goes_at_each_step_and_the_outcome_is_one(
             leaders[number].freeze()
         said.append(leaders.wait(0))
         said += [leaders.one_shot("A", *BOTH)] if again else []
-        said += [settled(leaders), leaders.wait(2 * LONGEST_DOUBT_MS)]
+        said += [settled(leaders), leaders.wait(2 * LONGEST_PAUSE_MS)]
         told = [one for one in said if " COMMITTED" in one]
         states = set(leaders.states()) - {"-"}
         assert len(states) < 2, (after, leaders.states())
@@ -100,7 +100,7 @@ def test_another_command_with_the_id_leaves_nothing_behind(
     settled(leaders)
     if "begun" in said:
         leaders[0].abort("A")
-    leaders.wait(2 * LONGEST_DOUBT_MS)
+    leaders.wait(2 * LONGEST_PAUSE_MS)
     assert leaders.states()[:2] == then
     leaders.wait(0)
     assert_idle(leaders)

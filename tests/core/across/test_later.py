@@ -428,6 +428,23 @@ def test_a_coordinator_ends_without_a_participant_that_is_gone(commits: bool) ->
     assert leaders.states() == [state, state]
 
 
+def test_a_participant_that_waits_for_one_that_is_gone_is_committed_without_it() -> None:
+    """Both have been asked for their votes when one goes; the other is staged, and owes no answer."""
+    leaders = Leaders(3, chunk_bytes=1_000)
+    leaders.begin("A", streams=("nyc/a", "ber/a", "tok/a"))
+    leaders.write("A", "w1", "ber/a", size=BIG)
+    leaders.commit()
+    for _ in range(3):
+        leaders.deliver()
+    leaders.lost = lambda one: 2 in (one.sender, one.receiver)
+    staged(leaders)
+    leaders.wait(10_001)
+    assert leaders.states() == ["FINALIZE_IN_PROGRESS", "FINALIZE_IN_PROGRESS", "PREPARED"]
+    assert "1 left out" in force(leaders, 0, True)
+    leaders.settle()
+    assert leaders.states() == ["COMMITTED", "COMMITTED", "PREPARED"]
+
+
 def test_a_coordinator_aborts_what_holds_segments_of_another_control_partition_for_too_long() -> (
     None
 ):

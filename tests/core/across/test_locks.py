@@ -327,6 +327,22 @@ def test_l2_one_shots_meet_like_other_transactions() -> None:
     assert tables.states("Y") == ["ABORTED"] * 3
 
 
+def test_l2_of_two_one_shots_the_older_commits_though_each_is_prepared_at_the_others_coordinator(
+    tables: Tables,
+) -> None:
+    """Both have read and write k in both tables; the questions for their first votes cross."""
+    both = enumerate((HERE, THERE))
+    own = {number: {"locks": (tables.lock(table, b"k"),)} for number, table in both}
+    for home, label in enumerate("XY"):
+        tables[home].new_id(label, made_ms=tables[home].wall_ms - (100 if label == "X" else 0))
+        tables.one_shot(label, HERE, THERE, own=own, home=home)
+    tables.deliver_of("X", 1)
+    tables.deliver_of("Y", 0)
+    assert (tables.states("X"), tables.states("Y")) == (["-", "PREPARED"], ["PREPARED", "-"])
+    assert "X COMMITTED 2" in settled(tables)
+    assert (tables.states("X"), tables.states("Y")) == (["COMMITTED"] * 2, ["ABORTED"] * 2)
+
+
 @pytest.mark.parametrize("broken", ["", HERE, THERE])
 def test_the_locks_of_a_one_shot_are_checked_at_both(tables: Tables, broken: str) -> None:
     own = {n: {"locks": (tables.lock(table, b"k"),)} for n, table in enumerate((HERE, THERE))}

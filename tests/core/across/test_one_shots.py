@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from anabranch.core.authorize import Right
-from anabranch.core.decisions.across.parts_of_one_shots import DOUBT_MS, PART_MS, SHOT_MS
+from anabranch.core.decisions.across.parts_of_one_shots import DECISION_MS, PART_MS, SHOT_MS
 from anabranch.core.locks.table_writes import fingerprint
 from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
@@ -59,7 +59,7 @@ def test_a_part_is_aborted_whose_coordinator_died_before_it_logged_anything(late
     assert leaders.states() == ["-", "PREPARED"]
     if late.startswith("its outcome"):
         assert leaders[0].resolve("A").startswith("A ABORTED")
-    for ms in (DOUBT_MS, 2 * DOUBT_MS):
+    for ms in (DECISION_MS, 2 * DECISION_MS):
         assert leaders.wait(ms) == ""
     assert leaders.seen[-3:] == ["1>0 AskDecision", "0>1 Decide ABORT", "1>0 Done"]
     assert leaders.states() == ["ABORTED", "ABORTED"]
@@ -75,10 +75,10 @@ def test_a_participant_asks_again_for_a_decision_and_its_successor_does() -> Non
         leaders.one_shot("A", *BOTH)
         leaders.settle()
         leaders.lead(0)
-        leaders.wait(DOUBT_MS)
+        leaders.wait(DECISION_MS)
     assert leaders.states() == ["-", "PREPARED"]
     leaders.lead(1)
-    for ms in (0, DOUBT_MS):
+    for ms in (0, DECISION_MS):
         leaders.wait(ms)
     assert leaders.states() == ["ABORTED", "ABORTED"]
 

@@ -34,7 +34,7 @@ from anabranch.protocol.tokens import Rights, peek
 
 FIRST_PAUSE_MS = 250  # a message without an answer is sent again after this time,
 LONGEST_PAUSE_MS = 5_000  # … then after twice the time before, up to this
-# The end of a part is logged with the next round, after this time at the latest. No client waits for that.
+# Messages `Done` are logged with the next round, after this time at the latest. No client waits for that.
 DONE_MS = 20
 # A vote may ask for a new round of votes. The coordinator begins it after this time; each time after twice the time
 # before, as what the vote meets may last.
@@ -129,10 +129,11 @@ def _is_for_good(vote: r.Vote) -> bool:
 
 
 def done(turn: Turn, message: r.Done) -> None:
-    """Note that a participant has carried out the decision. `log_done` logs it, for a one-shot a moment later.
+    """Note that a participant has carried out the decision. `log_done` logs it: at once, or within `DONE_MS`.
 
-    The askers of a one-shot are answered when all have: that is true for good, whether it is logged here or not.
-    (A commit through journals counts its rejected records until it is logged.)
+    A one-shot is answered as soon as all participants have carried it out, before that is logged here: the decision
+    and all merges are logged, so no failure changes the answer. The answer to a commit through journals waits for
+    the log, as it counts the records that were rejected until then.
     """
     txn = turn.state.open.get(message.txn_id)
     row = None if txn is None else txn.partitions.get(message.partition)
@@ -143,49 +144,49 @@ def done(turn: Turn, message: r.Done) -> None:
     across.done_ms = min(across.done_ms, turn.now_ms + DONE_MS)
     if txn.row.state == "ABORT_IN_PROGRESS":
         return
-    # Without a timestamp, an operator ended the part: what is asked next depends on that.
+    # A participant that is done before the timestamp was ended by an operator: the next question depends on that.
     if txn.lacks_time or shot_of(turn.state, txn_id) is None:
         log_done(turn)
+    elif txn.pending is not None and across.answered.get(txn_id, None) is None:
+        _answer_early(turn, txn, txn.pending)
+
+
+def _answer_early(turn: Turn, txn: OpenTxn, pending: r.PendingCommitRow) -> None:
+    """Answer a committed one-shot if all participants are done, though that is not logged yet."""
+    across, txn_id, after = turn.across, txn.row.txn_id, dict[int, r.PartitionRow]()
+    for partition, its in txn.partitions.items():
+        message = across.done.get((txn_id, partition), None)
+        after[partition] = its if message is None else _after(txn.row, its, message)
+    if not coordinator.is_over(txn.row, _votes_row(txn), after):
         return
-    after = {
-        one: its if told is None else _after(txn.row, its, told)
-        for one, its in txn.partitions.items()
-        for told in [across.done.get((txn_id, one), None)]
-    }
-    is_first = across.told.get(txn_id, None) is None
-    if (
-        is_first
-        and coordinator.is_over(txn.row, _votes_row(txn), after)
-        and txn.pending is not None
-    ):
-        ended = _committed(turn, txn.row, after.values())
-        askers = tuple(map(ReplyTo.of, txn.pending.askers))
-        across.told.put(txn_id, askers)
-        for to in askers:
-            turn.tell(to, ended)
+    ended = _committed(turn, txn.row, after.values())
+    askers = tuple(map(ReplyTo.of, pending.askers))
+    across.answered.put(txn_id, askers)
+    for to in askers:
+        turn.tell(to, ended)
 
 
-def _after(row: r.TxnRow, its: r.PartitionRow, told: r.Done) -> r.PartitionRow:
+def _after(row: r.TxnRow, its: r.PartitionRow, message: r.Done) -> r.PartitionRow:
     """The row of a participant that has carried out the decision."""
     after = replace(its, done=True)
-    if told.committed or told.left_out or row.state == "ABORT_IN_PROGRESS":
-        after = replace(after, committed=told.committed, left_out=told.left_out)
-    elif told.reason:  # an operator aborted its part
+    if message.committed or message.left_out or row.state == "ABORT_IN_PROGRESS":
+        after = replace(after, committed=message.committed, left_out=message.left_out)
+    elif message.reason:  # an operator aborted its part
         after = replace(after, committed=0, left_out=its.committed + its.left_out)
     # Otherwise its row there is purged: the counts of its vote are right.
-    return replace(after, rejected=told.rejected, reason=told.reason)
+    return replace(after, rejected=message.rejected, reason=message.reason)
 
 
 def log_done(turn: Turn) -> None:
     """Log what participants have carried out, and end what is over everywhere."""
     across = turn.across
-    for (txn_id, partition), told in sorted(across.done.as_dict().items()):
+    for (txn_id, partition), message in sorted(across.done.as_dict().items()):
         across.done.put((txn_id, partition), None)
         txn = turn.state.open.get(txn_id)
         if txn is None or partition not in txn.partitions:
             continue
         since = turn.work
-        after = _after(txn.row, txn.partitions[partition], told)
+        after = _after(txn.row, txn.partitions[partition], message)
         turn.put(k.partition_key(txn_id, partition), after)
         if coordinator.is_over(txn.row, _votes_row(txn), txn.partitions):
             _end(turn, txn)
@@ -219,7 +220,7 @@ def ask(turn: Turn, txn_id: bytes, asks: r.Asks) -> None:
     txn = turn.open(txn_id)
     former = txn.votes
     turn.put(k.votes_key(txn_id), coordinator.raise_round(former, asks))
-    if former is not None:  # the votes of a one-shot's first round may be here already
+    if former is not None:  # a one-shot's first votes are asked for before, and may be here already
         _forget_votes(turn.across, txn_id, txn.partitions)
 
 
@@ -285,9 +286,8 @@ def carry_out(turn: Turn, txn_id: bytes, step: Step) -> None:
     elif step is Step.TAKE_BACK:
         ask(turn, txn_id, "VOTE")
     elif step is Step.AGAIN:
-        times = (
-            0 if txn.votes is None else txn.votes.votes_round // 2
-        )  # with each, two rounds of votes
+        # Each time raises the round of votes by two: to reopen, and to ask again.
+        times = 0 if txn.votes is None else txn.votes.votes_round // 2
         pause_ms = AGAIN_MS << min(times, MOST_DOUBLED)
         turn.across.again_ms.put(txn_id, turn.now_ms + pause_ms)
         ask(turn, txn_id, "REOPEN")
@@ -371,7 +371,7 @@ def parts_of(turn: Turn, row: r.TxnRow) -> tuple[r.PartInfo, ...]:
     for number, its in sorted(txn.partitions.items()):
         vote = votes.get(number)
         state: r.TxnState = "OPEN" if vote is None or vote.answer != "YES" else "PREPARED"
-        if row.state in ("FINALIZE_IN_PROGRESS", "ABORT_IN_PROGRESS"):
+        if row.state in ENDING:
             ended: r.TxnState = "COMMITTED" if row.state[0] == "F" else "ABORTED"
             state = ended if its.done else row.state
         waited = waited_ms(turn, row.txn_id, number)
@@ -400,12 +400,12 @@ def decide(turn: Turn, txn_id: bytes) -> int:
 
 
 def forget_messages(turn: Turn, txn_id: bytes) -> None:
-    """Drop votes, and messages that are sent again without an answer."""
+    """Drop the votes of a transaction, and the messages that are repeated until they are answered."""
     forget_questions(turn, txn_id, turn.open(txn_id).partitions)
 
 
 def forget_questions(turn: Turn, txn_id: bytes, partitions: Collection[int]) -> None:
-    """As `forget_messages`, of a transaction that may have no row."""
+    """As `forget_messages`, for a transaction that may have no row here."""
     for partition in partitions:
         for kind in _KINDS:
             turn.across.sent.put((txn_id, partition, kind), None)
@@ -416,50 +416,49 @@ def forget_questions(turn: Turn, txn_id: bytes, partitions: Collection[int]) -> 
 
 
 def advance(turn: Turn) -> None:
-    """Take back what was promised for commits that ended, end what is over everywhere, and send what is due."""
+    """Take back promises for commits that ended, end what is over everywhere, and send messages that are due."""
     across = turn.across
     if across.done_ms != NEVER_MS and (turn.now_ms >= across.done_ms or not turn.round.empty):
         log_done(turn)
     for txn_id in sorted(turn.state.asking):
         txn, since = turn.open(txn_id), turn.work
-        quiet = turn.across.quiet.get(txn_id, None)
+        quiet = across.quiet.get(txn_id, None)
         if quiet is not None and turn.now_ms < quiet.until_ms and quiet.rows == _rows_of(txn):
             continue  # there may be thousands, while a participant is away
         if txn.row.state == "OPEN" and txn.pending is None and shot_of(turn.state, txn_id):
             refused = "its commit was refused, and a one-shot does not stay open"
             abort_txn(turn, txn_id, missing_text(turn, txn) or refused)
         elif txn.row.state == "OPEN" and txn.pending is None and has_asked(txn):
-            turn.across.exactly.put(txn_id, None)
+            across.exactly.put(txn_id, None)
             ask(turn, txn_id, "REOPEN")
         over = coordinator.is_over(txn.row, _votes_row(txn), txn.partitions)
         if over and txn.row.state in ENDING:
             _end(turn, txn)
         else:
             until_ms = _send_due(turn, txn_id, txn)
-            turn.across.quiet.put(txn_id, Quiet(_rows_of(txn), until_ms))
+            across.quiet.put(txn_id, Quiet(_rows_of(txn), until_ms))
         turn.owe(txn.row.owner, since)
 
 
 def _rows_of(txn: OpenTxn) -> tuple[object, ...]:
-    """The rows by which it is known what has to be sent. The rows of a transaction are replaced, never changed."""
+    """The rows that say which messages are due. A changed row is another object."""
     return (txn.row, txn.votes, txn.pending, *txn.partitions.values())
 
 
 def _end(turn: Turn, txn: OpenTxn) -> None:
-    """Log COMMITTED or ABORTED, as all participants are done, and answer."""
+    """Log COMMITTED or ABORTED, as all participants are done. Answer those who have no answer yet."""
     row = txn.row
-    told = turn.across.told.get(row.txn_id, ())
+    answered = turn.across.answered.get(row.txn_id, ())
     forget_messages(turn, row.txn_id)
-    turn.across.told.put(row.txn_id, None)
+    turn.across.answered.put(row.txn_id, None)
     turn.across.again_ms.put(row.txn_id, None)
     turn.across.quiet.put(row.txn_id, None)
     turn.across.exactly.put(row.txn_id, None)
     if row.state == "ABORT_IN_PROGRESS":
         apart = [str(partition) for partition, one in txn.partitions.items() if one.committed]
         if apart:
-            said = (
-                f"{row.reason}; committed at control partition {', '.join(apart)} alone, by force"
-            )
+            there = ", ".join(apart)
+            said = f"{row.reason}; committed at control partition {there} alone, by force"
             row = row._replace(reason=limits.cut(said))
         finish(turn, turn.move(row, "finalize_abort"))
         return
@@ -467,7 +466,7 @@ def _end(turn: Turn, txn: OpenTxn) -> None:
     waiting = end_pending(turn, row.txn_id, None)
     finish(turn, row)
     for to in waiting:
-        if to not in told:
+        if to not in answered:
             turn.answer(to, row)
 
 
@@ -497,7 +496,7 @@ def _send_due(turn: Turn, txn_id: bytes, txn: OpenTxn) -> int:
     """
     sent, due, until_ms = turn.across.sent, set(), NEVER_MS
     for one in coordinator.due(txn.row, txn.votes, txn.partitions, votes_of(turn, txn_id)):
-        key, last = (txn_id, one.partition, one.what), None
+        key = txn_id, one.partition, one.what
         due.add(key)
         last = sent.get(key, None)
         asks = (0, "") if txn.votes is None else (txn.votes.votes_round, txn.votes.asks)

@@ -1,11 +1,13 @@
 """Ends that an operator forces: of stuck merges, of prepared transactions, of one part of a transaction across.
 
-Three things can stop a transaction over several control partitions (`docs/inside/across.md`, 5) for good. Its
-*coordinator* can't be led any more: then an operator ends a participant's part alone, and says which way. The end
-is *presumed*: the row says so (`CoordinatorRow.forced`), and a coordinator that is led again after all is answered
-from that row. Or a *participant* can't be led any more after the decision: its coordinator ends without it. Or a
-*merge* is stuck after the decision: other control partitions have committed, so the part is committed too, without
-the events that can't be merged (C4).
+Three things can stop a transaction over several control partitions (`docs/inside/across.md`, 5) for good.
+
+- Its *coordinator* can't be led any more. Then an operator ends each participant's part alone, and says which way.
+  The end is *presumed*: the row says so (`CoordinatorRow.forced`), and a coordinator that is led again after all is
+  answered from that row.
+- A *participant* can't be led any more, after the decision. Then the coordinator ends the transaction without it.
+- A *merge* is stuck after the decision. Other control partitions have committed, so the part is committed too,
+  without the events that can't be merged (C4).
 """
 
 from __future__ import annotations
@@ -27,9 +29,8 @@ from anabranch.protocol.ids import control_partition_of, txn_text
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import Rights, id_named
 
-GONE_MS = (
-    10_000  # how long a participant has to be silent before its coordinator can end without it
-)
+# How long a participant has to owe its answer before an operator can end the transaction without it.
+GONE_MS = 10_000
 
 
 def force(turn: Turn, command: r.Force, to: ReplyTo | None) -> None:
@@ -141,23 +142,26 @@ def _end_part(turn: Turn, command: r.Force, row: r.TxnRow, its: r.CoordinatorRow
 
 
 def _end_without(turn: Turn, command: r.Force, txn: OpenTxn) -> None:
-    """At the coordinator, end a decided transaction without the participants that have not answered for long."""
-    row = txn.row
-    gone = {number: one for number, one in sorted(txn.partitions.items()) if not one.done}
-    for number in gone:
-        waited_ms = coordinating.waited_ms(turn, row.txn_id, number)
-        if waited_ms < GONE_MS:
-            raise errors.IllegalState(
-                f"control partition {number} has owed its answer for {max(0, waited_ms) // 1000} s: its part ends "
-                f"when its leader answers; if it can't be led any more, ask again after {GONE_MS // 1000} s"
-            )
-    if not gone:
+    """At the coordinator, end a decided transaction without participants that have not answered for `GONE_MS`.
+
+    Other participants may wait for these, and owe no answer: they are committed without them.
+    """
+    row, owing = txn.row, {n: one for n, one in sorted(txn.partitions.items()) if not one.done}
+    waited = {number: coordinating.waited_ms(turn, row.txn_id, number) for number in owing}
+    gone = {number: one for number, one in owing.items() if waited[number] >= GONE_MS}
+    if not owing:
         return
+    if not gone:
+        number = max(waited, key=waited.__getitem__)
+        raise errors.IllegalState(
+            f"control partition {number} has not answered for {max(0, waited[number]) // 1000} s: the transaction "
+            f"ends when it does; if it can't be led any more, call again after {GONE_MS // 1000} s of silence"
+        )
     named = ", ".join(map(str, gone))
     turn.audit(
         command,
-        f"{txn_text(row.txn_id)} of {row.owner}, ended without its part at control partition {named}, which does "
-        f"not answer: {command.reason!r}",
+        f"{txn_text(row.txn_id)} of {row.owner}, ended without its part at control partition {named}, from which "
+        f"no answer came: {command.reason!r}",
     )
     for number, one in gone.items():
         said = f"ended by force without control partition {number}"

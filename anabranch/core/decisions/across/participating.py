@@ -356,7 +356,7 @@ def advance(turn: Turn) -> None:
 def asked_again(turn: Turn, ask: r.AskVote) -> None:
     """Try a vote again that had to wait, if it is still asked for."""
     row, its = turn.state.txn_row(ask.txn_id), turn.state.coordinator_row(ask.txn_id)
-    if row is None and parts_of_one_shots.secret_of(turn, ask.txn_id) is not None:
+    if row is None and parts_of_one_shots.waiting_here(turn, ask.txn_id) is not None:
         lane = turn.lane
         asked(turn, ask, None)
         turn.lane = lane

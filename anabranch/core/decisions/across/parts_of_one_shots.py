@@ -1,10 +1,12 @@
 """One-shots over several control partitions (`docs/inside/across.md`, 5).
 
 The client sends a command to each control partition, all under one id and with one secret. The *coordinator*, the
-control partition in the id, asks the others for votes, and logs its part with the decision, or as a pending commit
-if no decision follows at once. Elsewhere the command waits in memory; it is the proof that a question for a vote
-under an unknown id comes from its coordinator: only who knows the secret can make the question's HMAC. With the
-question, a participant logs its part and votes. If no decision comes, it asks for it.
+control partition in the id, asks the others for votes before it logs anything. When all have voted, it logs its
+part together with the decision; if they have not, as a pending commit.
+
+At a participant, the command waits in memory for the question. The command proves that a question under an unknown
+id comes from the coordinator: only who knows the command's secret can make the question's HMAC. When the question
+comes, the participant logs its part, and votes. If no decision follows, it asks for it (`AskDecision`).
 
 A part that is logged has a row with its events, marked with `prepared.SHOT`. From then on it is a transaction like
 any other, except that it is aborted when its commit is refused: its id is used up.
@@ -35,23 +37,23 @@ from anabranch.core.locks import locked_segments, row_changes
 from anabranch.core.memory import AskedShot, EarlyAsk, Sent, WaitingCommand, WaitingPart
 from anabranch.core.round import ReplyTo
 from anabranch.core.transaction_states import born
-from anabranch.errors import check
 from anabranch.protocol import limits
 from anabranch.protocol.ids import control_partition_of, is_marked, segment_number
 from anabranch.protocol.legal_names import check_name
 from anabranch.protocol.schemas import records as r
 
-# How long a part waits for its coordinator's question, and the coordinator for votes. The coordinator waits for
-# longer than a takeover takes; a part is sent again by its client.
+# How long a command waits at a participant for the question, and a pending commit at the coordinator for votes. The
+# commit waits for longer than a takeover takes; the client repeats the command.
 PART_MS = 5_000
 VOTES_MS = 10_000
 EARLY_MS = 1_000  # how long a question waits for its command, if it comes first
 # How long the coordinator waits for the first votes before it logs its part: less than until it asks again.
 SHOT_MS = 200
-# When a participant asks for a decision that has not come. Its coordinator repeats what it has logged sooner.
-DOUBT_MS = 1_000
-LONGEST_DOUBT_MS = 5_000
-MOST_DOUBTED = 1_000
+# How long a participant waits for the decision before it asks for it; then after twice as long each time, up to
+# `LONGEST_PAUSE_MS`. A coordinator that has logged the transaction repeats its own messages sooner.
+DECISION_MS = 1_000
+# How many unknown transactions a coordinator notes because their decisions were asked for.
+MOST_UNKNOWN = 1_000
 _FIRST: tuple[int, r.Asks] = 1, "TIMESTAMP"  # the first round of votes, and its question
 _KEEPALIVE_MS = 1_000  # in the row of a part, which no keepalive ends
 
@@ -123,23 +125,26 @@ def _check_secret(row: r.TxnRow, command: r.OneShot) -> None:
 
 
 def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
-    """Ask the others for votes. With their votes, the command is decided again, and logged as a pending commit."""
+    """Ask the others for votes, and log nothing. With their votes the command is decided again, and is logged.
+
+    If memory has no room for the command, it is logged at once.
+    """
     turn.check_new_id(command.txn_id)
     check_open(turn)
-    ending = _checked(turn, command)
-    turn.across.doubted.put(command.txn_id, None)
     shot = turn.across.shots.get(command.txn_id, None)
+    # Once votes are asked for, frozen locks no longer refuse it: the decision judges which one is older (L2).
+    ending = _checked(turn, command, at_once=shot is None)
+    turn.across.unknown_ms.put(command.txn_id, None)
     if shot is not None and _said(shot.lane, shot.command) != _said(turn.lane, command):
         raise errors.InvalidArgument(shots.OTHERS)  # the first command counts
-    if ending.instead is None and ending.again is None and shot is None:
-        shot = _asked_first(turn, command, to)
-        if shot is not None:
-            return
+    is_first = ending.instead is None and ending.again is None and shot is None
+    if is_first and _ask_first(turn, command, to):
+        return
     if ending.instead is not None:
         shots.instead(turn, command, ending, to)
         return
     if ending.again is not None:
-        # A later copy must not commit: the client takes a new id for the next try.
+        # A late copy of the command must not commit: the client takes a new id for the next try.
         reason = "its locks had to be validated again"
         gone = born(
             "give_way",
@@ -167,17 +172,17 @@ def _said(lane: str, command: r.OneShot) -> tuple[object, ...]:
     return lane, command.secret, {*command.places}, command.scope, command.name
 
 
-def _asked_first(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> AskedShot | None:
-    """Ask for the first votes, before anything is logged; None if memory has no room.
+def _ask_first(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> bool:
+    """Ask for the first votes, before anything is logged. False: memory has no room for the command.
 
-    A question states nothing. If this leader dies, its successor knows nothing of the one-shot: the client sends it
-    again, or a participant asks for the decision (`asked_decision`).
+    If this leader dies, its successor does not know the one-shot: the client sends it again, or a participant asks
+    for the decision (`asked_decision`).
     """
     txn_id, size = command.txn_id, min(turn.command_bytes, turn.settings.command_bytes)
     try:
         check_room(turn, [*turn.across.shots.as_dict().values()], size)
     except errors.NotReady:
-        return None
+        return False
     shot = AskedShot(command, turn.lane, to, turn.seen, turn.now_ms + SHOT_MS, size)
     turn.across.shots.put(txn_id, shot)
     head = coordinating.head_of(_row_of(turn, command, command.scope, turn.lane))
@@ -186,13 +191,13 @@ def _asked_first(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> AskedSho
         sent = Sent(_FIRST, turn.now_ms, turn.now_ms + first_ms, first_ms)
         turn.across.sent.put((txn_id, place, "ask"), sent)
         turn.ask(place, r.AskVote(txn_id, head, *_FIRST, False, ()), command.secret)
-    return shot
+    return True
 
 
-def take_asked(turn: Turn) -> Iterator[AskedShot]:
-    """The one-shots whose first votes have come, or come late. The caller decides each one again.
+def shots_to_decide(turn: Turn) -> Iterator[AskedShot]:
+    """The one-shots whose first votes have come, or are late. The caller decides each one again.
 
-    If that is refused, the participants have to abort.
+    If it is refused then, the participants abort their parts.
     """
     across = turn.across
     for txn_id, shot in sorted(across.shots.as_dict().items()):
@@ -202,12 +207,12 @@ def take_asked(turn: Turn) -> Iterator[AskedShot]:
             continue
         since = turn.work
         yield shot
-        end_asked(turn, shot)
+        end_shot(turn, shot)
         turn.owe(shot.lane, since)
 
 
-def end_asked(turn: Turn, shot: AskedShot) -> None:
-    """Forget the command of a one-shot that was decided again. If it was refused, let the participants abort."""
+def end_shot(turn: Turn, shot: AskedShot) -> None:
+    """Forget the command of a one-shot that was decided again. If it was refused, log an abort of all parts."""
     command, across = shot.command, turn.across
     txn_id = command.txn_id
     across.shots.put(txn_id, None)
@@ -224,36 +229,36 @@ def end_asked(turn: Turn, shot: AskedShot) -> None:
     abort_txn(turn, txn_id, reason)
 
 
-def refuse_asked(turn: Turn, txn_id: bytes, why: str) -> None:
-    """Refuse a one-shot whose events a broker refused when all had voted."""
+def refuse_shot(turn: Turn, txn_id: bytes, why: str) -> None:
+    """Refuse a one-shot whose events a broker has refused, in the round of its decision."""
     shot = turn.across.shots.get(txn_id, None)
-    check(shot is not None, "a merge of an unknown transaction was refused")
-    if shot is not None:
-        text = f"the broker refused the events: {why}"
-        turn.reply(shot.to, refuse(errors.InvalidArgument(text)))
-        end_asked(turn, shot)
+    if shot is None:
+        raise errors.InvariantViolation("a merge of an unknown transaction was refused")
+    text = f"the broker refused the events: {why}"
+    turn.reply(shot.to, refuse(errors.InvalidArgument(text)))
+    end_shot(turn, shot)
 
 
 def asked_decision(turn: Turn, message: r.AskDecision) -> None:
-    """Abort the part of a participant that asks again, if nothing is known of its transaction here.
+    """Tell a participant to abort if its one-shot is not known here: never begun, or begun with another secret.
 
-    A participant of an unfinished transaction needs no answer: this leader repeats its messages. A transaction with
-    this id and another secret was begun by another command, for which the participant's votes never count.
+    Under another secret, another command has begun the id, and the participant's votes never count for that one.
+    If this leader knows the one-shot, it repeats its messages, so the question needs no answer.
     """
     txn_id, place, head = message.txn_id, message.partition, message.head
     row, shot = turn.state.txn_row(txn_id), turn.across.shots.get(txn_id, None)
     secret = row.secret if row is not None else None if shot is None else shot.command.secret
     if secret == head.secret and (row is None or place in turn.state.partition_rows(txn_id)):
         return
-    since_ms = turn.across.doubted.get(txn_id, None)
-    if row is None and (since_ms is None or turn.now_ms < since_ms + DOUBT_MS):
-        # The client may have sent the command again before this leader came. Messages are read before commands.
-        if since_ms is None and _has_room_to_doubt(turn):
-            turn.across.doubted.put(txn_id, turn.now_ms)
+    since_ms = turn.across.unknown_ms.get(txn_id, None)
+    if row is None and (since_ms is None or turn.now_ms < since_ms + DECISION_MS):
+        # The command may be in a lane already, and messages are read before commands: wait for a second question.
+        if since_ms is None and _has_room_for_unknown(turn):
+            turn.across.unknown_ms.put(txn_id, turn.now_ms)
         return
-    turn.across.doubted.put(txn_id, None)
-    reason = "its coordinator has not begun it" if row is None else row.reason
-    # No command that comes late may begin it.
+    turn.across.unknown_ms.put(txn_id, None)
+    reason = "it was not begun at its coordinator" if row is None else row.reason
+    # No late copy of the command may begin it.
     if row is None and shot is None and not turn.is_forgotten(txn_id):
         gone = born(
             "give_way", txn_id, turn.wall_ms, scope=head.scope, owner=head.owner, reason=reason
@@ -262,15 +267,15 @@ def asked_decision(turn: Turn, message: r.AskDecision) -> None:
     turn.send(place, r.Decide(txn_id, head, "ABORT", 0, reason), head.secret)
 
 
-def _has_room_to_doubt(turn: Turn) -> bool:
-    """Whether one more question may be kept, after those to which no second one came are forgotten."""
-    known = turn.across.doubted.as_dict()
-    if len(known) < MOST_DOUBTED:
+def _has_room_for_unknown(turn: Turn) -> bool:
+    """Whether one more unknown transaction may be noted. If there are many, old ones are forgotten."""
+    known = turn.across.unknown_ms.as_dict()
+    if len(known) < MOST_UNKNOWN:
         return True
     for txn_id, since_ms in known.items():
-        if turn.now_ms > since_ms + 4 * LONGEST_DOUBT_MS:
-            turn.across.doubted.put(txn_id, None)
-    return len(turn.across.doubted.as_dict()) < MOST_DOUBTED
+        if turn.now_ms > since_ms + 4 * coordinating.LONGEST_PAUSE_MS:
+            turn.across.unknown_ms.put(txn_id, None)
+    return len(turn.across.unknown_ms.as_dict()) < MOST_UNKNOWN
 
 
 def _begin_again(turn: Turn, row: r.TxnRow, command: r.OneShot, to: ReplyTo | None) -> None:
@@ -367,13 +372,13 @@ def refused(
 
 
 def note_undecided(turn: Turn, txn_id: bytes) -> None:
-    """Ask for the decision of a one-shot after a while, as its coordinator may not know of it any more."""
-    next_ms = turn.now_ms + DOUBT_MS
-    turn.across.undecided.put(txn_id, Sent(_FIRST, turn.now_ms, next_ms, DOUBT_MS))
+    """Note that a one-shot's part is logged: if no decision comes, `ask_decisions` asks for it."""
+    next_ms = turn.now_ms + DECISION_MS
+    turn.across.undecided.put(txn_id, Sent(_FIRST, turn.now_ms, next_ms, DECISION_MS))
 
 
 def ask_decisions(turn: Turn) -> None:
-    """Ask for the decisions of one-shots that have not come."""
+    """Ask the coordinators of one-shots for decisions that have not come."""
     undecided = turn.across.undecided
     for txn_id, sent in sorted(undecided.as_dict().items()):
         if turn.now_ms < sent.next_ms:
@@ -383,25 +388,20 @@ def ask_decisions(turn: Turn) -> None:
         if row is None or not is_open or shot_of(turn.state, txn_id) is None:
             undecided.put(txn_id, None)
             continue
-        pause_ms = min(max(2 * sent.pause_ms, DOUBT_MS), LONGEST_DOUBT_MS)
+        pause_ms = min(max(2 * sent.pause_ms, DECISION_MS), coordinating.LONGEST_PAUSE_MS)
         undecided.put(txn_id, Sent(_FIRST, sent.since_ms, turn.now_ms + pause_ms, pause_ms))
         here, head = turn.settings.control_partition, coordinating.head_of(row)
         question = r.AskDecision(txn_id, here, head)
         turn.ask(control_partition_of(txn_id), question, head.secret)
 
 
-def secret_of(turn: Turn, txn_id: bytes) -> bytes | None:
-    """The secret with which a message under an unknown id has to be proven: that of the command that waits here."""
-    across = turn.across
-    waiting = across.parts.get(txn_id, None) or across.shots.get(txn_id, None)
-    return None if waiting is None else waiting.command.secret
+def waiting_here(turn: Turn, txn_id: bytes) -> WaitingPart | AskedShot | None:
+    """The command of a one-shot that waits here, and of which nothing is logged.
 
-
-def lane_of(turn: Turn, txn_id: bytes) -> str | None:
-    """The lane whose command waits here under an id: it is charged for a message about it."""
+    Its secret has to prove messages about the transaction, and its lane is charged for them.
+    """
     across = turn.across
-    waiting = across.parts.get(txn_id, None) or across.shots.get(txn_id, None)
-    return None if waiting is None else waiting.lane
+    return across.parts.get(txn_id, None) or across.shots.get(txn_id, None)
 
 
 def keep_early(turn: Turn, ask: r.AskVote, payload: bytes, mac: bytes | None, seen: int) -> None:
@@ -416,7 +416,7 @@ def take_early(turn: Turn) -> list[EarlyAsk]:
     """The questions whose commands have come meanwhile. Those that waited for too long are forgotten."""
     early, found = turn.across.early, []
     for txn_id, one in early.as_dict().items():
-        if secret_of(turn, txn_id) is not None:
+        if waiting_here(turn, txn_id) is not None:
             found.append(one)
             early.put(txn_id, None)
         elif turn.now_ms >= one.until_ms:
@@ -453,9 +453,8 @@ def open_part(turn: Turn, ask: r.AskVote) -> r.Vote | None:
     if ending.again is not None:
         return participant.vote(txn_id, here, its, "NO", revalidate=ending.again)
     row = _row_of(turn, command, ask.head.scope, ask.head.owner)
-    _log(
-        turn, row._replace(begun_ms=ask.head.begun_ms), command, ending
-    )  # the vote puts its `CoordinatorRow`
+    row = row._replace(begun_ms=ask.head.begun_ms)
+    _log(turn, row, command, ending)  # the vote puts its `CoordinatorRow`
     turn.across.parts.put(txn_id, None)
     note_undecided(turn, txn_id)
     return None
@@ -481,9 +480,10 @@ def expire(turn: Turn) -> None:
 # -- at both ---------------------------------------------------------------------------------------------
 
 
-def _checked(turn: Turn, command: r.OneShot) -> parts.Ending:
-    """Check the part of a one-shot as a one-shot of its own. See `parts.Ending` for the result."""
+def _checked(turn: Turn, command: r.OneShot, *, at_once: bool = True) -> parts.Ending:
+    """Check the part of a one-shot as a one-shot of its own. See `parts.Ending` for ``at_once`` and the result."""
     ending = shots.ending_of(command, turn.lane)
+    ending.at_once = at_once
     parts.check(turn, ending)
     return ending
 

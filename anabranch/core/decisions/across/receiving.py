@@ -39,7 +39,9 @@ def receive(
     """
     row = turn.state.txn_row(message.txn_id)
     since, lane = turn.work, turn.lane
-    owner = parts_of_one_shots.lane_of(turn, message.txn_id) if row is None else row.owner
+    owner = None if row is None else row.owner
+    if row is None and (waiting := parts_of_one_shots.waiting_here(turn, message.txn_id)):
+        owner = waiting.lane
     why = _ignored(turn, message, payload, mac, row)
     if why == "early" and isinstance(message, r.AskVote):
         parts_of_one_shots.keep_early(turn, message, payload, mac, seen or 0)
@@ -65,35 +67,36 @@ def _ignored(
     most = turn.control_partitions if isinstance(message, r.AskDecision) else MOST_PARTITIONS
     if not 0 <= other < most:
         return "misdirected"  # from no leader
-    if isinstance(message, r.AskVote | r.Decide | r.AskDecision) and not _has_names(message.head):
-        return "unknown"
+    if isinstance(message, r.AskVote | r.Decide | r.AskDecision):
+        latest_ms = turn.wall_ms + turn.settings.max_ahead_ms
+        # No coordinator begins an id of the future. When its row is purged, all ids would count as old.
+        if not _has_names(message.head) or (row is None and made_ms_of(message.txn_id) > latest_ms):
+            return "unknown"
     if isinstance(message, r.Enlist | r.Enlisted):
         return ""  # the client's token proves it
     sender, receiver = ends_of(message, other)
-    secret = row.secret if row is not None else None
-    if row is None and isinstance(message, r.Vote):
-        secret = parts_of_one_shots.secret_of(turn, message.txn_id)
+    secret = _secret(turn, message, row)
+    if secret is None:
+        return "early" if row is None and isinstance(message, r.AskVote) else "unknown"
+    return "" if is_genuine(secret, sender, receiver, payload, mac) else "forged"
+
+
+def _secret(turn: Turn, message: Message, row: r.TxnRow | None) -> bytes | None:
+    """The secret that has to prove a message; None: nothing here can prove it."""
     if isinstance(message, r.AskDecision):
-        if row is None and made_ms_of(message.txn_id) > turn.wall_ms + turn.settings.max_ahead_ms:
-            return "unknown"
-        secret = (
-            message.head.secret
-        )  # perhaps of another command with this id: `asked_decision` compares it
-    if row is None and isinstance(message, r.AskVote | r.Decide):
-        if made_ms_of(message.txn_id) > turn.wall_ms + turn.settings.max_ahead_ms:
-            return "unknown"  # no coordinator begins it; when its row is purged, all ids would count as old
-        # A question alone begins nothing: who could write to `control` would make up its secret.
-        secret = parts_of_one_shots.secret_of(turn, message.txn_id)
-        if secret is None and isinstance(message, r.AskVote):
-            return "early"
-        secret = secret or message.head.secret
-    if secret is None or not is_genuine(secret, sender, receiver, payload, mac):
-        return "forged" if secret is not None else "unknown"
-    return ""
+        # This secret may be of another command with the id: `asked_decision` compares them.
+        return message.head.secret
+    if row is not None:
+        return row.secret
+    waiting = parts_of_one_shots.waiting_here(turn, message.txn_id)
+    if waiting is not None and isinstance(message, r.Vote | r.AskVote | r.Decide):
+        return waiting.command.secret
+    # A question alone begins nothing: who could write to `control` would make up its secret.
+    return message.head.secret if isinstance(message, r.Decide) else None
 
 
 def _has_names(head: r.TxnHead) -> bool:
-    """Whether a description, which may be logged, has names of a size that names have."""
+    """Whether the names in a description are short enough for names: the description may be logged."""
     return len(head.scope) + len(head.owner) <= limits.EARLY_BYTES.value
 
 
