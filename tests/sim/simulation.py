@@ -202,7 +202,9 @@ def _simulate(
     drawn = Weather.draw(world.random).changed(weather)
     faults = Faults(world, drawn, only)
     was_collecting = gc.isenabled()
-    # What is freed when must not depend on what ran before: handles live until then.
+    # What is freed when must not depend on what ran before: it is freed here, or stays. (To unfreeze it afterwards
+    # would let each later collection of the process walk through all that is loaded.)
+    gc.collect()
     gc.disable()
     gc.freeze()
     _collect(world)
@@ -236,7 +238,6 @@ def _simulate(
         world.close()
         for machine in closing:
             machine.close()
-        gc.unfreeze()
         if was_collecting:
             gc.enable()
     return Report(
