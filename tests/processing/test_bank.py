@@ -499,13 +499,13 @@ Plant = Callable[[], AbstractContextManager[Any]]
 @pytest.mark.parametrize(
     ("bug", "kinds"),
     [
-        (no_locks, {"lost-update", "write-skew", "wrong-total"}),
-        (positions_apart, {"two-outcomes", "consumed-twice"}),
         # Recovery finds that it can't do as the database says.
         (prepared.locks_not_frozen, {"lost-update", "write-skew", "LocksBroken"}),
         *(
             pytest.param(bug, kinds, marks=pytest.mark.long)
             for bug, kinds in (
+                (no_locks, {"lost-update", "write-skew", "wrong-total"}),
+                (positions_apart, {"two-outcomes", "consumed-twice"}),
                 (a_lock_forgotten, {"lost-update", "write-skew"}),
                 (kept_writes, {"lost-update", "write-skew", "wrong-total"}),
                 (lost_input, {"no-outcome", "unconsumed"}),

@@ -138,8 +138,9 @@ def test_a_savepoint_is_copied_and_never_run(place: Copied) -> None:
         place.client.processor(KEPT)
 
 
-def test_a_copier_that_is_killed_anywhere_is_repeated(tmp_path: Path) -> None:
-    """After each of its requests, until one copy gets through."""
+@pytest.mark.parametrize("apart", [3, pytest.param(1, marks=pytest.mark.long)])
+def test_a_copier_that_is_killed_anywhere_is_repeated(tmp_path: Path, apart: int) -> None:
+    """After each third or each of its requests, until one copy gets through."""
     last = 0
     while True:
         place = Copied(tmp_path / str(last))
@@ -171,7 +172,7 @@ def test_a_copier_that_is_killed_anywhere_is_repeated(tmp_path: Path) -> None:
             place.check(4, NEW)
         else:
             place.check(3, NEW)  # its last command was carried out
-        last += max(1, last // 6)
+        last += max(apart, last // 6)
     assert last > 20
 
 

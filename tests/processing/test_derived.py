@@ -243,7 +243,9 @@ def row_of(chance: random.Random) -> bytes | None:
     return chance.choice([None, b"none", words, words, words + b".%d" % chance.randint(0, 9)])
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 12))]
+)
 def test_as_of_each_time_it_is_a_fold(shop: Shop, seed: int) -> None:
     """Whatever happens, a snapshot is either the fold of the source as of its time, or refused."""
     chance = random.Random(seed)

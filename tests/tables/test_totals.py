@@ -371,7 +371,9 @@ def test_a_build_whose_locks_break_continues_in_small_pieces(
     assert not shop.client.check_derivation(ORDERS, "by-branch")
 
 
-@pytest.mark.parametrize("at", range(6))
+@pytest.mark.parametrize(
+    "at", [0, 2, 4, *(pytest.param(at, marks=pytest.mark.long) for at in (1, 3, 5))]
+)
 @pytest.mark.parametrize("case", WHILE_BUILT)
 def test_writes_while_they_are_built(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, case: str, at: int
