@@ -232,10 +232,10 @@ class Play:
             if number == 0:
                 self.note(said if said.startswith("[") else f"[{label}@0] {said}")
 
-    def send(self, label: str, **to: tuple[int, ...]) -> str:
+    def send(self, label: str, to: tuple[int, ...] = ()) -> str:
         """Send a one-shot's commands; what was answered at once."""
         streams, ((_, key), *_) = self.shots[label], sorted(self.rows[label])
-        return self.leaders.one_shot(label, *streams, key=key, **to)
+        return self.leaders.one_shot(label, *streams, key=key, to=to)
 
     def write(self, label: str) -> None:
         leaders, touched = self.leaders, self.open[label]
