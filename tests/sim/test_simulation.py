@@ -50,7 +50,6 @@ FAULTS = frozenset(
         "late send",
         "leaderless",
         "lost checkpoint",
-        "lost message",
         "lost reply",
         "nonsense",
         "refusing",
@@ -78,7 +77,6 @@ JUDGED = (
     "events consumed",
     "reads of snapshots of tables",
     "reads that hold at their commit",
-    SPREAD,
 )
 
 PARTS = ("consumed", "name", "number", "changes", "open", "prepares", "ReservedByPrepared")

@@ -216,7 +216,6 @@ class Weather:
         drawn = drawn.changed(_draw_lanes(Random(f"{own}/lanes")))
         drawn = drawn.changed(_draw_workers(Random(f"{own}/workers")))
         drawn = drawn.changed({"prepared": Random(f"{own}/prepared").choice((0.0, 0.0, 0.3, 0.8))})
-        drawn = drawn.changed(_draw_across(Random(f"{own}/across")))
         hops = Random(f"{own}/time").choice((0.0, 1.0)) if drawn.control_partitions > 1 else 0.0
         lives = Random(f"{own}/lives").choice((0.0, 0.0, 0.3, 1.0))
         tables = Random(f"{own}/tables").choice((0, 0, 0, 1, 2))
@@ -298,18 +297,6 @@ def _draw_lanes(random: Random) -> dict[str, float]:
         return _NO_LANES
     rights_s, lane_s = random.choice((0.0, 1.5, 4.0)), random.choice((0.0, 0.0, 2.0, 8.0))
     return {"lanes": random.choice((1, 2, 3)), "rights_s": rights_s, "lane_s": lane_s}
-
-
-def _draw_across(random: Random) -> dict[str, float]:
-    """Transactions over control partitions, in one run of four; in a third of these runs the cluster grows, too."""
-    if random.random() < 0.75:
-        return {}
-    grow_s = random.choice((0.0, 0.0, 3.0))
-    return {
-        "across": True,
-        "grow_s": grow_s,
-        "control_partitions": random.choice((1, 2) if grow_s else (2, 2, 3)),
-    }
 
 
 def _draw_overlaps(random: Random) -> dict[str, float]:
