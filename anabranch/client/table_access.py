@@ -198,7 +198,7 @@ class TableAccess:
     def _read(
         self, table: str, key: bytes, lock: bool, cursor: Cursor | None = None
     ) -> bytes | None:
-        """A row of own writes, or of the snapshot. ``cursor``: one that has not read from an earlier snapshot."""
+        """A row as this transaction wrote it, or as of the snapshot. ``cursor``: made for this snapshot."""
         own = self._own.get(table, key)
         if own is not None:
             self._note(own.by)

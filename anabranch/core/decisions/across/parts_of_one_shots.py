@@ -144,27 +144,32 @@ def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
         shots.instead(turn, command, ending, to)
         return
     if ending.again is not None:
-        # A late copy of the command must not commit: the client takes a new id for the next try.
+        # The client takes a new id for the next try.
         reason = "its locks had to be validated again"
-        gone = born(
-            "give_way",
-            command.txn_id,
-            turn.wall_ms,
-            scope=command.scope,
-            owner=turn.lane,
-            reason=reason,
-        )
-        turn.put(k.txn_key(command.txn_id), gone)
+        _use_up(turn, command.txn_id, command.scope, turn.lane, reason)
         turn.reply(to, ending.again)
         return
     row = _row_of(turn, command, command.scope, turn.lane)
     _log(turn, row, command, ending)
-    for place in command.places:
-        turn.put(k.partition_key(command.txn_id, place), r.PartitionRow(()))
+    _put_places(turn, command)
     pending = join_waiting(join_waiting(None, None if shot is None else shot.to), to)
     pending = replace(pending, name=command.name, deadline_ms=turn.wall_ms + VOTES_MS)
     turn.put(k.pending_key(command.txn_id), pending)
     coordinating.ask(turn, command.txn_id, "TIMESTAMP")
+
+
+def _put_places(turn: Turn, command: r.OneShot) -> None:
+    """Log who the participants are, at the coordinator."""
+    for place in command.places:
+        turn.put(k.partition_key(command.txn_id, place), r.PartitionRow(()))
+
+
+def _use_up(
+    turn: Turn, txn_id: bytes, scope: str, owner: str, reason: str, secret: bytes | None = None
+) -> None:
+    """Log an id as ABORTED, so that no late copy of its command commits."""
+    gone = born("give_way", txn_id, turn.wall_ms, scope=scope, owner=owner, reason=reason)
+    turn.put(k.txn_key(txn_id), gone._replace(secret=secret))
 
 
 def _said(lane: str, command: r.OneShot) -> tuple[object, ...]:
@@ -224,8 +229,7 @@ def end_shot(turn: Turn, shot: AskedShot) -> None:
         return  # another command has the id: the participants ask for the decision
     reason = "its commit was refused" if row is None else row.reason
     turn.put(k.txn_key(txn_id), _row_of(turn, command, command.scope, shot.lane))
-    for place in command.places:
-        turn.put(k.partition_key(txn_id, place), r.PartitionRow(()))
+    _put_places(turn, command)
     abort_txn(turn, txn_id, reason)
 
 
@@ -258,12 +262,8 @@ def asked_decision(turn: Turn, message: r.AskDecision) -> None:
         return
     turn.across.unknown_ms.put(txn_id, None)
     reason = "it was not begun at its coordinator" if row is None else row.reason
-    # No late copy of the command may begin it.
     if row is None and shot is None and not turn.is_forgotten(txn_id):
-        gone = born(
-            "give_way", txn_id, turn.wall_ms, scope=head.scope, owner=head.owner, reason=reason
-        )
-        turn.put(k.txn_key(txn_id), gone._replace(secret=head.secret))
+        _use_up(turn, txn_id, head.scope, head.owner, reason, head.secret)
     turn.send(place, r.Decide(txn_id, head, "ABORT", 0, reason), head.secret)
 
 
