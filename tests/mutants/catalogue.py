@@ -135,8 +135,7 @@ OVER = CALM | {
     "lose_command": 0.05, "double_command": 0.1, "late_command": 0.3, "bursts": 0.6, "skew_s": 2.0, "tight": False,
     "lose_s": 0, "lag_s": 0, "jobs": 5, "clients": 3, "work_s": 15.0,
 }  # fmt: skip
-# … and have rows of several, which are locked; or the cluster grows.
-OVER_TABLES = OVER | {"tables": 3, "clients": 1, "bursts": 0, "work_s": 25.0}
+# … while the cluster grows.
 GROWING = OVER | {"grow_s": 1.0, "lanes": 1, "work_s": 40.0, "director_s": 6.0}
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 

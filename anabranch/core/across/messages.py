@@ -15,7 +15,6 @@ MAC_HEADER = "ab.mac"
 MAC_SIZE = 32
 MOST_PARTITIONS = 1 << 16  # an id has two bytes for the number of its control partition
 TO_COORDINATOR = (r.Enlist, r.Vote, r.Done, r.AskDecision)
-TO_PARTICIPANT = (r.Enlisted, r.AskVote, r.Decide)
 ToCoordinator = r.Enlist | r.Vote | r.Done | r.AskDecision
 ToParticipant = r.Enlisted | r.AskVote | r.Decide
 
