@@ -208,7 +208,7 @@ def test_money_that_moves_between_tables_is_whole_in_every_snapshot(cluster: Mem
                     broken += 1
             found = [int(its[b"k"]) for its in rows(theirs).values()]
             assert sum(found) == 200, (seed, step, found)
-    assert committed >= 12 > broken, seed
+    assert committed >= 12 >= broken, seed  # of two that overlap, one commits
 
 
 class Step(NamedTuple):
