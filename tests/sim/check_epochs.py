@@ -228,7 +228,8 @@ def _check_commit(where: str, picture: Picture, walk: Walk, record: r.CommitReco
     hold(len(set(named)) == len(named), f"{where}: a segment twice")
     pinned = picture.participants.get(record.txn_id, {}).get(walk.stream)
     expected = pinned if pinned is not None else walk.scaled
-    if record.txn_id in picture.rows or record.txn_id == NO_TXN:
+    known = pinned is not None or record.txn_id == NO_TXN
+    if known or picture.knows_part(record.txn_id, walk.stream):
         hold(
             current.reference_epoch == expected,
             f"{where}: E4, pinned {pinned}, merged into a copy of {current.reference_epoch}, "
@@ -277,7 +278,8 @@ def _check_price(where: str, picture: Picture, walk: Walk, records: list[object]
     late = merges[copies[-1].stream_epoch] and not picture.spread
     hold(not late, f"{where}: merges after the last duplicate")
     inside = [commit for commits in merges.values() for commit in commits]
-    if any(len(picture.participants.get(commit.txn_id, {})) != 1 for commit in inside):
+    counts = (len(picture.participants.get(commit.txn_id, {})) for commit in inside)
+    if any(count != 1 for count in counts) or any(c.txn_id in picture.spread for c in inside):
         return  # those of several streams may need others in between
     seen: set[int] = set()
     for copy in copies[:-1]:

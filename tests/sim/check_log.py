@@ -55,7 +55,7 @@ def check_lost(picture: Picture, ledger: Ledger) -> None:
             hold(right, f"refused at {seen.record.offset}: {result.message}")
     for txn_id, txn in picture.rows.items():
         if "is lost: " in txn.reason:
-            spoiled = picture.participants[txn_id].keys() & picture.deleted.keys()
+            spoiled = any(f"{stream} is lost: " in txn.reason for stream in picture.deleted)
             hold(spoiled, f"{txn_id.hex()}: {txn.reason}")
 
 
@@ -186,7 +186,7 @@ def check_rows(picture: Picture) -> None:
         natives[record.txn_id] = seen.native
     for txn_id, row in picture.rows.items():
         name = txn_id.hex()
-        for part in picture.parts.get(txn_id, ()):
+        for part in picture.parts.get(txn_id, {}).values():
             told, found = (row.state, row.commit_timestamp), (part.state, part.commit_timestamp)
             hold(told == found, f"{name} is {told}, and {found} at a participant")
         if row.state != "COMMITTED":

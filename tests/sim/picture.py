@@ -20,7 +20,7 @@ from anabranch.protocol.ids import (
     is_marked,
     unpack_txn_header,
 )
-from anabranch.protocol.legal_names import OPEN_LANE
+from anabranch.protocol.legal_names import OPEN_LANE, split_stream
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode
 from anabranch.testing.memory.log import MemoryBrokers
@@ -157,10 +157,11 @@ class Picture:
     events: dict[tuple[str, int], list[Placed]] = field(default_factory=dict)
     history: dict[str, list[tuple[Seen, Any]]] = field(default_factory=dict)
     rows: dict[bytes, r.TxnRow] = field(default_factory=dict)
-    # The rows of their parts at other control partitions.
-    parts: dict[bytes, list[r.TxnRow]] = field(default_factory=lambda: defaultdict(list))
+    # The rows of their parts at other control partitions, by these.
+    parts: dict[bytes, dict[int, r.TxnRow]] = field(default_factory=lambda: defaultdict(dict))
     spread: set[bytes] = field(default_factory=set)  # transactions over several control partitions
-    participants: dict[bytes, dict[str, int]] = field(default_factory=dict)  # stream -> epoch
+    # Stream -> epoch, also of those forgotten, unless the log was compacted. Each control partition forgets alone.
+    participants: dict[bytes, dict[str, int]] = field(default_factory=dict)
     epoch_rows: dict[str, set[int]] = field(default_factory=dict)
     left_over: list[str] = field(default_factory=list)  # rows that only an unfinished one needs
     # Control partition and thing -> the commands that changed it, in order.
@@ -215,7 +216,7 @@ class Picture:
                     if state.partition_rows(row.txn_id):
                         picture.spread.add(row.txn_id)
                 else:
-                    picture.parts[row.txn_id].append(row)
+                    picture.parts[row.txn_id][number] = row
             picture.stuck |= stuck_of(state, picture.deleted)
             picture._read_rows(state)
             for seen in visible(cluster, place):
@@ -229,6 +230,10 @@ class Picture:
                     picture.cut += 1
                 elif k.split_key(key)[1] is k.Entry.MOVED:
                     picture.moved += seen.record.value is not None
+                elif seen.record.value and k.split_key(key)[1] is k.Entry.PARTICIPANT:
+                    pinned = decode(seen.record.value)
+                    known = picture.participants.setdefault(key[:16], {})
+                    known.setdefault(pinned.stream, pinned.reference_epoch)
                 elif seen.record.value and k.split_key(key)[1] is k.Entry.CHANGED:
                     picture.changes[number, key].append(decode(seen.record.value).asker)
         for stream in picture.streams:
@@ -307,6 +312,12 @@ class Picture:
             for seen, record in found
             if isinstance(record, r.CommitRecord)
         ]
+
+    def knows_part(self, txn_id: bytes, stream: str) -> bool:
+        """Whether the stream's control partition has the transaction's rows."""
+        number = self.scopes[split_stream(stream)[0]]
+        is_own = number == control_partition_of(txn_id)
+        return txn_id in self.rows if is_own else number in self.parts.get(txn_id, ())
 
     def is_forgotten(self, txn_id: bytes) -> bool:
         """Whether the outcome is older than the retention."""
