@@ -254,7 +254,8 @@ def check_staleness(picture: Picture, ledger: Ledger) -> None:
             continue
         if row.owner in ledger.blocked:
             continue  # its heartbeats were not read
-        end = max(ledger.stale[txn_id], default=0.0)
+        # Once it is aborted everywhere, perhaps by a later leader, its coordinator logs it again.
+        end = min(ledger.stale[txn_id], default=0.0)
         led = ledger.terms[int.from_bytes(txn_id[:2], "big")]
         since = max((t for t in led if t <= end), default=0.0)
         times = sorted([since, end, *(t for t in ledger.heard[txn_id] if since < t < end)])

@@ -33,6 +33,7 @@ Places = list[tuple[int, int]]  # partition, offset
 Native = tuple[int, int]  # producer id and epoch
 LIFE = "s/life"  # a stream that is deleted over and over (`tests.sim.lives`)
 NOISE = b"noise"  # values that must never be seen in a stream
+_ABORTS = ("ABORTED", "ABORT_IN_PROGRESS")  # the latter: not yet everywhere
 LEFT_OUT = "left out, as their stream is LOST: "
 
 
@@ -323,7 +324,8 @@ class Ledger:
                 self._undecided[native].append((self.terms[partition.partition], now))
             elif entry is k.Entry.TXN:
                 row = decode(record.value)
-                if row.state == "ABORTED" and row.reason.startswith("stale"):
+                is_own = partition.partition == control_partition_of(row.txn_id)
+                if row.state in _ABORTS and row.reason.startswith("stale") and is_own:
                     self._undecided[native].append((self.stale[row.txn_id], now))
                 for part in row.reason.split("; "):  # of several control partitions
                     _, says_so, streams = part.partition(LEFT_OUT)
