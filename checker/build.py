@@ -87,7 +87,9 @@ def _commit(history: History, op: Operation) -> None:
     moves = [op.asked.get(name) is None for name in ("processor", "ownership", "tasks", "consumes")]
     if len(set(moves)) > 1:
         raise op.broken("processor, ownership, tasks and consumes go together")
-    txn_of(history, op).commits.append(op)
+    txn = txn_of(history, op)
+    txn.scope = op.asked.get("scope", txn.scope)
+    txn.commits.append(op)
 
 
 def _take(history: History, op: Operation) -> None:

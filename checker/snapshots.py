@@ -45,7 +45,7 @@ def _judge_times(history: History, report: Report, taken: list[Snapshot]) -> Non
     for txn in history.txns.values():
         at, begin = snapshot_of(txn), txn.begin
         if at is not None and begin is not None:
-            told[history.clock_of(txn.scope)].append((begin, at, begin))
+            told[history.clock_of(begin.asked["scope"])].append((begin, at, begin))
     for clock, known in facts(history).items():
         for op, snapshot, timestamp, (whose, fact) in Told(known).before(asked.get(clock, [])):
             report.counts["real-time order of snapshots"] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.checker.table import (
     ONE,
+    THREE,
     TWO,
     Table,
     begin_one,
@@ -49,6 +50,25 @@ def earlier_than_what_another_scope_of_it_had(tape: Tape) -> None:
 @right
 def later_than_what_all_its_scopes_had(tape: Tape) -> None:
     over_two_control_partitions(tape, 30)
+
+
+def of_a_scope_that_it_found_later(tape: Tape, timestamp: int) -> None:
+    """One in memory begins without a scope, and writes to that of another control partition."""
+    for name, scope in (("s", "s"), ("z", "z"), ("t", "s")):
+        tape.do("p", "begin", {"txn_id": None}, txn=name, scope=scope)
+    tape.commit("s", ONE, 20, 0)
+    tape.commit("z", TWO, 10, 0)
+    tape.commit("t", THREE, timestamp, 0, scope="z")
+
+
+@wrong("non-monotone-timestamps")
+def earlier_than_another_in_the_scope_of_its_commit(tape: Tape) -> None:
+    of_a_scope_that_it_found_later(tape, 9)
+
+
+@right
+def earlier_than_another_in_a_scope_where_it_is_not(tape: Tape) -> None:
+    of_a_scope_that_it_found_later(tape, 19)
 
 
 def of_one_timestamp(tape: Tape, other: str) -> None:

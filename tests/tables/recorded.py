@@ -369,7 +369,9 @@ class RecordedTransaction(RecordedWork):
         """Note that it is about to commit. ``parts``: None: all that finished. ``more``: fields of the request."""
         if self.wrote or more or self.txn._changes or self.txn._opened is not None:
             named = None if parts is None else [OWN, *(part.writer for part in parts)]
-            asked = {"writers": named, "own": [OWN], "txn": self.name, **more}
+            # Known only now: a transaction in memory has the scope of the first row that it writes.
+            scope = self.txn._home if self.txn._opened is not None else self.txn._scope()
+            asked = {"writers": named, "own": [OWN], "txn": self.name, "scope": scope, **more}
             self._op = self._recorder.ask("commit", **asked)
 
     def failed(self, error: BaseException) -> None:
