@@ -181,6 +181,8 @@ class Together:
             self._claim(parts)
             may_change = self._noted.counted is not None and parts.number is None
             may_change = may_change and txn.txn._opened is None
+            # A transaction over control partitions that moves positions is not one command.
+            may_change = may_change and not (self._world.across and parts.consumed is not None)
             may_change = may_change and txn.txn._shared.one_shot_bytes > _ROOM
             if may_change and not prepares and random.random() < 0.5:
                 self._change(txn, parts)
