@@ -151,7 +151,7 @@ class Worker:
             ports.clock.sleep(self.world.random.expovariate(2.0))
 
     def _create_streams(self, client: Client, clock: object) -> None:
-        settings = {"max.message.bytes": TIGHT_BYTES} if self.faults.weather.tight else {}
+        settings = settings_of(self.faults)
         if self.faults.weather.across:
             self._raise_level()
         for stream in self.ledger.streams:
@@ -637,6 +637,11 @@ class Worker:
             self.world.note(deal.label, f"committed at {result.commit_timestamp}")
             attempt.result = result
             return
+
+
+def settings_of(faults: Faults) -> dict[str, str]:
+    """What streams are created with."""
+    return {"max.message.bytes": TIGHT_BYTES} if faults.weather.tight else {}
 
 
 def beat(world: World, client: Client, process: Process, pause_s: float = 0.3) -> None:

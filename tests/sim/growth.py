@@ -13,6 +13,7 @@ from anabranch.client.client import Client
 from anabranch.errors import InvalidArgument, NotAuthorized
 from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.protocol.schemas.codec import LEVEL
+from tests.sim.clients import settings_of
 from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger
 from tests.sim.ports import client_ports
@@ -77,7 +78,7 @@ class Grower:
                 if f"the cluster has {self._until} control partitions" not in str(error):
                     raise
             self._has_grown = True
-        client.create_stream(NEW, STREAMS[NEW])
+        client.create_stream(NEW, STREAMS[NEW], settings_of(self._faults))
         for lane in sorted({OPEN_LANE, *self._ledger.lanes} - self._writing):
             self._write(lane)
             self._writing.add(lane)
