@@ -385,12 +385,14 @@ class SimLog(MemoryLog):
         faults, weather = self.sim.faults, self.sim.faults.weather
         sent = []
         for place, data in batches:
-            what = "message" if place.topic == control_topic(self.sim.ledger.prefix) else "answer"
+            is_message = place.topic == control_topic(self.sim.ledger.prefix)
+            what, least = ("message", weather.messages) if is_message else ("answer", 0.0)
             self._see_sent(place, data, what)
-            if what == "message" and faults.strikes(weather.lose_command, "lost message"):
+            lost = max(least, weather.lose_command)
+            if is_message and faults.strikes(lost, "lost message"):
                 continue
-            late = faults.strikes(weather.late_command, f"late {what}")
-            if late or faults.strikes(weather.double_command, f"double {what}"):
+            late = faults.strikes(max(least, weather.late_command), f"late {what}")
+            if late or faults.strikes(max(least, weather.double_command), f"double {what}"):
                 self.sim.produce_late(place, decode_records(data))
             if self.sim.hands.lacks(self.owner, place):
                 failed[place] = TopicGone(f"there is no topic {place.topic}", place.topic)

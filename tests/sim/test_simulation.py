@@ -50,6 +50,7 @@ FAULTS = frozenset(
         "late send",
         "leaderless",
         "lost checkpoint",
+        "lost message",
         "lost reply",
         "nonsense",
         "refusing",
@@ -77,6 +78,7 @@ JUDGED = (
     "events consumed",
     "reads of snapshots of tables",
     "reads that hold at their commit",
+    SPREAD,
 )
 
 PARTS = ("consumed", "name", "number", "changes", "open", "prepares", "ReservedByPrepared")

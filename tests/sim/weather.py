@@ -106,6 +106,8 @@ class Weather:
     control_partitions: int = 1
     # Scopes are at control partitions of their own, and transactions have streams and tables of several.
     across: bool = False
+    # Per message between leaders: lost; as often late, and doubled. If commands are so more often, so are messages.
+    messages: float = 0.0
     grow_s: float = (
         0.0  # mean time until an operator adds a control partition, with a new scope; 0: never
     )
@@ -216,6 +218,7 @@ class Weather:
         drawn = drawn.changed(_draw_lanes(Random(f"{own}/lanes")))
         drawn = drawn.changed(_draw_workers(Random(f"{own}/workers")))
         drawn = drawn.changed({"prepared": Random(f"{own}/prepared").choice((0.0, 0.0, 0.3, 0.8))})
+        drawn = drawn.changed(_draw_across(Random(f"{own}/across")))
         hops = Random(f"{own}/time").choice((0.0, 1.0)) if drawn.control_partitions > 1 else 0.0
         lives = Random(f"{own}/lives").choice((0.0, 0.0, 0.3, 1.0))
         tables = Random(f"{own}/tables").choice((0, 0, 0, 1, 2))
@@ -278,7 +281,7 @@ CLEAR: dict[str, float] = (
         "repeats": 0.0,
     }
     | {"counters": 0, "chains": 0, "derivers": 0, "later": 0}
-    | {"across": False, "grow_s": 0.0}
+    | {"across": False, "grow_s": 0.0, "messages": 0.0}
     | {"greedy_s": 0.0, "hour_s": 0.0, "bursts": 0.0, "late_answer": 0.0, "no_answer": 0.0}
 )  # none of it
 
@@ -297,6 +300,22 @@ def _draw_lanes(random: Random) -> dict[str, float]:
         return _NO_LANES
     rights_s, lane_s = random.choice((0.0, 1.5, 4.0)), random.choice((0.0, 0.0, 2.0, 8.0))
     return {"lanes": random.choice((1, 2, 3)), "rights_s": rights_s, "lane_s": lane_s}
+
+
+def _draw_across(random: Random) -> dict[str, float]:
+    """Transactions over control partitions, in one run of four; in a third of these runs the cluster grows, too.
+
+    In two thirds of them messages between leaders are lost, late and doubled.
+    """
+    if random.random() < 0.75:
+        return {}
+    grow_s = random.choice((0.0, 0.0, 3.0))
+    return {
+        "across": True,
+        "grow_s": grow_s,
+        "control_partitions": random.choice((1, 2) if grow_s else (2, 2, 3)),
+        "messages": random.choice((0.0, 0.05, 0.2)),
+    }
 
 
 def _draw_overlaps(random: Random) -> dict[str, float]:
