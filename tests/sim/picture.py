@@ -233,7 +233,7 @@ class Picture:
                 elif seen.record.value and k.split_key(key)[1] is k.Entry.PARTICIPANT:
                     pinned = decode(seen.record.value)
                     known = picture.participants.setdefault(key[:16], {})
-                    known.setdefault(pinned.stream, pinned.reference_epoch)
+                    known[pinned.stream] = pinned.reference_epoch
                 elif seen.record.value and k.split_key(key)[1] is k.Entry.CHANGED:
                     picture.changes[number, key].append(decode(seen.record.value).asker)
         for stream in picture.streams:
