@@ -290,7 +290,10 @@ class TableTransaction(TableAccess):
     def _open(self, timeout: float | None) -> tuple[Transaction, RegisteredLocks]:
         """Begin the transaction at the controller unless it is open, and pass on what was written so far."""
         if self._changes:
-            raise InvalidArgument(f"{ONE_COMMAND}: commit it, without a number, or `put` instead")
+            raise InvalidArgument(
+                f"{ONE_COMMAND}: commit it without a number, or positions of tasks of another control "
+                "partition, or `put` instead"
+            )
         opened = self._opened
         if opened is None or self._reads is None:
             self._check_committed("it becomes a long one")
