@@ -67,13 +67,13 @@ def asked(turn: Turn, ask: r.AskVote, skewed: errors.ClockSkew | None) -> Action
         return Action.PASS  # nothing was promised
     if row is None and action is Action.VOTE:
         try:
-            no = parts_of_one_shots.open_part(turn, ask)
+            vote = parts_of_one_shots.open_part(turn, ask, None if skewed is None else refuse(skewed))
         except errors.NotReady:
             turn.across.asked.put(ask.txn_id, ask)
             return action
-        if no is not None:
-            turn.send(control_partition_of(ask.txn_id), no, ask.head.secret)
-            return action
+        turn.across.asked.put(ask.txn_id, None)
+        turn.send(control_partition_of(ask.txn_id), vote, ask.head.secret)
+        return action
     if action is not Action.PASS:
         turn.across.asked.put(ask.txn_id, None)
     if action is Action.VOTE:

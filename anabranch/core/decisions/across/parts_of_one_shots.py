@@ -26,7 +26,7 @@ from anabranch.core import rows as k
 from anabranch.core.across import participant
 from anabranch.core.across.messages import LEVEL
 from anabranch.core.decisions import one_shot as shots
-from anabranch.core.decisions.across import coordinating
+from anabranch.core.decisions.across import coordinating, holding, locking
 from anabranch.core.decisions.across.locking import GivesWay
 from anabranch.core.decisions.commit import join_waiting
 from anabranch.core.decisions.prepared import SHOT, shot_of
@@ -424,10 +424,11 @@ def take_early(turn: Turn) -> list[EarlyAsk]:
     return found
 
 
-def open_part(turn: Turn, ask: r.AskVote) -> r.Vote | None:
-    """Log the part whose command waits here. If a check refuses it, nothing is logged: returns the vote, a no.
+def open_part(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None) -> r.Vote:
+    """The first vote of a part whose command waits here. A yes is logged with the part; otherwise nothing is logged.
 
-    Raises: NotReady (a stream is in trouble, or a lock is frozen): then the question waits, too.
+    ``refusal``: why the vote is a no in any case. Raises: NotReady (a stream is in trouble, or a lock is frozen):
+    then the question waits, too.
     """
     txn_id, waiting = ask.txn_id, turn.across.parts.get(ask.txn_id, None)
     if waiting is None:
@@ -435,15 +436,16 @@ def open_part(turn: Turn, ask: r.AskVote) -> r.Vote | None:
     turn.lane, command = waiting.lane, waiting.command
     here, its = turn.settings.control_partition, r.CoordinatorRow(ask.votes_round)
     if ask.head.owner != turn.lane:
-        error: errors.AnabranchError = errors.NotAuthorized(
-            "the commands of one transaction come from one lane"
-        )
+        error = errors.NotAuthorized("the commands of one transaction come from one lane")
         return participant.vote(txn_id, here, its, "NO", error=refuse(error))
-    if waiting.refusal is not None:
-        return participant.vote(txn_id, here, its, "NO", error=waiting.refusal)
+    refusal = waiting.refusal or refusal
+    if refusal is not None:
+        return participant.vote(txn_id, here, its, "NO", error=refusal)
+    ending = shots.ending_of(command, turn.lane)
+    ending.prepare, ending.at_once = coordinating.ELSEWHERE, False
     try:
         check_open(turn)
-        ending = _checked(turn, command)
+        parts.check(turn, ending)
     except GivesWay:
         return participant.vote(txn_id, here, its, "AGAIN")
     except errors.NotReady:
@@ -452,12 +454,29 @@ def open_part(turn: Turn, ask: r.AskVote) -> r.Vote | None:
         return participant.vote(txn_id, here, its, "NO", error=refuse(refused))
     if ending.again is not None:
         return participant.vote(txn_id, here, its, "NO", revalidate=ending.again)
+    turn.across.parts.put(txn_id, None)
+    return _log_prepared(turn, ask, command, ending)
+
+
+def _log_prepared(turn: Turn, ask: r.AskVote, command: r.OneShot, ending: parts.Ending) -> r.Vote:
+    """Log a part that is prepared, with its promise."""
+    txn_id, before = ask.txn_id, turn.hybrid_time
+    fresh = turn.next_timestamp()
+    its = participant.promise(None, ask, staged=True, fresh=fresh)
+    if not its.prepare_timestamp:
+        turn.hybrid_time = before
     row = _row_of(turn, command, ask.head.scope, ask.head.owner)
     row = row._replace(begun_ms=ask.head.begun_ms)
-    _log(turn, row, command, ending)  # the vote puts its `CoordinatorRow`
-    turn.across.parts.put(txn_id, None)
+    row = turn.move(row, "prepare", committed=shots.count(command))
+    _log(turn, row, command, ending)
+    pending = r.PendingCommitRow((), False, (), None, None, 0, prepare=coordinating.ELSEWHERE)
+    turn.put(k.pending_key(txn_id), pending)
+    turn.put(k.coordinator_key(txn_id), its)
+    holding.put_entry(turn, txn_id)
+    locking.take_back(turn, txn_id)
     note_undecided(turn, txn_id)
-    return None
+    here = turn.settings.control_partition
+    return participant.vote(txn_id, here, its, "YES", committed=row.committed)
 
 
 def forget_part(turn: Turn, txn_id: bytes) -> None:
