@@ -23,7 +23,7 @@ from typing import Any
 from anabranch import errors
 from anabranch.core import parts, work
 from anabranch.core import rows as k
-from anabranch.core.across import participant
+from anabranch.core.across import coordinator, participant
 from anabranch.core.across.messages import LEVEL
 from anabranch.core.decisions import one_shot as shots
 from anabranch.core.decisions.across import coordinating, holding, locking
@@ -132,8 +132,12 @@ def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     turn.check_new_id(command.txn_id)
     check_open(turn)
     shot = turn.across.shots.get(command.txn_id, None)
+    if shot is not None and shot.command is command and _commit_now(turn, shot):
+        return
     # Once votes are asked for, frozen locks no longer refuse it: the decision judges which one is older (L2).
-    ending = _checked(turn, command, at_once=shot is None)
+    ending = shots.ending_of(command, turn.lane)
+    ending.at_once, ending.freezes = shot is None, False
+    parts.check(turn, ending)
     turn.across.unknown_ms.put(command.txn_id, None)
     if shot is not None and _said(shot.lane, shot.command) != _said(turn.lane, command):
         raise errors.InvalidArgument(shots.OTHERS)  # the first command counts
@@ -152,10 +156,60 @@ def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     row = _row_of(turn, command, command.scope, turn.lane)
     _log(turn, row, command, ending)
     _put_places(turn, command)
-    pending = join_waiting(join_waiting(None, None if shot is None else shot.to), to)
-    pending = replace(pending, name=command.name, deadline_ms=turn.wall_ms + VOTES_MS)
-    turn.put(k.pending_key(command.txn_id), pending)
+    pending = _pending_of(turn, None if shot is None else shot.to, to)
+    turn.put(k.pending_key(command.txn_id), replace(pending, name=command.name))
     coordinating.ask(turn, command.txn_id, "TIMESTAMP")
+
+
+def _commit_now(turn: Turn, shot: AskedShot) -> bool:
+    """Log the decision of a one-shot for which all participants have voted, and the merge of its part.
+
+    False, and nothing is changed, if it needs rows before that: not all votes are a *yes* with a timestamp, its part
+    has to wait, or it takes a name, or changes rows.
+    """
+    command, txn_id, before = shot.command, shot.command.txn_id, turn.hybrid_time
+    votes = {one: turn.across.votes.get((txn_id, one), None) for one in command.places}
+    given = {one: vote for one, vote in votes.items() if vote and vote.timestamp}
+    if len(given) < len(votes) or command.name is not None or command.changes:
+        return False
+    # Commits that wait here may break its locks (L5).
+    if turn.merge_limit is not None or (command.locks and turn.holds.in_use):
+        return False
+    ending = shots.ending_of(command, turn.lane)
+    ending.at_once = False
+    try:
+        if not parts.check(turn, ending):
+            return False
+    except (errors.NotReady, errors.ReservedByPrepared):
+        return False
+    at = coordinator.commit_timestamp(given, turn.next_timestamp())
+    if turn.holds.in_use and not turn.holds.may_go(at, txn_id, ending.placed):
+        turn.hybrid_time = before
+        return False
+    turn.hybrid_time = max(turn.hybrid_time, at)
+    coordinating.forget_questions(turn, txn_id, command.places)
+    row = _row_of(turn, command, command.scope, shot.lane)
+    row = turn.move(row, "begin_commit", committed=shots.count(command))
+    row = turn.move(row, "begin_finalize", commit_timestamp=at)
+    turn.put(k.txn_key(txn_id), row)
+    _put_streams(turn, txn_id, ending.placed)
+    for one, vote in given.items():
+        kept = r.PartitionRow((), committed=vote.committed, left_out=vote.left_out)
+        turn.put(k.partition_key(txn_id, one), kept)
+    turn.put(k.votes_key(txn_id), r.VotesRow(*_FIRST, own_merged=True))
+    pending = replace(_pending_of(turn, shot.to), decided=True, prepare=coordinating.ELSEWHERE)
+    turn.put(k.pending_key(txn_id), pending)
+    shots.append(turn, txn_id, ending.placed, at)
+    answer_decided(turn, row)
+    return True
+
+
+def _pending_of(turn: Turn, *askers: ReplyTo | None) -> r.PendingCommitRow:
+    """The row of a commit that waits for other control partitions."""
+    pending = join_waiting(None, None)
+    for to in askers:
+        pending = join_waiting(pending, to)
+    return replace(pending, deadline_ms=turn.wall_ms + VOTES_MS)
 
 
 def _put_places(turn: Turn, command: r.OneShot) -> None:
@@ -499,14 +553,6 @@ def expire(turn: Turn) -> None:
 # -- at both ---------------------------------------------------------------------------------------------
 
 
-def _checked(turn: Turn, command: r.OneShot, *, at_once: bool = True) -> parts.Ending:
-    """Check the part of a one-shot as a one-shot of its own. See `parts.Ending` for ``at_once`` and the result."""
-    ending = shots.ending_of(command, turn.lane)
-    ending.at_once = at_once
-    parts.check(turn, ending)
-    return ending
-
-
 def _row_of(turn: Turn, command: r.OneShot, scope: str, owner: str) -> r.TxnRow:
     return born(
         "begin",
@@ -528,13 +574,18 @@ def _log(turn: Turn, row: r.TxnRow, command: r.OneShot, ending: parts.Ending) ->
     turn.put(k.txn_key(txn_id), row)
     events: Any = shots.events_of_part(command, ending)  # `CommandEvents`: they stay encoded
     turn.put(k.prepared_key(txn_id), r.PreparedRow(SHOT, 0, events))
-    for stream in sorted(ending.placed):
-        epoch = turn.state.streams[stream].reference_epoch
-        segments = [segment_number(its.segment_id) for its, _ in ending.placed[stream]]
-        its = locked_segments.participant(turn, stream, epoch, segments)
-        turn.put(k.participant_key(txn_id, stream), its)
+    _put_streams(turn, txn_id, ending.placed)
     locks = row_changes.locked_with(command.locks, command.changes)
     if any(each.points or each.ranges for each in locks):
         # No writer has the number 0. They hold until now, by the check.
         turn.put(k.read_lock_key(txn_id, 0, 1), r.ReadLockRow(locks, ()))
         turn.put(k.read_lock_key(txn_id, 0, 0), r.ValidatedRow(1, turn.hybrid_time, 0))
+
+
+def _put_streams(turn: Turn, txn_id: bytes, placed: row_changes.Placed) -> None:
+    """Log the streams that a part writes, with their present reference epochs."""
+    for stream in sorted(placed):
+        epoch = turn.state.streams[stream].reference_epoch
+        segments = [segment_number(its.segment_id) for its, _ in placed[stream]]
+        its = locked_segments.participant(turn, stream, epoch, segments)
+        turn.put(k.participant_key(txn_id, stream), its)
