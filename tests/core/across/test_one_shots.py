@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from anabranch.core.authorize import Right
+from anabranch.core.decisions.across.coordinating import DONE_MS
 from anabranch.core.decisions.across.parts_of_one_shots import DECISION_MS, PART_MS, SHOT_MS
 from anabranch.core.locks.table_writes import fingerprint
 from anabranch.protocol import limits
@@ -393,3 +394,16 @@ def test_a_lane_takes_half_of_the_room_for_what_waits(
         assert leaders[0].begin(label) == f"begun {label}"
     assert [send(label, "open") for label in "ABC"] == ["", "", "NotReady"]
     assert send("C", "etl") == "", "another lane has its own half"
+
+
+def test_the_client_is_answered_before_the_end_is_logged() -> None:
+    """Three rounds, one after the other, precede the answer: PREPARED, decided, and merged at the participant."""
+    leaders = Leaders()
+    leaders.one_shot("A", *BOTH)
+    for _ in range(3):
+        assert leaders.deliver() == ""
+    assert sum(bool(each.rows) for one in leaders.all for each in one.rounds) == 3
+    assert leaders.deliver() == "[A@0] A COMMITTED 2"
+    assert leaders.states() == ["FINALIZE_IN_PROGRESS", "COMMITTED"]
+    assert leaders[0].wait(DONE_MS) == ""
+    assert leaders.states() == ["COMMITTED", "COMMITTED"]

@@ -10,7 +10,7 @@ A refused vote, a deadline or an operator may end a pending commit. This only de
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from anabranch import errors
@@ -145,7 +145,8 @@ def done(turn: Turn, message: r.Done) -> None:
     if txn.row.state == "ABORT_IN_PROGRESS":
         return
     # A participant that is done before the timestamp was ended by an operator: the next question depends on that.
-    if txn.lacks_time or shot_of(turn.state, txn_id) is None:
+    is_shot = not any(its.scopes for its in txn.partitions.values())  # nobody enlisted
+    if txn.lacks_time or not is_shot:
         log_done(turn)
     elif txn.pending is not None and across.answered.get(txn_id, None) is None:
         _answer_early(turn, txn, txn.pending)
@@ -186,10 +187,14 @@ def log_done(turn: Turn) -> None:
         if txn is None or partition not in txn.partitions:
             continue
         since = turn.work
-        after = _after(txn.row, txn.partitions[partition], message)
-        turn.put(k.partition_key(txn_id, partition), after)
-        if coordinator.is_over(txn.row, _votes_row(txn), txn.partitions):
-            _end(turn, txn)
+        its = txn.partitions[partition]
+        after = _after(txn.row, its, message)
+        parts = {**txn.partitions, partition: after}
+        is_over = coordinator.is_over(txn.row, _votes_row(txn), parts)
+        if not is_over or replace(after, done=its.done) != its:
+            turn.put(k.partition_key(txn_id, partition), after)
+        if is_over:
+            _end(turn, txn, parts)
         turn.owe(txn.row.owner, since)
     across.done_ms = NEVER_MS
 
@@ -433,7 +438,7 @@ def advance(turn: Turn) -> None:
             ask(turn, txn_id, "REOPEN")
         over = coordinator.is_over(txn.row, _votes_row(txn), txn.partitions)
         if over and txn.row.state in ENDING:
-            _end(turn, txn)
+            _end(turn, txn, txn.partitions)
         else:
             until_ms = _send_due(turn, txn_id, txn)
             across.quiet.put(txn_id, Quiet(_rows_of(txn), until_ms))
@@ -445,8 +450,11 @@ def _rows_of(txn: OpenTxn) -> tuple[object, ...]:
     return (txn.row, txn.votes, txn.pending, *txn.partitions.values())
 
 
-def _end(turn: Turn, txn: OpenTxn) -> None:
-    """Log COMMITTED or ABORTED, as all participants are done. Answer those who have no answer yet."""
+def _end(turn: Turn, txn: OpenTxn, parts: Mapping[int, r.PartitionRow]) -> None:
+    """Log COMMITTED or ABORTED, as all participants are done. Answer those who have no answer yet.
+
+    ``parts``: the rows of the participants, of which the last may not be logged: nobody asks an ended one.
+    """
     row = txn.row
     answered = turn.across.answered.get(row.txn_id, ())
     forget_messages(turn, row.txn_id)
@@ -455,14 +463,14 @@ def _end(turn: Turn, txn: OpenTxn) -> None:
     turn.across.quiet.put(row.txn_id, None)
     turn.across.exactly.put(row.txn_id, None)
     if row.state == "ABORT_IN_PROGRESS":
-        apart = [str(partition) for partition, one in txn.partitions.items() if one.committed]
+        apart = [str(partition) for partition, one in parts.items() if one.committed]
         if apart:
             there = ", ".join(apart)
             said = f"{row.reason}; committed at control partition {there} alone, by force"
             row = row._replace(reason=limits.cut(said))
         finish(turn, turn.move(row, "finalize_abort"))
         return
-    row = _committed(turn, row, txn.partitions.values())
+    row = _committed(turn, row, parts.values())
     waiting = end_pending(turn, row.txn_id, None)
     finish(turn, row)
     for to in waiting:
