@@ -32,8 +32,11 @@ from anabranch.protocol.ids import TXN_ID_SIZE
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import Rights, peek
 
-FIRST_PAUSE_MS = 250  # a message without an answer is sent again after this time,
-LONGEST_PAUSE_MS = 5_000  # … then after twice the time before, up to this
+# A message without an answer is sent again after `PAUSE_TIMES` the time that answers take: between these two times.
+# Under load they take longer, and needless copies would add to it.
+FIRST_PAUSE_MS, MOST_FIRST_MS = 250, 1_000
+PAUSE_TIMES = 2
+LONGEST_PAUSE_MS = 5_000  # it is sent again after twice the time before, up to this
 # Messages `Done` are logged with the next round, after this time at the latest. No client waits for that.
 DONE_MS = 20
 # A vote may ask for a new round of votes. The coordinator begins it after this time; each time after twice the time
@@ -116,7 +119,10 @@ def voted(turn: Turn, vote: r.Vote) -> None:
         )
     except errors.ClockSkew as error:
         vote = replace(vote, answer="NO", timestamp=0, error=refuse(error))
-    turn.across.votes.put((vote.txn_id, vote.partition), vote)
+    key = vote.txn_id, vote.partition
+    if turn.across.votes.get(key, None) is None:
+        _note_answer(turn, (*key, "ask"))
+    turn.across.votes.put(key, vote)
     turn.across.quiet.put(vote.txn_id, None)
     is_new = turn.across.held_ms.get(vote.txn_id, None) is None
     if vote.timestamp and (txn is None or has_asked(txn)) and is_new:
@@ -126,6 +132,19 @@ def voted(turn: Turn, vote: r.Vote) -> None:
 def _is_for_good(vote: r.Vote) -> bool:
     """Whether the participant can never commit the transaction."""
     return vote.answer == "NO" and vote.error is not None and vote.error.code in _FOR_GOOD
+
+
+def _note_answer(turn: Turn, key: tuple[bytes, int, str]) -> None:
+    """Note how long the first answer to a message took: a longer time counts at once, a shorter one slowly."""
+    sent, across = turn.across.sent.get(key, None), turn.across
+    if sent is not None:
+        took = turn.now_ms - sent.since_ms
+        across.answer_ms = max(took, (7 * across.answer_ms + took) // 8)
+
+
+def first_pause_ms(across: Across) -> int:
+    """When a message that is sent now is sent again, unless it is answered before."""
+    return min(max(PAUSE_TIMES * across.answer_ms, FIRST_PAUSE_MS), MOST_FIRST_MS)
 
 
 def done(turn: Turn, message: r.Done) -> None:
@@ -140,6 +159,8 @@ def done(turn: Turn, message: r.Done) -> None:
     if txn is None or row is None or row.done or txn.row.state not in ENDING:
         return
     across, txn_id = turn.across, message.txn_id
+    if across.done.get((txn_id, message.partition), None) is None:
+        _note_answer(turn, (txn_id, message.partition, "commit"))
     across.done.put((txn_id, message.partition), message)
     across.done_ms = min(across.done_ms, turn.now_ms + DONE_MS)
     if txn.row.state == "ABORT_IN_PROGRESS":
@@ -347,7 +368,7 @@ def waits_for(turn: Turn, txn: OpenTxn) -> r.WaitInfo | None:
         text = f"for {'the vote' if asks else 'the end'} of control partition {partition}"
         if partition in votes:
             text += ", which answered that its vote has to wait"
-        elif age_ms > FIRST_PAUSE_MS:
+        elif age_ms >= MOST_FIRST_MS:
             text += ", whose leader does not answer"
         texts.append(text)
     if not texts:
@@ -509,7 +530,8 @@ def _send_due(turn: Turn, txn_id: bytes, txn: OpenTxn) -> int:
         last = sent.get(key, None)
         asks = (0, "") if txn.votes is None else (txn.votes.votes_round, txn.votes.asks)
         if last is None or last.asks != asks:
-            next_ = Sent(asks, turn.now_ms, turn.now_ms + FIRST_PAUSE_MS, FIRST_PAUSE_MS)
+            pause_ms = first_pause_ms(turn.across)
+            next_ = Sent(asks, turn.now_ms, turn.now_ms + pause_ms, pause_ms)
         elif turn.now_ms >= last.next_ms:
             pause_ms = min(2 * last.pause_ms, LONGEST_PAUSE_MS)
             next_ = Sent(asks, last.since_ms, turn.now_ms + pause_ms, pause_ms)

@@ -47,8 +47,8 @@ from anabranch.protocol.schemas import records as r
 PART_MS = 5_000
 VOTES_MS = 10_000
 EARLY_MS = 1_000  # how long a question waits for its command, if it comes first
-# How long the coordinator waits for the first votes before it logs its part: less than until it asks again.
-SHOT_MS = 200
+# How long the coordinator waits for the first votes before it logs its part: this time less than until it asks again.
+BEFORE_MS = 50
 # How long a participant waits for the decision before it asks for it; then after twice as long each time, up to
 # `LONGEST_PAUSE_MS`. A coordinator that has logged the transaction repeats its own messages sooner.
 DECISION_MS = 1_000
@@ -242,10 +242,11 @@ def _ask_first(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> bool:
         check_room(turn, [*turn.across.shots.as_dict().values()], size)
     except errors.NotReady:
         return False
-    shot = AskedShot(command, turn.lane, to, turn.seen, turn.now_ms + SHOT_MS, size)
+    first_ms = coordinating.first_pause_ms(turn.across)
+    until_ms = turn.now_ms + first_ms - BEFORE_MS
+    shot = AskedShot(command, turn.lane, to, turn.seen, until_ms, size)
     turn.across.shots.put(txn_id, shot)
     head = coordinating.head_of(_row_of(turn, command, command.scope, turn.lane))
-    first_ms = coordinating.FIRST_PAUSE_MS
     for place in command.places:
         sent = Sent(_FIRST, turn.now_ms, turn.now_ms + first_ms, first_ms)
         turn.across.sent.put((txn_id, place, "ask"), sent)
