@@ -11,7 +11,6 @@ A refused vote, a deadline or an operator may end a pending commit. This only de
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 
 from anabranch import errors
 from anabranch.core import rows as k
@@ -66,7 +65,7 @@ def enlist(turn: Turn, message: r.Enlist) -> None:
     if message.scope not in known.scopes:
         scopes = (*known.scopes, message.scope)
         key = k.partition_key(message.txn_id, message.partition)
-        turn.put(key, replace(known, scopes=scopes))
+        turn.put(key, known._replace(scopes=scopes))
     turn.hear(row.txn_id)
     turn.send(
         message.partition, r.Enlisted(message.txn_id, message.scope, head_of(row)), row.secret
@@ -118,7 +117,7 @@ def voted(turn: Turn, vote: r.Vote) -> None:
             turn.hybrid_time, vote.timestamp, turn.now_us, turn.settings.max_clock_skew_ms
         )
     except errors.ClockSkew as error:
-        vote = replace(vote, answer="NO", timestamp=0, error=refuse(error))
+        vote = vote._replace(answer="NO", timestamp=0, error=refuse(error))
     key = vote.txn_id, vote.partition
     if turn.across.votes.get(key, None) is None:
         _note_answer(turn, (*key, "ask"))
@@ -190,13 +189,13 @@ def _answer_early(turn: Turn, txn: OpenTxn, pending: r.PendingCommitRow) -> None
 
 def _after(row: r.TxnRow, its: r.PartitionRow, message: r.Done) -> r.PartitionRow:
     """The row of a participant that has carried out the decision."""
-    after = replace(its, done=True)
+    after = its._replace(done=True)
     if message.committed or message.left_out or row.state == "ABORT_IN_PROGRESS":
-        after = replace(after, committed=message.committed, left_out=message.left_out)
+        after = after._replace(committed=message.committed, left_out=message.left_out)
     elif message.reason:  # an operator aborted its part
-        after = replace(after, committed=0, left_out=its.committed + its.left_out)
+        after = after._replace(committed=0, left_out=its.committed + its.left_out)
     # Otherwise its row there is purged: the counts of its vote are right.
-    return replace(after, rejected=message.rejected, reason=message.reason)
+    return after._replace(rejected=message.rejected, reason=message.reason)
 
 
 def log_done(turn: Turn) -> None:
@@ -212,7 +211,7 @@ def log_done(turn: Turn) -> None:
         after = _after(txn.row, its, message)
         parts = {**txn.partitions, partition: after}
         is_over = coordinator.is_over(txn.row, _votes_row(txn), parts)
-        if not is_over or replace(after, done=its.done) != its:
+        if not is_over or after._replace(done=its.done) != its:
             turn.put(k.partition_key(txn_id, partition), after)
         if is_over:
             _end(turn, txn, parts)
@@ -411,7 +410,7 @@ def note_counts(turn: Turn, txn_id: bytes) -> None:
     votes = votes_of(turn, txn_id)
     for partition, row in turn.open(txn_id).partitions.items():
         vote = votes.get(partition)  # None: it is done already
-        after = vote and replace(row, committed=vote.committed, left_out=vote.left_out)
+        after = vote and row._replace(committed=vote.committed, left_out=vote.left_out)
         if after not in (None, row):
             turn.put(k.partition_key(txn_id, partition), after)
 

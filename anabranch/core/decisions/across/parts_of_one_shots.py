@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from hmac import compare_digest
 from typing import Any
 
@@ -157,7 +156,7 @@ def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     _log(turn, row, command, ending)
     _put_places(turn, command)
     pending = _pending_of(turn, None if shot is None else shot.to, to)
-    turn.put(k.pending_key(command.txn_id), replace(pending, name=command.name))
+    turn.put(k.pending_key(command.txn_id), pending._replace(name=command.name))
     coordinating.ask(turn, command.txn_id, "TIMESTAMP")
 
 
@@ -197,7 +196,7 @@ def _commit_now(turn: Turn, shot: AskedShot) -> bool:
         kept = r.PartitionRow((), committed=vote.committed, left_out=vote.left_out)
         turn.put(k.partition_key(txn_id, one), kept)
     turn.put(k.votes_key(txn_id), r.VotesRow(*_FIRST, own_merged=True))
-    pending = replace(_pending_of(turn, shot.to), decided=True, prepare=coordinating.ELSEWHERE)
+    pending = _pending_of(turn, shot.to)._replace(decided=True, prepare=coordinating.ELSEWHERE)
     turn.put(k.pending_key(txn_id), pending)
     shots.append(turn, txn_id, ending.placed, at)
     answer_decided(turn, row)
@@ -209,7 +208,7 @@ def _pending_of(turn: Turn, *askers: ReplyTo | None) -> r.PendingCommitRow:
     pending = join_waiting(None, None)
     for to in askers:
         pending = join_waiting(pending, to)
-    return replace(pending, deadline_ms=turn.wall_ms + VOTES_MS)
+    return pending._replace(deadline_ms=turn.wall_ms + VOTES_MS)
 
 
 def _put_places(turn: Turn, command: r.OneShot) -> None:
