@@ -398,7 +398,8 @@ class Across(Part):
     At a coordinator:
     ``votes`` and ``sent``: votes that count, and messages without an answer, by transaction and participant.
     ``done``: messages `Done` that are not logged yet; ``done_ms``: when they are logged at the latest.
-    ``answered``: those who were answered because of messages in ``done``.
+    ``answered``: those who were answered because of messages in ``done``. ``answer_ms``: how long the answers of
+    other leaders have taken lately, about.
     ``held_ms``: since when there is a vote with a timestamp. ``again_ms``: when new votes may be asked for.
     ``exactly``: commits that name all their writers. ``quiet``: transactions for which no message is due now.
     ``shots``: one-shots that are not logged yet. ``unknown_ms``: transactions that are unknown here, and since when
@@ -418,6 +419,7 @@ class Across(Part):
     sent: DraftMap[tuple[bytes, int, str], Sent] = field(default_factory=DraftMap)
     done: DraftMap[tuple[bytes, int], r.Done] = field(default_factory=DraftMap)
     done_ms: int = NEVER_MS
+    answer_ms: int = 0
     answered: DraftMap[bytes, tuple[ReplyTo, ...]] = field(default_factory=DraftMap)
     held_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
     again_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)

@@ -41,7 +41,8 @@ class Ending:
     (events in journals) or ``placed`` (events in the command). ``writes``: returns its writes by table; called only
     if a lock may need them. ``locks``: the locks in the command (a long transaction has registered its locks
     before). ``follows``: the rows that were read as commits under way write them. ``changes``: its changes of rows;
-    their check sets ``values``. ``at_once``: whether it is merged in this round. ``pending``: the row that keeps a
+    their check sets ``values``. ``at_once``: whether it is merged in this round, without other control
+    partitions. ``freezes``: whether a later check freezes the locks of a part, so this one need not. ``pending``: the row that keeps a
     prepare until its coordinator decides, if it needs one. ``events``: the events that a prepare keeps.
 
     ``gains``: fields that the row of its transaction gets by what the parts hold. ``holds``: the steps of its parts
@@ -65,6 +66,7 @@ class Ending:
     follows: tuple[r.FollowedRows, ...] = ()
     changes: tuple[r.RowChange, ...] = ()
     at_once: bool = False
+    freezes: bool = True
     pending: r.PendingCommitRow | None = None
     events: tuple[r.Event, ...] = ()
     weighed: Weighed | None = None
@@ -200,7 +202,7 @@ def _freezes(turn: Turn, ending: Ending) -> bool:
     """Whether the locks are frozen now: it is prepared, or decided with parts at other control partitions."""
     if ending.prepare is not None:
         return True
-    return not ending.at_once and locking.is_across(turn, ending.txn_id)
+    return ending.freezes and not ending.at_once and locking.is_across(turn, ending.txn_id)
 
 
 def _hold_locks(turn: Turn, ending: Ending) -> None:

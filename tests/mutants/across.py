@@ -88,7 +88,7 @@ def nothing_is_forged() -> Planted:
 
 def sent_once() -> Planted:
     """A message without an answer is not sent again."""
-    return patch.object(coordinating, "FIRST_PAUSE_MS", 1 << 40)
+    return patch.multiple(coordinating, FIRST_PAUSE_MS=1 << 40, MOST_FIRST_MS=1 << 40)
 
 
 def locked_tables_hold_nothing() -> Planted:

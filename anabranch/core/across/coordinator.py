@@ -7,7 +7,6 @@ the decision, before anything is sent because of it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from enum import Enum
 from typing import Literal, NamedTuple
 
@@ -77,7 +76,7 @@ def raise_round(votes: r.VotesRow | None, asks: r.Asks) -> r.VotesRow:
 
 def with_timestamps(votes: r.VotesRow) -> r.VotesRow:
     """The same round of votes, with timestamps. They are never taken back within a round of votes."""
-    return replace(votes, asks="TIMESTAMP")
+    return votes._replace(asks="TIMESTAMP")
 
 
 def commit_timestamp(votes: Votes, fresh: int) -> int:

@@ -6,7 +6,6 @@ state. A participant ends only by a decision of its coordinator (O2), and never 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
 from typing import Literal
 
@@ -130,7 +129,7 @@ def reopened(its: r.CoordinatorRow | None, ask: r.AskVote) -> r.CoordinatorRow:
     """The row after a promise is taken back."""
     if its is None:
         return r.CoordinatorRow(ask.votes_round)
-    return replace(its, votes_round=ask.votes_round, prepare_timestamp=0)
+    return its._replace(votes_round=ask.votes_round, prepare_timestamp=0)
 
 
 def vote(

@@ -137,8 +137,7 @@ def _log_pending(
             _check_replaced(former.writers, {one.writer: one for one in request.writers}, same)
         except errors.OutcomeUnknown as error:
             end_pending(turn, txn_id, error)  # this commit may end differently from that one
-    pending = replace(
-        join_waiting(txn.pending, to),
+    pending = join_waiting(txn.pending, to)._replace(
         writers=request.writers,
         name=command.name,
         number=command.number,
@@ -383,7 +382,7 @@ def join_waiting(pending: r.PendingCommitRow | None, to: ReplyTo | None) -> r.Pe
         return pending
     if len(pending.askers) >= limits.WAITERS.value:
         raise errors.NotReady(f"{limits.WAITERS.value:,} wait for the outcome already: ask again")
-    return replace(pending, askers=(*pending.askers, to.row))
+    return pending._replace(askers=(*pending.askers, to.row))
 
 
 # -- in each turn -------------------------------------------------------------------------------------
@@ -575,7 +574,7 @@ def _decide(turn: Turn, txn: OpenTxn, pending: r.PendingCommitRow, ending: parts
     for to in waiting:
         turn.answer(to, row)
     if not prepares:
-        turn.put(k.pending_key(txn_id), replace(pending, decided=True))
+        turn.put(k.pending_key(txn_id), pending._replace(decided=True))
         for stream, epoch in sorted(txn.participants.items()):
             journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 

@@ -419,7 +419,7 @@ def _merged(turn: Turn, txn: OpenTxn, row: r.TxnRow) -> None:
 def _own_merged(turn: Turn, txn: OpenTxn, row: r.TxnRow, votes: r.VotesRow) -> None:
     """Log that the coordinator's own part is merged. COMMITTED is logged when all participants are done (O2)."""
     turn.put(k.txn_key(row.txn_id), row)
-    turn.put(k.votes_key(row.txn_id), replace(votes, own_merged=True))
+    turn.put(k.votes_key(row.txn_id), votes._replace(own_merged=True))
     drop_locks(turn, row.txn_id)
     positions.merged(turn, txn, row)
     turn.merging.waits.put(row.txn_id, None)

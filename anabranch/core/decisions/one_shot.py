@@ -108,9 +108,9 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
 def _append_all(turn: Turn, command: r.OneShot, ending: parts.Ending, at: int | None) -> int:
     """Put the events and changes of a one-shot into the round. Returns their commit timestamp (None: a new one)."""
     if not command.changes:
-        return _append(turn, command.txn_id, ending.placed, at)
+        return append(turn, command.txn_id, ending.placed, at)
     placed = row_changes.filled(command, ending.values, ending.placed)
-    timestamp = _append(turn, command.txn_id, placed, at)
+    timestamp = append(turn, command.txn_id, placed, at)
     row_changes.keep(turn, command, ending.values, timestamp)
     return timestamp
 
@@ -283,7 +283,7 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
     row, placed = _place_kept(turn, txn, () if kept is None else kept.events)
     frozen.check_free(turn, txn_id, lambda: _writes(turn, placed))
     holding.check_free(turn, txn_id, placed)
-    timestamp = _append(turn, txn_id, placed)
+    timestamp = append(turn, txn_id, placed)
     row = turn.move(row, "begin_commit", commit_timestamp=timestamp, finished_ms=turn.wall_ms)
     row = turn.move(row, "finalize_commit")
     consumed = None if txn.pending is None else txn.pending.consumed
@@ -372,7 +372,7 @@ def merge_kept(turn: Turn, txn: OpenTxn, kept: r.PreparedRow) -> r.TxnRow:
     Raises: NotReady (a stream is being recovered); then nothing was changed.
     """
     row, placed = _place_kept(turn, txn, kept.events)
-    _append(turn, row.txn_id, placed, row.commit_timestamp)
+    append(turn, row.txn_id, placed, row.commit_timestamp)
     _pin_active(turn, txn, placed)
     turn.put(k.prepared_key(row.txn_id), None)
     return row
@@ -413,7 +413,7 @@ def _size_of(event: r.Event) -> int:
     return size + sum(len(name) + len(content or b"") for name, content in event.headers)
 
 
-def _append(turn: Turn, txn_id: bytes, placed: Placed, at: int | None = None) -> int:
+def append(turn: Turn, txn_id: bytes, placed: Placed, at: int | None = None) -> int:
     """Put the events of a one-shot into the round. Returns their commit timestamp: ``at``, or a new one."""
     timestamp = turn.next_timestamp() if at is None else at
     for stream, by_segment in placed.items():

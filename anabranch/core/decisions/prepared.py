@@ -164,7 +164,7 @@ def log_prepared(
 ) -> None:
     """Log how it was prepared. A coordinator decides now, so the pending commit has no deadline and no askers."""
     if pending is not None:
-        kept = replace(pending, askers=(), deadline_ms=0, decided=True)
+        kept = pending._replace(askers=(), deadline_ms=0, decided=True)
         turn.put(k.pending_key(txn_id), kept)
     turn.put(k.prepared_key(txn_id), row)
 
@@ -196,7 +196,7 @@ def leave_out(turn: Turn, txn_id: bytes, gone: Collection[str], why: str) -> Non
         replace(one, extents=tuple(e for e in one.extents if e.stream not in gone))
         for one in pending.writers
     )
-    turn.put(k.pending_key(txn_id), replace(pending, writers=writers))
+    turn.put(k.pending_key(txn_id), pending._replace(writers=writers))
     left_out = sum(e.count for e in lost)
     if (kept := shot_of(turn.state, txn_id)) is not None:
         rest = tuple(event for event in kept.events if event.stream not in gone)

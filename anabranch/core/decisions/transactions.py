@@ -7,7 +7,6 @@ last part is about time: transactions without heartbeats are aborted, and old ou
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from hmac import compare_digest
 
 from anabranch import errors
@@ -409,7 +408,7 @@ def answer_pending(turn: Turn, txn_id: bytes, result: object) -> None:
     if pending is not None and pending.askers:
         for each in pending.askers:
             turn.reply(ReplyTo.of(each), result)
-        turn.put(k.pending_key(txn_id), replace(pending, askers=()))
+        turn.put(k.pending_key(txn_id), pending._replace(askers=()))
 
 
 def answer_decided(turn: Turn, row: r.TxnRow) -> None:
@@ -420,7 +419,7 @@ def answer_decided(turn: Turn, row: r.TxnRow) -> None:
             if each.decided:
                 turn.answer(ReplyTo.of(each), row)
         others = tuple(each for each in pending.askers if not each.decided)
-        turn.put(k.pending_key(row.txn_id), replace(pending, askers=others))
+        turn.put(k.pending_key(row.txn_id), pending._replace(askers=others))
 
 
 def finish(turn: Turn, row: r.TxnRow) -> None:

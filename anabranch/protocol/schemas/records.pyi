@@ -66,8 +66,7 @@ class AskDecision:
     partition: int
     head: TxnHead
 
-@dataclass(frozen=True, slots=True)
-class AskVote:
+class AskVote(NamedTuple):
     """Message to a participant: can it commit? It is repeated until this round of votes has a vote."""
 
     txn_id: bytes
@@ -208,8 +207,7 @@ class Consumed:
     fencing_token: bytes
     steps: tuple[TaskStep, ...]
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorRow:
+class CoordinatorRow(NamedTuple):
     """Status row: what a participant has promised to the coordinator of a transaction."""
 
     votes_round: int
@@ -248,8 +246,7 @@ class CreateStream:
     adopt: bool = False
     description: str = ""
 
-@dataclass(frozen=True, slots=True)
-class Decide:
+class Decide(NamedTuple):
     """Message to a participant: the decision. It is repeated until `Done`."""
 
     txn_id: bytes
@@ -302,8 +299,7 @@ class DescribeStreams:
     after: str | None = None
     rejected: bool = False
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """Message to a coordinator: a participant has carried out `Decide`."""
 
     txn_id: bytes
@@ -800,8 +796,7 @@ class ParticipantRow:
     locked: tuple[int, ...] = ()
     locked_ms: int = 0
 
-@dataclass(frozen=True, slots=True)
-class PartitionRow:
+class PartitionRow(NamedTuple):
     """Status row: a participant of a transaction, at its coordinator."""
 
     scopes: tuple[str, ...]
@@ -811,8 +806,7 @@ class PartitionRow:
     rejected: int = 0
     reason: str = ""
 
-@dataclass(frozen=True, slots=True)
-class PendingCommitRow:
+class PendingCommitRow(NamedTuple):
     """Status row: a commit that waits for the journals, or is decided and not merged yet."""
 
     askers: tuple[Asker, ...]
@@ -1533,8 +1527,7 @@ class TruncateStream:
     stream: str
     until: int
 
-@dataclass(frozen=True, slots=True)
-class TxnHead:
+class TxnHead(NamedTuple):
     """What a participant has to know of a transaction of another control partition."""
 
     scope: str
@@ -1581,8 +1574,7 @@ class ValidatedRow:
     validated_through: int
     due: int
 
-@dataclass(frozen=True, slots=True)
-class Vote:
+class Vote(NamedTuple):
     """Message to a coordinator: a participant's answer to `AskVote`, from its rows."""
 
     txn_id: bytes
@@ -1596,8 +1588,7 @@ class Vote:
     error: Refusal | None = None
     revalidate: Revalidate | None = None
 
-@dataclass(frozen=True, slots=True)
-class VotesRow:
+class VotesRow(NamedTuple):
     """Status row: the round of votes of a transaction with participants, at its coordinator."""
 
     votes_round: int

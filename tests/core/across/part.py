@@ -268,7 +268,7 @@ class Part:
 
     def vote(self, txn_id: bytes, ask: r.AskVote) -> None:
         self.its[txn_id] = participant.promise(
-            self.its.get(txn_id), replace(ask, asks="VOTE"), staged=True, fresh=0
+            self.its.get(txn_id), ask._replace(asks="VOTE"), staged=True, fresh=0
         )
         wanted = sum(one.sequence for one in ask.receipts)
         met = self.meets(txn_id)
@@ -281,7 +281,7 @@ class Part:
         else:
             self.values[txn_id] = self.added(self.share(txn_id))
             self.put(txn_id, state="PREPARED")
-            self.its[txn_id] = replace(self.its[txn_id], staged=not self.share(txn_id).big)
+            self.its[txn_id] = self.its[txn_id]._replace(staged=not self.share(txn_id).big)
             self.promise(txn_id, ask)
 
     def promise(self, txn_id: bytes, ask: r.AskVote) -> None:
@@ -316,7 +316,7 @@ class Part:
             self.staging.setdefault(txn_id, self.world.rnd.randint(1, 6))
             self.world.chunks.append(txn_id)
         else:
-            self.its[txn_id] = replace(self.its[txn_id], staged=True)
+            self.its[txn_id] = self.its[txn_id]._replace(staged=True)
 
     def on_vote(self, vote: r.Vote, sender: int) -> None:
         if vote.txn_id in self.rows and coordinator.counts(self.votes.get(vote.txn_id), vote):
@@ -325,7 +325,7 @@ class Part:
     def on_done(self, message: r.Done, sender: int) -> None:
         partners = self.partners.get(message.txn_id)
         if partners is not None:
-            partners[sender] = replace(partners[sender], done=True)
+            partners[sender] = partners[sender]._replace(done=True)
 
     # -- commands --------------------------------------------------------------------------------------
 
@@ -537,7 +537,7 @@ class Part:
 
     def over(self, txn_id: bytes) -> None:
         if txn_id in self.partners:
-            self.votes[txn_id] = replace(self.votes[txn_id], own_merged=True)
+            self.votes[txn_id] = self.votes[txn_id]._replace(own_merged=True)
             self.hold(txn_id)
         else:
             self.put(txn_id, state="COMMITTED")
@@ -606,7 +606,7 @@ class Part:
             self.staging[txn_id] = max(0, left - 1)
             if left <= 1 and txn_id in self.rows:
                 del self.staging[txn_id]
-                self.its[txn_id] = replace(self.its[txn_id], staged=True)
+                self.its[txn_id] = self.its[txn_id]._replace(staged=True)
         for txn_id in list(self.partners):
             self.coordinate(txn_id)
         self.merge()

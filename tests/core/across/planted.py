@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,7 +59,7 @@ def m2_an_old_question_counts(patch: Patch) -> None:
 
     def any_round(row: r.TxnRow | None, its: r.CoordinatorRow | None, ask: r.AskVote) -> Action:
         if its is not None and its.votes_round >= ask.votes_round:
-            its = replace(its, votes_round=ask.votes_round - 1)
+            its = its._replace(votes_round=ask.votes_round - 1)
         return asked(row, its, ask)
 
     patch.setattr(participant, "asked", any_round)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from anabranch.core.decisions.across.coordinating import LONGEST_PAUSE_MS
+from anabranch.core.decisions.across.parts_of_one_shots import PART_MS
 from anabranch.core.decisions.across.receiving import next_due_ms
 from anabranch.core.round import Message
 from anabranch.protocol import limits
@@ -25,20 +26,21 @@ def assert_idle(leaders: Leaders) -> None:
         assert not one.state.open
 
 
-def test_a_part_that_was_logged_without_a_vote_ends_although_its_coordinator_died(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The coordinator has logged nothing, and its client does not repeat the command."""
+def test_a_part_that_can_not_be_prepared_is_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So nothing is left of it, although the coordinator dies and the client does not repeat the command."""
     monkeypatch.setattr(limits, "PREPARED", limits.PREPARED._replace(value=0))
     leaders = Leaders()
     leaders.one_shot("A", *BOTH)
     leaders.deliver()
-    assert leaders.states() == ["-", "OPEN"]
+    assert leaders.states() == ["-", "-"]
     leaders.bag.clear()
     leaders.lead(0)
     settled(leaders)
-    assert leaders.states() == ["ABORTED", "ABORTED"]
+    leaders.wait(PART_MS)
+    assert leaders.states() == ["-", "-"]
     assert_idle(leaders)
+    leaders.one_shot("B", *BOTH)
+    assert leaders.settle() == "[B@0] TooManyTransactions"
 
 
 @pytest.mark.parametrize("again", [True, False])

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from anabranch.core.authorize import Right
-from anabranch.core.decisions.across.parts_of_one_shots import DECISION_MS, PART_MS, SHOT_MS
+from anabranch.core.decisions.across.coordinating import DONE_MS, FIRST_PAUSE_MS, MOST_FIRST_MS
+from anabranch.core.decisions.across.parts_of_one_shots import DECISION_MS, PART_MS
 from anabranch.core.locks.table_writes import fingerprint
 from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
@@ -119,7 +120,7 @@ def test_a_question_that_comes_before_its_command_is_kept_for_a_moment() -> None
 def test_without_its_command_a_participant_does_nothing_and_the_id_is_used_up() -> None:
     leaders = Leaders()
     leaders.one_shot("A", *BOTH, to=(0,))
-    assert leaders.wait(SHOT_MS) == ""
+    assert leaders.wait(FIRST_PAUSE_MS - 50) == ""
     assert leaders.wait(5_000) == ""
     assert leaders.states() == ["OPEN", "-"]
     said = leaders[0].ask("state", r.GetState(leaders[0].id("A")))
@@ -236,7 +237,7 @@ def test_an_id_in_use_is_refused_with_other_arguments() -> None:
     leaders = Leaders()
     for state in ("OPEN", "COMMITTED"):
         leaders.one_shot("A", *BOTH, name="daily")
-        leaders[0].wait(SHOT_MS)
+        leaders[0].wait(FIRST_PAUSE_MS - 50)
         assert leaders.states()[0] == state
         assert leaders.one_shot("A", *BOTH, to=(0,), name="other") == "InvalidArgument"
         leaders.settle()
@@ -393,3 +394,36 @@ def test_a_lane_takes_half_of_the_room_for_what_waits(
         assert leaders[0].begin(label) == f"begun {label}"
     assert [send(label, "open") for label in "ABC"] == ["", "", "NotReady"]
     assert send("C", "etl") == "", "another lane has its own half"
+
+
+def test_the_client_is_answered_before_the_end_is_logged() -> None:
+    """Three rounds, one after the other, precede the answer: PREPARED, decided, and merged at the participant."""
+    leaders = Leaders()
+    leaders.one_shot("A", *BOTH)
+    for _ in range(3):
+        assert leaders.deliver() == ""
+    assert sum(bool(each.rows) for one in leaders.all for each in one.rounds) == 3
+    assert leaders.deliver() == "[A@0] A COMMITTED 2"
+    assert leaders.states() == ["FINALIZE_IN_PROGRESS", "COMMITTED"]
+    assert leaders[0].wait(DONE_MS) == ""
+    assert leaders.states() == ["COMMITTED", "COMMITTED"]
+
+
+def test_messages_are_not_sent_again_while_answers_take_long() -> None:
+    """Leaders under load answer each message after 150 ms, a lost one never."""
+    leaders = Leaders()
+    for number in range(6):
+        leaders.one_shot(f"A{number}", *BOTH)
+        for _ in range(5):
+            leaders.collect()
+            for one in leaders.all:
+                one.wait(150)
+            leaders.deliver()
+    assert len(leaders.seen) == 6 * 4 + 2  # of the first one, the question and the vote
+    with losing(leaders, r.Vote):
+        leaders.one_shot("B", *BOTH)
+        leaders.settle()
+    leaders.wait(FIRST_PAUSE_MS)
+    assert leaders.states("B") == ["-", "PREPARED"]
+    leaders.wait(MOST_FIRST_MS)
+    assert leaders.states("B") == ["COMMITTED", "COMMITTED"]

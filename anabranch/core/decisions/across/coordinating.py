@@ -10,8 +10,7 @@ A refused vote, a deadline or an operator may end a pending commit. This only de
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
 
 from anabranch import errors
 from anabranch.core import rows as k
@@ -32,8 +31,11 @@ from anabranch.protocol.ids import TXN_ID_SIZE
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import Rights, peek
 
-FIRST_PAUSE_MS = 250  # a message without an answer is sent again after this time,
-LONGEST_PAUSE_MS = 5_000  # … then after twice the time before, up to this
+# A message without an answer is sent again after `PAUSE_TIMES` the time that answers take: between these two times.
+# Under load they take longer, and needless copies would add to it.
+FIRST_PAUSE_MS, MOST_FIRST_MS = 250, 1_000
+PAUSE_TIMES = 2
+LONGEST_PAUSE_MS = 5_000  # it is sent again after twice the time before, up to this
 # Messages `Done` are logged with the next round, after this time at the latest. No client waits for that.
 DONE_MS = 20
 # A vote may ask for a new round of votes. The coordinator begins it after this time; each time after twice the time
@@ -63,7 +65,7 @@ def enlist(turn: Turn, message: r.Enlist) -> None:
     if message.scope not in known.scopes:
         scopes = (*known.scopes, message.scope)
         key = k.partition_key(message.txn_id, message.partition)
-        turn.put(key, replace(known, scopes=scopes))
+        turn.put(key, known._replace(scopes=scopes))
     turn.hear(row.txn_id)
     turn.send(
         message.partition, r.Enlisted(message.txn_id, message.scope, head_of(row)), row.secret
@@ -115,8 +117,11 @@ def voted(turn: Turn, vote: r.Vote) -> None:
             turn.hybrid_time, vote.timestamp, turn.now_us, turn.settings.max_clock_skew_ms
         )
     except errors.ClockSkew as error:
-        vote = replace(vote, answer="NO", timestamp=0, error=refuse(error))
-    turn.across.votes.put((vote.txn_id, vote.partition), vote)
+        vote = vote._replace(answer="NO", timestamp=0, error=refuse(error))
+    key = vote.txn_id, vote.partition
+    if turn.across.votes.get(key, None) is None:
+        _note_answer(turn, (*key, "ask"))
+    turn.across.votes.put(key, vote)
     turn.across.quiet.put(vote.txn_id, None)
     is_new = turn.across.held_ms.get(vote.txn_id, None) is None
     if vote.timestamp and (txn is None or has_asked(txn)) and is_new:
@@ -126,6 +131,19 @@ def voted(turn: Turn, vote: r.Vote) -> None:
 def _is_for_good(vote: r.Vote) -> bool:
     """Whether the participant can never commit the transaction."""
     return vote.answer == "NO" and vote.error is not None and vote.error.code in _FOR_GOOD
+
+
+def _note_answer(turn: Turn, key: tuple[bytes, int, str]) -> None:
+    """Note how long the first answer to a message took: a longer time counts at once, a shorter one slowly."""
+    sent, across = turn.across.sent.get(key, None), turn.across
+    if sent is not None:
+        took = turn.now_ms - sent.since_ms
+        across.answer_ms = max(took, (7 * across.answer_ms + took) // 8)
+
+
+def first_pause_ms(across: Across) -> int:
+    """When a message that is sent now is sent again, unless it is answered before."""
+    return min(max(PAUSE_TIMES * across.answer_ms, FIRST_PAUSE_MS), MOST_FIRST_MS)
 
 
 def done(turn: Turn, message: r.Done) -> None:
@@ -140,12 +158,15 @@ def done(turn: Turn, message: r.Done) -> None:
     if txn is None or row is None or row.done or txn.row.state not in ENDING:
         return
     across, txn_id = turn.across, message.txn_id
+    if across.done.get((txn_id, message.partition), None) is None:
+        _note_answer(turn, (txn_id, message.partition, "commit"))
     across.done.put((txn_id, message.partition), message)
     across.done_ms = min(across.done_ms, turn.now_ms + DONE_MS)
     if txn.row.state == "ABORT_IN_PROGRESS":
         return
     # A participant that is done before the timestamp was ended by an operator: the next question depends on that.
-    if txn.lacks_time or shot_of(turn.state, txn_id) is None:
+    is_shot = not any(its.scopes for its in txn.partitions.values())  # nobody enlisted
+    if txn.lacks_time or not is_shot:
         log_done(turn)
     elif txn.pending is not None and across.answered.get(txn_id, None) is None:
         _answer_early(turn, txn, txn.pending)
@@ -168,13 +189,13 @@ def _answer_early(turn: Turn, txn: OpenTxn, pending: r.PendingCommitRow) -> None
 
 def _after(row: r.TxnRow, its: r.PartitionRow, message: r.Done) -> r.PartitionRow:
     """The row of a participant that has carried out the decision."""
-    after = replace(its, done=True)
+    after = its._replace(done=True)
     if message.committed or message.left_out or row.state == "ABORT_IN_PROGRESS":
-        after = replace(after, committed=message.committed, left_out=message.left_out)
+        after = after._replace(committed=message.committed, left_out=message.left_out)
     elif message.reason:  # an operator aborted its part
-        after = replace(after, committed=0, left_out=its.committed + its.left_out)
+        after = after._replace(committed=0, left_out=its.committed + its.left_out)
     # Otherwise its row there is purged: the counts of its vote are right.
-    return replace(after, rejected=message.rejected, reason=message.reason)
+    return after._replace(rejected=message.rejected, reason=message.reason)
 
 
 def log_done(turn: Turn) -> None:
@@ -186,10 +207,14 @@ def log_done(turn: Turn) -> None:
         if txn is None or partition not in txn.partitions:
             continue
         since = turn.work
-        after = _after(txn.row, txn.partitions[partition], message)
-        turn.put(k.partition_key(txn_id, partition), after)
-        if coordinator.is_over(txn.row, _votes_row(txn), txn.partitions):
-            _end(turn, txn)
+        its = txn.partitions[partition]
+        after = _after(txn.row, its, message)
+        parts = {**txn.partitions, partition: after}
+        is_over = coordinator.is_over(txn.row, _votes_row(txn), parts)
+        if not is_over or after._replace(done=its.done) != its:
+            turn.put(k.partition_key(txn_id, partition), after)
+        if is_over:
+            _end(turn, txn, parts)
         turn.owe(txn.row.owner, since)
     across.done_ms = NEVER_MS
 
@@ -342,7 +367,7 @@ def waits_for(turn: Turn, txn: OpenTxn) -> r.WaitInfo | None:
         text = f"for {'the vote' if asks else 'the end'} of control partition {partition}"
         if partition in votes:
             text += ", which answered that its vote has to wait"
-        elif age_ms > FIRST_PAUSE_MS:
+        elif age_ms >= MOST_FIRST_MS:
             text += ", whose leader does not answer"
         texts.append(text)
     if not texts:
@@ -385,7 +410,7 @@ def note_counts(turn: Turn, txn_id: bytes) -> None:
     votes = votes_of(turn, txn_id)
     for partition, row in turn.open(txn_id).partitions.items():
         vote = votes.get(partition)  # None: it is done already
-        after = vote and replace(row, committed=vote.committed, left_out=vote.left_out)
+        after = vote and row._replace(committed=vote.committed, left_out=vote.left_out)
         if after not in (None, row):
             turn.put(k.partition_key(txn_id, partition), after)
 
@@ -433,7 +458,7 @@ def advance(turn: Turn) -> None:
             ask(turn, txn_id, "REOPEN")
         over = coordinator.is_over(txn.row, _votes_row(txn), txn.partitions)
         if over and txn.row.state in ENDING:
-            _end(turn, txn)
+            _end(turn, txn, txn.partitions)
         else:
             until_ms = _send_due(turn, txn_id, txn)
             across.quiet.put(txn_id, Quiet(_rows_of(txn), until_ms))
@@ -445,8 +470,11 @@ def _rows_of(txn: OpenTxn) -> tuple[object, ...]:
     return (txn.row, txn.votes, txn.pending, *txn.partitions.values())
 
 
-def _end(turn: Turn, txn: OpenTxn) -> None:
-    """Log COMMITTED or ABORTED, as all participants are done. Answer those who have no answer yet."""
+def _end(turn: Turn, txn: OpenTxn, parts: Mapping[int, r.PartitionRow]) -> None:
+    """Log COMMITTED or ABORTED, as all participants are done. Answer those who have no answer yet.
+
+    ``parts``: the rows of the participants, of which the last may not be logged: nobody asks an ended one.
+    """
     row = txn.row
     answered = turn.across.answered.get(row.txn_id, ())
     forget_messages(turn, row.txn_id)
@@ -455,14 +483,14 @@ def _end(turn: Turn, txn: OpenTxn) -> None:
     turn.across.quiet.put(row.txn_id, None)
     turn.across.exactly.put(row.txn_id, None)
     if row.state == "ABORT_IN_PROGRESS":
-        apart = [str(partition) for partition, one in txn.partitions.items() if one.committed]
+        apart = [str(partition) for partition, one in parts.items() if one.committed]
         if apart:
             there = ", ".join(apart)
             said = f"{row.reason}; committed at control partition {there} alone, by force"
             row = row._replace(reason=limits.cut(said))
         finish(turn, turn.move(row, "finalize_abort"))
         return
-    row = _committed(turn, row, txn.partitions.values())
+    row = _committed(turn, row, parts.values())
     waiting = end_pending(turn, row.txn_id, None)
     finish(turn, row)
     for to in waiting:
@@ -501,7 +529,8 @@ def _send_due(turn: Turn, txn_id: bytes, txn: OpenTxn) -> int:
         last = sent.get(key, None)
         asks = (0, "") if txn.votes is None else (txn.votes.votes_round, txn.votes.asks)
         if last is None or last.asks != asks:
-            next_ = Sent(asks, turn.now_ms, turn.now_ms + FIRST_PAUSE_MS, FIRST_PAUSE_MS)
+            pause_ms = first_pause_ms(turn.across)
+            next_ = Sent(asks, turn.now_ms, turn.now_ms + pause_ms, pause_ms)
         elif turn.now_ms >= last.next_ms:
             pause_ms = min(2 * last.pause_ms, LONGEST_PAUSE_MS)
             next_ = Sent(asks, last.since_ms, turn.now_ms + pause_ms, pause_ms)

@@ -11,8 +11,6 @@ control partition (`core.parts`). There are three decisions:
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from anabranch import errors
 from anabranch.core import parts
 from anabranch.core import rows as k
@@ -83,8 +81,7 @@ def _decide(
     shot = shot_of(turn.state, txn_id)
     here = receipts_here(txn, pending.writers)
     # There is no way back, so it ends as prepared ones do, also if a stream is lost.
-    kept = replace(
-        pending, decided=True, writers=here, prepare=pending.prepare or coordinating.ELSEWHERE
+    kept = pending._replace(decided=True, writers=here, prepare=pending.prepare or coordinating.ELSEWHERE
     )
     waiting = end_pending(turn, txn_id, None) if prepares else []
     if prepares:

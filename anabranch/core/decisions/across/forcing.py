@@ -12,7 +12,6 @@ Three things can stop a transaction over several control partitions (`docs/insid
 
 from __future__ import annotations
 
-from dataclasses import replace
 
 from anabranch import errors
 from anabranch.core import rows as k
@@ -133,7 +132,7 @@ def _end_part(turn: Turn, command: r.Force, row: r.TxnRow, its: r.CoordinatorRow
         f"the part here of {txn_text(txn_id)} of {row.owner}, presumed to {how} without its coordinator, control "
         f"partition {control_partition_of(txn_id)}: {command.reason!r}",
     )
-    turn.put(k.coordinator_key(txn_id), replace(its, forced=True))
+    turn.put(k.coordinator_key(txn_id), its._replace(forced=True))
     if not command.outcome:
         abort_txn(turn, txn_id, command.reason or "aborted by an operator's force")
     elif not row.commit_timestamp:
@@ -165,9 +164,9 @@ def _end_without(turn: Turn, command: r.Force, txn: OpenTxn) -> None:
     )
     for number, one in gone.items():
         said = f"ended by force without control partition {number}"
-        after = replace(one, done=True, reason=said)
+        after = one._replace(done=True, reason=said)
         if _is_decided(row):
-            after = replace(after, committed=0, left_out=one.committed + one.left_out)
+            after = after._replace(committed=0, left_out=one.committed + one.left_out)
         turn.put(k.partition_key(row.txn_id, number), after)
 
 

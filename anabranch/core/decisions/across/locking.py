@@ -27,6 +27,8 @@ def is_across(turn: Turn, txn_id: bytes) -> bool:
     """Whether a transaction has parts at several control partitions."""
     if control_partition_of(txn_id) != turn.settings.control_partition:
         return True
+    if turn.across.shots.get(txn_id, None) is not None:
+        return True
     txn = turn.state.open.get(txn_id)
     return txn is not None and bool(txn.partitions)
 

@@ -8,7 +8,6 @@ coordinator's transaction, and only the coordinator's decision ends it. `Coordin
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import replace
 
 from anabranch import errors
 from anabranch.core import parts
@@ -67,13 +66,13 @@ def asked(turn: Turn, ask: r.AskVote, skewed: errors.ClockSkew | None) -> Action
         return Action.PASS  # nothing was promised
     if row is None and action is Action.VOTE:
         try:
-            no = parts_of_one_shots.open_part(turn, ask)
+            vote = parts_of_one_shots.open_part(turn, ask, None if skewed is None else refuse(skewed))
         except errors.NotReady:
             turn.across.asked.put(ask.txn_id, ask)
             return action
-        if no is not None:
-            turn.send(control_partition_of(ask.txn_id), no, ask.head.secret)
-            return action
+        turn.across.asked.put(ask.txn_id, None)
+        turn.send(control_partition_of(ask.txn_id), vote, ask.head.secret)
+        return action
     if action is not Action.PASS:
         turn.across.asked.put(ask.txn_id, None)
     if action is Action.VOTE:
@@ -85,7 +84,7 @@ def asked(turn: Turn, ask: r.AskVote, skewed: errors.ClockSkew | None) -> Action
     elif action is Action.ANSWER:
         # Only an answer in the present round of votes counts, also from a part that is aborted.
         if its is not None and its.votes_round < ask.votes_round:
-            turn.put(k.coordinator_key(ask.txn_id), replace(its, votes_round=ask.votes_round))
+            turn.put(k.coordinator_key(ask.txn_id), its._replace(votes_round=ask.votes_round))
         _answer(turn, ask.txn_id, "NO")
     return action
 
@@ -97,7 +96,7 @@ def _vote(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None = None) -> None:
     """
     txn_id, its = ask.txn_id, turn.state.coordinator_row(ask.txn_id)
     # Also a no is of this round of votes: a question that was overtaken must find that.
-    noted = participant.promise(its, replace(ask, asks="VOTE"), staged=True, fresh=0)
+    noted = participant.promise(its, ask._replace(asks="VOTE"), staged=True, fresh=0)
     if noted != its:
         turn.put(k.coordinator_key(txn_id), noted)
     try:
@@ -152,7 +151,7 @@ def _prepare(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
     turn.put(k.pending_key(txn_id), pending)
     its = turn.state.coordinator_row(txn_id) or r.CoordinatorRow(0)
     if its.staged != staged:
-        turn.put(k.coordinator_key(txn_id), replace(its, staged=staged))
+        turn.put(k.coordinator_key(txn_id), its._replace(staged=staged))
     locking.take_back(turn, txn_id)
     return None
 
@@ -190,14 +189,14 @@ def _promise(turn: Turn, ask: r.AskVote) -> None:
     if its is not None and row.state == "COMMITTED":  # by force: its timestamp is what it has
         # The vote has a timestamp only if the coordinator asked for one: any other is taken back, again and again.
         at = row.commit_timestamp if ask.asks == "TIMESTAMP" else 0
-        noted = replace(its, votes_round=ask.votes_round, prepare_timestamp=at, staged=True)
+        noted = its._replace(votes_round=ask.votes_round, prepare_timestamp=at, staged=True)
         turn.put(k.coordinator_key(txn_id), noted)
         _answer(turn, txn_id, "YES")
         return
     txn = turn.open(txn_id)
     gone = _gone(turn, txn)
     if gone and txn.row.state == "PREPARED":
-        noted = participant.promise(its, replace(ask, asks="VOTE"), staged=True, fresh=0)
+        noted = participant.promise(its, ask._replace(asks="VOTE"), staged=True, fresh=0)
         turn.put(k.coordinator_key(txn_id), noted)
         _answer(turn, txn_id, "NO", refuse(errors.StreamLost(f"{gone[0]} is lost: abort it")))
         return
@@ -305,7 +304,7 @@ def commit_part(turn: Turn, txn_id: bytes, timestamp: int) -> None:
     turn.put(k.txn_key(txn_id), row)
     if was_prepared:
         take_exactly(turn, txn, pending.writers)
-        turn.put(k.pending_key(txn_id), replace(pending, decided=True))
+        turn.put(k.pending_key(txn_id), pending._replace(decided=True))
         if shot_of(turn.state, txn_id) is None:
             for stream, epoch in sorted(txn.participants.items()):
                 journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
@@ -319,9 +318,9 @@ def _done(turn: Turn, txn_id: bytes, row: r.TxnRow | None, secret: bytes | None)
     done = r.Done(txn_id, here, 0, 0, 0 if row is None else row.rejected, "")
     its = turn.state.coordinator_row(txn_id)
     if row is not None and row.state == "COMMITTED":
-        done = replace(done, committed=row.committed, left_out=row.left_out, reason=row.reason)
+        done = done._replace(committed=row.committed, left_out=row.left_out, reason=row.reason)
     elif row is not None and its is not None and its.forced:
-        done = replace(done, reason=f"aborted at control partition {here} alone ({row.reason})")
+        done = done._replace(reason=f"aborted at control partition {here} alone ({row.reason})")
     turn.send(control_partition_of(txn_id), done, secret)
 
 
@@ -340,7 +339,7 @@ def advance(turn: Turn) -> None:
     for txn_id in turn.ready:
         its = turn.state.coordinator_row(txn_id)
         if its is not None and not its.staged:
-            turn.put(k.coordinator_key(txn_id), replace(its, staged=True))
+            turn.put(k.coordinator_key(txn_id), its._replace(staged=True))
             _answer(turn, txn_id, "YES")
     if not turn.across.asked.is_empty:
         for _, ask in sorted(turn.across.asked.as_dict().items()):

@@ -16,17 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from hmac import compare_digest
 from typing import Any
 
 from anabranch import errors
 from anabranch.core import parts, work
 from anabranch.core import rows as k
-from anabranch.core.across import participant
+from anabranch.core.across import coordinator, participant
 from anabranch.core.across.messages import LEVEL
 from anabranch.core.decisions import one_shot as shots
-from anabranch.core.decisions.across import coordinating
+from anabranch.core.decisions.across import coordinating, holding, locking
 from anabranch.core.decisions.across.locking import GivesWay
 from anabranch.core.decisions.commit import join_waiting
 from anabranch.core.decisions.prepared import SHOT, shot_of
@@ -47,8 +46,8 @@ from anabranch.protocol.schemas import records as r
 PART_MS = 5_000
 VOTES_MS = 10_000
 EARLY_MS = 1_000  # how long a question waits for its command, if it comes first
-# How long the coordinator waits for the first votes before it logs its part: less than until it asks again.
-SHOT_MS = 200
+# How long the coordinator waits for the first votes before it logs its part: this time less than until it asks again.
+BEFORE_MS = 50
 # How long a participant waits for the decision before it asks for it; then after twice as long each time, up to
 # `LONGEST_PAUSE_MS`. A coordinator that has logged the transaction repeats its own messages sooner.
 DECISION_MS = 1_000
@@ -132,8 +131,12 @@ def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     turn.check_new_id(command.txn_id)
     check_open(turn)
     shot = turn.across.shots.get(command.txn_id, None)
+    if shot is not None and shot.command is command and _commit_now(turn, shot):
+        return
     # Once votes are asked for, frozen locks no longer refuse it: the decision judges which one is older (L2).
-    ending = _checked(turn, command, at_once=shot is None)
+    ending = shots.ending_of(command, turn.lane)
+    ending.at_once, ending.freezes = shot is None, False
+    parts.check(turn, ending)
     turn.across.unknown_ms.put(command.txn_id, None)
     if shot is not None and _said(shot.lane, shot.command) != _said(turn.lane, command):
         raise errors.InvalidArgument(shots.OTHERS)  # the first command counts
@@ -152,10 +155,60 @@ def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     row = _row_of(turn, command, command.scope, turn.lane)
     _log(turn, row, command, ending)
     _put_places(turn, command)
-    pending = join_waiting(join_waiting(None, None if shot is None else shot.to), to)
-    pending = replace(pending, name=command.name, deadline_ms=turn.wall_ms + VOTES_MS)
-    turn.put(k.pending_key(command.txn_id), pending)
+    pending = _pending_of(turn, None if shot is None else shot.to, to)
+    turn.put(k.pending_key(command.txn_id), pending._replace(name=command.name))
     coordinating.ask(turn, command.txn_id, "TIMESTAMP")
+
+
+def _commit_now(turn: Turn, shot: AskedShot) -> bool:
+    """Log the decision of a one-shot for which all participants have voted, and the merge of its part.
+
+    False, and nothing is changed, if it needs rows before that: not all votes are a *yes* with a timestamp, its part
+    has to wait, or it takes a name, or changes rows.
+    """
+    command, txn_id, before = shot.command, shot.command.txn_id, turn.hybrid_time
+    votes = {one: turn.across.votes.get((txn_id, one), None) for one in command.places}
+    given = {one: vote for one, vote in votes.items() if vote and vote.timestamp}
+    if len(given) < len(votes) or command.name is not None or command.changes:
+        return False
+    # Commits that wait here may break its locks (L5).
+    if turn.merge_limit is not None or (command.locks and turn.holds.in_use):
+        return False
+    ending = shots.ending_of(command, turn.lane)
+    ending.at_once = False
+    try:
+        if not parts.check(turn, ending):
+            return False
+    except (errors.NotReady, errors.ReservedByPrepared):
+        return False
+    at = coordinator.commit_timestamp(given, turn.next_timestamp())
+    if turn.holds.in_use and not turn.holds.may_go(at, txn_id, ending.placed):
+        turn.hybrid_time = before
+        return False
+    turn.hybrid_time = max(turn.hybrid_time, at)
+    coordinating.forget_questions(turn, txn_id, command.places)
+    row = _row_of(turn, command, command.scope, shot.lane)
+    row = turn.move(row, "begin_commit", committed=shots.count(command))
+    row = turn.move(row, "begin_finalize", commit_timestamp=at)
+    turn.put(k.txn_key(txn_id), row)
+    _put_streams(turn, txn_id, ending.placed)
+    for one, vote in given.items():
+        kept = r.PartitionRow((), committed=vote.committed, left_out=vote.left_out)
+        turn.put(k.partition_key(txn_id, one), kept)
+    turn.put(k.votes_key(txn_id), r.VotesRow(*_FIRST, own_merged=True))
+    pending = _pending_of(turn, shot.to)._replace(decided=True, prepare=coordinating.ELSEWHERE)
+    turn.put(k.pending_key(txn_id), pending)
+    shots.append(turn, txn_id, ending.placed, at)
+    answer_decided(turn, row)
+    return True
+
+
+def _pending_of(turn: Turn, *askers: ReplyTo | None) -> r.PendingCommitRow:
+    """The row of a commit that waits for other control partitions."""
+    pending = join_waiting(None, None)
+    for to in askers:
+        pending = join_waiting(pending, to)
+    return pending._replace(deadline_ms=turn.wall_ms + VOTES_MS)
 
 
 def _put_places(turn: Turn, command: r.OneShot) -> None:
@@ -188,10 +241,11 @@ def _ask_first(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> bool:
         check_room(turn, [*turn.across.shots.as_dict().values()], size)
     except errors.NotReady:
         return False
-    shot = AskedShot(command, turn.lane, to, turn.seen, turn.now_ms + SHOT_MS, size)
+    first_ms = coordinating.first_pause_ms(turn.across)
+    until_ms = turn.now_ms + first_ms - BEFORE_MS
+    shot = AskedShot(command, turn.lane, to, turn.seen, until_ms, size)
     turn.across.shots.put(txn_id, shot)
     head = coordinating.head_of(_row_of(turn, command, command.scope, turn.lane))
-    first_ms = coordinating.FIRST_PAUSE_MS
     for place in command.places:
         sent = Sent(_FIRST, turn.now_ms, turn.now_ms + first_ms, first_ms)
         turn.across.sent.put((txn_id, place, "ask"), sent)
@@ -424,10 +478,11 @@ def take_early(turn: Turn) -> list[EarlyAsk]:
     return found
 
 
-def open_part(turn: Turn, ask: r.AskVote) -> r.Vote | None:
-    """Log the part whose command waits here. If a check refuses it, nothing is logged: returns the vote, a no.
+def open_part(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None) -> r.Vote:
+    """The first vote of a part whose command waits here. A yes is logged with the part; otherwise nothing is logged.
 
-    Raises: NotReady (a stream is in trouble, or a lock is frozen): then the question waits, too.
+    ``refusal``: why the vote is a no in any case. Raises: NotReady (a stream is in trouble, or a lock is frozen):
+    then the question waits, too.
     """
     txn_id, waiting = ask.txn_id, turn.across.parts.get(ask.txn_id, None)
     if waiting is None:
@@ -435,15 +490,16 @@ def open_part(turn: Turn, ask: r.AskVote) -> r.Vote | None:
     turn.lane, command = waiting.lane, waiting.command
     here, its = turn.settings.control_partition, r.CoordinatorRow(ask.votes_round)
     if ask.head.owner != turn.lane:
-        error: errors.AnabranchError = errors.NotAuthorized(
-            "the commands of one transaction come from one lane"
-        )
+        error = errors.NotAuthorized("the commands of one transaction come from one lane")
         return participant.vote(txn_id, here, its, "NO", error=refuse(error))
-    if waiting.refusal is not None:
-        return participant.vote(txn_id, here, its, "NO", error=waiting.refusal)
+    refusal = waiting.refusal or refusal
+    if refusal is not None:
+        return participant.vote(txn_id, here, its, "NO", error=refusal)
+    ending = shots.ending_of(command, turn.lane)
+    ending.prepare, ending.at_once = coordinating.ELSEWHERE, False
     try:
         check_open(turn)
-        ending = _checked(turn, command)
+        parts.check(turn, ending)
     except GivesWay:
         return participant.vote(txn_id, here, its, "AGAIN")
     except errors.NotReady:
@@ -452,12 +508,29 @@ def open_part(turn: Turn, ask: r.AskVote) -> r.Vote | None:
         return participant.vote(txn_id, here, its, "NO", error=refuse(refused))
     if ending.again is not None:
         return participant.vote(txn_id, here, its, "NO", revalidate=ending.again)
+    turn.across.parts.put(txn_id, None)
+    return _log_prepared(turn, ask, command, ending)
+
+
+def _log_prepared(turn: Turn, ask: r.AskVote, command: r.OneShot, ending: parts.Ending) -> r.Vote:
+    """Log a part that is prepared, with its promise."""
+    txn_id, before = ask.txn_id, turn.hybrid_time
+    fresh = turn.next_timestamp()
+    its = participant.promise(None, ask, staged=True, fresh=fresh)
+    if not its.prepare_timestamp:
+        turn.hybrid_time = before
     row = _row_of(turn, command, ask.head.scope, ask.head.owner)
     row = row._replace(begun_ms=ask.head.begun_ms)
-    _log(turn, row, command, ending)  # the vote puts its `CoordinatorRow`
-    turn.across.parts.put(txn_id, None)
+    row = turn.move(row, "prepare", committed=shots.count(command))
+    _log(turn, row, command, ending)
+    pending = r.PendingCommitRow((), False, (), None, None, 0, prepare=coordinating.ELSEWHERE)
+    turn.put(k.pending_key(txn_id), pending)
+    turn.put(k.coordinator_key(txn_id), its)
+    holding.put_entry(turn, txn_id)
+    locking.take_back(turn, txn_id)
     note_undecided(turn, txn_id)
-    return None
+    here = turn.settings.control_partition
+    return participant.vote(txn_id, here, its, "YES", committed=row.committed)
 
 
 def forget_part(turn: Turn, txn_id: bytes) -> None:
@@ -478,14 +551,6 @@ def expire(turn: Turn) -> None:
 
 
 # -- at both ---------------------------------------------------------------------------------------------
-
-
-def _checked(turn: Turn, command: r.OneShot, *, at_once: bool = True) -> parts.Ending:
-    """Check the part of a one-shot as a one-shot of its own. See `parts.Ending` for ``at_once`` and the result."""
-    ending = shots.ending_of(command, turn.lane)
-    ending.at_once = at_once
-    parts.check(turn, ending)
-    return ending
 
 
 def _row_of(turn: Turn, command: r.OneShot, scope: str, owner: str) -> r.TxnRow:
@@ -509,13 +574,18 @@ def _log(turn: Turn, row: r.TxnRow, command: r.OneShot, ending: parts.Ending) ->
     turn.put(k.txn_key(txn_id), row)
     events: Any = shots.events_of_part(command, ending)  # `CommandEvents`: they stay encoded
     turn.put(k.prepared_key(txn_id), r.PreparedRow(SHOT, 0, events))
-    for stream in sorted(ending.placed):
-        epoch = turn.state.streams[stream].reference_epoch
-        segments = [segment_number(its.segment_id) for its, _ in ending.placed[stream]]
-        its = locked_segments.participant(turn, stream, epoch, segments)
-        turn.put(k.participant_key(txn_id, stream), its)
+    _put_streams(turn, txn_id, ending.placed)
     locks = row_changes.locked_with(command.locks, command.changes)
     if any(each.points or each.ranges for each in locks):
         # No writer has the number 0. They hold until now, by the check.
         turn.put(k.read_lock_key(txn_id, 0, 1), r.ReadLockRow(locks, ()))
         turn.put(k.read_lock_key(txn_id, 0, 0), r.ValidatedRow(1, turn.hybrid_time, 0))
+
+
+def _put_streams(turn: Turn, txn_id: bytes, placed: row_changes.Placed) -> None:
+    """Log the streams that a part writes, with their present reference epochs."""
+    for stream in sorted(placed):
+        epoch = turn.state.streams[stream].reference_epoch
+        segments = [segment_number(its.segment_id) for its, _ in placed[stream]]
+        its = locked_segments.participant(turn, stream, epoch, segments)
+        turn.put(k.participant_key(txn_id, stream), its)
