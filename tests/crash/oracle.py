@@ -281,7 +281,7 @@ class StatusLog:
 def read_status(
     log: Log, prefix: str, control_partition: int = 0, idle: Callable[[], None] = lambda: None
 ) -> StatusLog:
-    """Fold a status log by hand, and see that every round is of the last term before it. ``idle``: of `read_all`."""
+    """Fold a status log by hand; every round is of the last term before it. ``idle``: of `read_all`."""
     status = TopicPartition(f"{prefix}.status", control_partition)
     out = StatusLog()
     for record in records_of(read_all(log, [status], idle=idle)[status]):
