@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import time
 import uuid
 from collections import Counter, deque
@@ -42,8 +43,15 @@ pytestmark = [pytest.mark.broker, pytest.mark.unsecured]
 WHO = COORDINATOR, PARTICIPANT = 0, 1
 NAMES = "coordinator", "participant"
 KILL, FREEZE, SLEEP = "kill", "freeze until another leads", "freeze until all is over"
-ACTIONS = KILL, FREEZE, SLEEP
-STEPS = {("append:", "before"), ("end:commit", "before"), ("end:commit", "after")}
+# By call and phase. What is frozen before an append or an end writes nothing more, whenever it wakes up; what is
+# frozen after an end sends its messages late.
+ACTIONS = {
+    ("append:", "before"): (KILL,),
+    ("end:commit", "before"): (KILL, FREEZE),
+    ("end:commit", "after"): (KILL, FREEZE, SLEEP),
+    ("send:", "before"): (KILL, FREEZE),
+    ("send:", "after"): (KILL, FREEZE),
+}
 ROUND = " of a round with "
 GONE = "one-shot of a client that is gone"
 CHUNK_BYTES, BIG = 20_000, 60  # events of 1 kB of noise: staged
@@ -91,11 +99,11 @@ class Pair:
         return [f"{name}-{self.prefix}/events" for name in NAMES]
 
     @contextmanager
-    def led(self) -> Iterator[Pair]:
-        """With its streams; the client knows both control partitions."""
+    def led(self, *points: str) -> Iterator[Pair]:
+        """With its streams; the client knows both control partitions. ``points``: of the first coordinator."""
         try:
-            for who in WHO:
-                self.fork(who)
+            self.fork(COORDINATOR, points)
+            self.fork(PARTICIPANT)
             for who in WHO:
                 self.leaders[who][-1].wait_leading(PATIENCE_S)
             with anabranch.connect(self.bootstrap, prefix=self.prefix, lane=ADMIN_LANE) as operator:
@@ -338,13 +346,21 @@ def steps(pair: Pair, play: str) -> list[tuple[int, Point]]:
         counted: Counter[Point] = Counter()
         for point in map(Point.parse, traces[who].read_text().splitlines()):
             _, inside, rows = point.site.rpartition(ROUND)
-            message = "control." in point.name and (point.phase == "after" or not inside)
-            logged = any(point.name.startswith(name) and point.phase == p for name, p in STEPS)
-            if message or (logged and inside and rows):
-                first = Point(point.name, f"*{ROUND}{rows}" if inside else "*", 1, point.phase)
-                counted[first] += 1
-                found.append((who, first._replace(n=counted[first])))
+            for name, phase in ACTIONS if rows else ():
+                if point.name.startswith(name) and point.phase == phase and name != "send:":
+                    counted[Point(point.name, f"*{ROUND}{rows}", 1, phase)] += 1
+            for kind in re.findall(r"control\.(\w+)", point.name):
+                if point.phase == "after" or not inside:  # it is logged, or made from memory
+                    counted[Point(message(kind), "*", 1, point.phase)] += 1
+        found += [
+            (who, at._replace(n=n + 1)) for at, count in counted.items() for n in range(count)
+        ]
     return found
+
+
+def message(kind: str) -> str:
+    """The name of the call that sends a message of this kind, whatever is sent with it."""
+    return f"send:*control.{kind}*"
 
 
 def cuts(pair: Pair) -> list[Cut]:
@@ -355,7 +371,12 @@ def cuts(pair: Pair) -> list[Cut]:
         for who, point in steps(pair, play):
             key = (play == GONE, who, point)
             if key not in done:
-                found += [Cut(play, who, point, action) for action in ACTIONS]
+                found += [
+                    Cut(play, who, point, action)
+                    for (name, phase), actions in ACTIONS.items()
+                    if point.name.startswith(name) and point.phase == phase
+                    for action in actions
+                ]
             done.add(key)
     return found
 
@@ -389,9 +410,9 @@ def at(play: str, who: int, name: str, rows: str, phase: str, action: str) -> Cu
 
 
 FEW = [
-    at("commit", PARTICIPANT, "send:control.Vote", "", "after", FREEZE),
+    at("commit", PARTICIPANT, message("Vote"), "", "after", FREEZE),
     at("commit", COORDINATOR, "end:commit", "FINALIZE_IN_PROGRESS*", "before", KILL),
-    at("one-shot", COORDINATOR, "send:control.AskVote", "", "after", KILL),
+    at("one-shot", COORDINATOR, message("AskVote"), "", "after", KILL),
 ]
 
 
@@ -401,6 +422,55 @@ def test_a_controller_is_cut_between_messages(make: Callable[[], Pair]) -> None:
     wrong: dict[str, str] = {}
     run(make, deque(FEW), wrong, Counter())
     assert not wrong
+
+
+@pytest.mark.slow(5)
+@pytest.mark.timeout(120)
+def test_a_dead_coordinator_blocks_only_what_was_written_or_locked(
+    make: Callable[[], Pair],
+) -> None:
+    dies = f"kill {message('AskVote')}|*|1|after"
+    with make().led(dies) as pair, ThreadPoolExecutor(1) as pool:
+        client, second = pair.client, pair.streams[PARTICIPANT]
+        home, table = (f"{stream.partition('/')[0]}/rows" for stream in pair.streams)
+        other = second.replace("events", "other")
+        client.create_stream(other, 1)
+        client.create_table(home)
+        client.create_table(table)
+        with client.replica(home, table) as rows, client.replica(table) as its:
+            its.transact(lambda txn: [txn.put(table, key, b"0") for key in (b"locked", b"free")])
+
+            def both(txn: anabranch.TableTransaction) -> None:
+                txn.put(home, b"k", b"both")
+                txn.write(second, b"both")
+                txn.get(table, b"locked")
+
+            def add(stream: str, **within: float) -> None:
+                client.transact(lambda txn: txn.write(stream, b"alone"), **within)
+
+            def put(key: bytes, **within: float) -> None:
+                its.transact(lambda txn: txn.put(table, key, b"1"), **within)
+
+            rows.transact(both)
+            pair.tended = [PARTICIPANT]
+            coordinator = pair.leaders[COORDINATOR][0]
+            coordinator.arm()
+            waiting = pool.submit(rows.transact, both)
+            coordinator.wait_ended(PATIENCE_S)
+            wait_until(lambda: "PREPARED" in [state for state, _ in pair.states()[1].values()])
+            add(other)
+            put(b"free")
+            assert len(list(client.snapshot([other]).read(other))) == 1
+            for blocked in (lambda: add(second, timeout=0.5), lambda: put(b"locked", timeout=0.5)):
+                with pytest.raises(RetryError):
+                    blocked()
+            assert not waiting.done()
+            pair.tended = [*WHO]
+            pair.tend()
+            assert waiting.result().commit_timestamp
+            add(second)
+            put(b"locked")
+            assert len(list(client.snapshot([second]).read(second))) == 3 + 1
 
 
 @pytest.mark.long
