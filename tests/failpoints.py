@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
+from anabranch.batches.records import decode_records
 from anabranch.controller.controller import Controller
 from anabranch.controller.leader import Leader
 from anabranch.ports import Log, Steps, Table, TopicPartition
+from anabranch.protocol.schemas.codec import decode
 
 Hook = Callable[[str, str], None]  # (name of the call, "before" or "after")
 T = TypeVar("T")
@@ -42,11 +44,21 @@ def _kinds(partitions: Iterable[TopicPartition]) -> str:
     return "+".join(sorted({_kind(partition.topic) for partition in partitions}))
 
 
+def _sent(batches: Iterable[tuple[TopicPartition, bytes]]) -> str:
+    """The kinds of topics; for messages to other control partitions also what they are: control.Vote."""
+    found = set()
+    for place, data in batches:
+        kind = _kind(place.topic)
+        records = decode_records(bytes(data)) if kind == "control" else ()
+        found |= {f"{kind}.{type(decode(one.value or b'')).__name__}" for one in records} or {kind}
+    return "+".join(sorted(found))
+
+
 # Names of calls that differ by what they are about; other calls have the method's name. "": it does nothing.
 NAMES: Mapping[str, Callable[..., str]] = {
     "fetch": lambda positions, **_: f"fetch:{_kinds(positions)}",
     "producer": lambda transactional_id, **_: f"producer:{transactional_id.rpartition('.')[2]}",
-    "send": lambda batches, _: f"send:{_kinds(place for place, _ in batches)}" if batches else "",
+    "send": lambda batches, _: f"send:{_sent(batches)}" if batches else "",
     "add_partitions": lambda topic, _: f"add_partitions:{_kind(topic)}",
     # of a producer
     "append": lambda batches: f"append:{_kinds(place for place, _ in batches)}",

@@ -271,18 +271,20 @@ def figures(stream: StreamLog) -> str:
 
 @dataclass
 class StatusLog:
-    """The status log of control partition 0: terms and rounds in the order in which they count."""
+    """The status log of a control partition: terms and rounds in the order in which they count."""
 
     terms: list[TermRow] = field(default_factory=list)
     rounds: list[RoundRow] = field(default_factory=list)
     rows: dict[bytes, bytes] = field(default_factory=dict)
 
 
-def read_status(log: Log, prefix: str) -> StatusLog:
-    """Fold the status log by hand, and see that every round is of the last term before it."""
-    status = TopicPartition(f"{prefix}.status", 0)
+def read_status(
+    log: Log, prefix: str, control_partition: int = 0, idle: Callable[[], None] = lambda: None
+) -> StatusLog:
+    """Fold a status log by hand; every round is of the last term before it. ``idle``: of `read_all`."""
+    status = TopicPartition(f"{prefix}.status", control_partition)
     out = StatusLog()
-    for record in records_of(read_all(log, [status])[status]):
+    for record in records_of(read_all(log, [status], idle=idle)[status]):
         key = record.key or b""
         if record.value is None:
             out.rows.pop(key, None)

@@ -43,7 +43,7 @@ class Lead(Spec):
     ``speed``: how fast its monotonic clock runs, so that keepalives need not be waited for. ``again``: whether it
     leads again after it was fenced. ``threads``: whether carriers and the fetching of journals have threads of
     their own, as in the service. ``tidy``: whether journals are cut, and old data is moved, as soon as there is a
-    little to gain.
+    little to gain. ``control_partition``: the one that it leads, of ``control_partitions``.
     """
 
     folder: str = ""
@@ -55,6 +55,8 @@ class Lead(Spec):
     chunk_bytes: int = 16 << 20
     threads: bool = False
     tidy: bool = False
+    control_partition: int = 0
+    control_partitions: int = 1
 
     run = "tests.workload.leader:lead"
 
@@ -123,16 +125,17 @@ def lead(number: int, given: dict[str, Any]) -> int:
     signal.signal(signal.SIGUSR1, arm)
     clock = FastClock(spec.speed)
     source: Log = failing(KafkaLog(spec.bootstrap), hook)
-    create_control_topics(source, spec.prefix, control_partitions=1, reply_partitions=1)
-    checkpoint = open_checkpoint(Path(spec.folder), source, clock, spec.prefix, 0)
+    led, of = spec.control_partition, spec.control_partitions
+    create_control_topics(source, spec.prefix, control_partitions=of, reply_partitions=1)
+    checkpoint = open_checkpoint(Path(spec.folder), source, clock, spec.prefix, led)
     table: Table = failing(checkpoint, hook)
     controller = DecidingController(
         source,
         table,
         clock,
         Settings(
-            control_partition=0,
-            control_partitions=1,
+            control_partition=led,
+            control_partitions=of,
             prefix=spec.prefix,
             reply_partitions=1,
             chunk_bytes=spec.chunk_bytes,

@@ -91,12 +91,19 @@ def asked(row: r.TxnRow | None, its: r.CoordinatorRow | None, ask: r.AskVote) ->
 
 
 def decided(
-    row: r.TxnRow | None, decision: r.Decide, *, forgotten: bool = False, forced: bool = False
+    row: r.TxnRow | None,
+    decision: r.Decide,
+    *,
+    forgotten: bool = False,
+    forced: bool = False,
+    promised: int | None = None,
 ) -> Action:
     """The action after a decision.
 
     ``forgotten``: whether the id is so old that its row may have been purged. An unfinished one is never purged, so
     the decision was carried out. ``forced``: whether an operator ended it here, perhaps in another way.
+    ``promised``: the prepare timestamp of the part, 0 without one. Below it others may have passed meanwhile, if an
+    operator ended the transaction without this part (C2); None: it is not known.
     """
     if row is None and forgotten:
         return Action.DONE
@@ -106,8 +113,12 @@ def decided(
         check(decision.verdict == "COMMIT", "a decided commit is aborted")
         return Action.PASS  # it waits to be merged
     said: Said = "abort"
+    at = decision.timestamp
+    is_open = row is not None and row.state in ("PREPARED", "FINALIZE_IN_PROGRESS")
+    if is_open and at and promised is not None and not 0 < promised <= at:
+        return Action.PASS  # an operator ends it
     if decision.verdict == "COMMIT":
-        said = "commit" if decision.timestamp else "commit_later"
+        said = "commit" if at else "commit_later"
     return TRANSITIONS[known_as(row), said]
 
 

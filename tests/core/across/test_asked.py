@@ -75,6 +75,17 @@ def test_a_leader_goes_at_each_step_and_the_outcome_is_one(
         assert_idle(leaders)
 
 
+def test_a_command_that_can_not_go_when_the_votes_have_come_says_that_its_id_is_used_up() -> None:
+    """Its stream at the coordinator came into trouble meanwhile: to repeat the command would be of no use."""
+    leaders = Leaders()
+    leaders.one_shot("A", *BOTH)
+    leaders.deliver()
+    leaders[0].memory.waiting = {"nyc/a": "its topic is away"}
+    assert settled(leaders) == "[A@0] TransactionAborted"
+    assert leaders.states() == ["ABORTED", "ABORTED"]
+    assert_idle(leaders)
+
+
 # Another command with the id that comes while the votes are out; its answer; the states at the end.
 OTHERS: list[tuple[Callable[[Leaders], str], str, list[str]]] = [
     (lambda its: its[0].one_shot("A", event("nyc/a")), "A COMMITTED 1", ["COMMITTED", "ABORTED"]),

@@ -428,6 +428,42 @@ def test_a_coordinator_ends_without_a_participant_that_is_gone(commits: bool) ->
     assert leaders.states() == [state, state]
 
 
+# ``promised``: the prepare timestamp of a later vote that did not arrive. Others may have passed all below it.
+@pytest.mark.parametrize(
+    ("commits", "promised", "then"),
+    [
+        (True, None, "COMMITTED"),
+        (True, 0, "PREPARED"),
+        (True, (1 << 63) - 1, "PREPARED"),
+        (False, None, "ABORTED"),
+        (False, 0, "ABORTED"),
+    ],
+)
+def test_a_participant_of_a_one_shot_that_was_ended_without_it_learns_how(
+    commits: bool, promised: int | None, then: str
+) -> None:
+    leaders = Leaders()
+    leaders.one_shot("A", "nyc/a", "ber/a")
+    with losing(leaders, r.Decide, *([] if commits else [r.Vote])):
+        leaders.settle()
+        for ms in (250, 10_001, 10_001):
+            leaders.wait(ms)
+        force(leaders, 0, commits)
+        leaders[0].turn()
+    state = "COMMITTED" if commits else "ABORTED"
+    assert leaders.states() == [state, "PREPARED"]
+    if promised is not None:
+        its = leaders[1].state.coordinator_row(leaders[0].id("A"))
+        assert its is not None
+        its = replace(its, prepare_timestamp=promised)
+        leaders[1].log_rows([(k.coordinator_key(leaders[0].id("A")), its)])
+    leaders.lead(1)
+    settled(leaders)
+    assert leaders.states() == [state, then]
+    if then == "COMMITTED":
+        assert_committed_once(leaders, "nyc/a", "ber/a")
+
+
 def test_a_participant_that_waits_for_one_that_is_gone_is_committed_without_it() -> None:
     """Both have been asked for their votes when one goes; the other is staged, and owes no answer."""
     leaders = Leaders(3, chunk_bytes=1_000)

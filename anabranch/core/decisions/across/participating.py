@@ -267,6 +267,7 @@ def decided(turn: Turn, message: r.Decide) -> Action:
         message,
         forgotten=turn.is_forgotten(txn_id),
         forced=its is not None and its.forced,
+        promised=None if its is None else its.prepare_timestamp,
     )
     if action is not Action.PASS:
         turn.across.asked.put(txn_id, None)

@@ -31,7 +31,7 @@ from anabranch.core.decisions.commit import join_waiting
 from anabranch.core.decisions.prepared import SHOT, shot_of
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.transactions import abort_txn, answer_decided, check_open
-from anabranch.core.decisions.turn import FORGOTTEN, Turn, refuse
+from anabranch.core.decisions.turn import FORGOTTEN, Turn, is_finished, refuse
 from anabranch.core.locks import locked_segments, row_changes
 from anabranch.core.memory import AskedShot, EarlyAsk, Sent, WaitingCommand, WaitingPart
 from anabranch.core.round import ReplyTo
@@ -133,10 +133,16 @@ def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     shot = turn.across.shots.get(command.txn_id, None)
     if shot is not None and shot.command is command and _commit_now(turn, shot):
         return
-    # Once votes are asked for, frozen locks no longer refuse it: the decision judges which one is older (L2).
     ending = shots.ending_of(command, turn.lane)
+    # Once votes are asked for, frozen locks no longer refuse it: the decision judges which one is older (L2).
     ending.at_once, ending.freezes = shot is None, False
-    parts.check(turn, ending)
+    try:
+        parts.check(turn, ending)
+    except errors.NotReady as error:
+        if shot is None:
+            raise
+        # Its participants abort their parts: `end_shot`.
+        raise errors.TransactionAborted(f"{error}; its id is used up: begin a new one") from error
     turn.across.unknown_ms.put(command.txn_id, None)
     if shot is not None and _said(shot.lane, shot.command) != _said(turn.lane, command):
         raise errors.InvalidArgument(shots.OTHERS)  # the first command counts
@@ -301,12 +307,17 @@ def asked_decision(turn: Turn, message: r.AskDecision) -> None:
     """Tell a participant to abort if its one-shot is not known here: never begun, or begun with another secret.
 
     Under another secret, another command has begun the id, and the participant's votes never count for that one.
-    If this leader knows the one-shot, it repeats its messages, so the question needs no answer.
+    If the one-shot has not ended, its messages are repeated, so the question needs no answer. If an operator has
+    ended it without this participant, the row has the answer.
     """
     txn_id, place, head = message.txn_id, message.partition, message.head
     row, shot = turn.state.txn_row(txn_id), turn.across.shots.get(txn_id, None)
     secret = row.secret if row is not None else None if shot is None else shot.command.secret
     if secret == head.secret and (row is None or place in turn.state.partition_rows(txn_id)):
+        if row is not None and is_finished(row):
+            how: r.Verdict = "COMMIT" if row.state == "COMMITTED" else "ABORT"
+            ended = r.Decide(txn_id, head, how, row.commit_timestamp, row.reason)
+            turn.send(place, ended, head.secret)
         return
     since_ms = turn.across.unknown_ms.get(txn_id, None)
     if row is None and (since_ms is None or turn.now_ms < since_ms + DECISION_MS):
