@@ -12,8 +12,8 @@ Tests marked ``soak`` or ``long`` are left out unless ``-m`` asks for them (pypr
 ``scripts/long``).
 ``--part 2/5`` runs the second of five parts of what was asked for, which take about as long as each other.
 
-Workers of pytest-xdist (``-n 4``) have a share of the files that takes about as long as the others, and a
-broker each, but for the last one, which has tests without one. They collect no other files: to collect all
+Workers of pytest-xdist (``-n 4``) have a share of the files that takes about as long as the others. Two of them
+have a broker each, and the others have tests without one. They collect no other files: to collect all
 takes 20 s of processor time. All files of a folder of `TOGETHER` go to one worker: they share what takes long
 to start (a JVM, a server, a warm process). ``durations.json`` has the seconds of each file, by tier;
 ``scripts/test --store-durations`` writes those of tests that it runs.
@@ -65,6 +65,8 @@ hypothesis.settings.register_profile(FRESH, deadline=None)
 hypothesis.settings.load_profile("anabranch")
 
 MEASURED = "measured"
+# Workers with a broker: more of them would start more brokers, and each takes a while until its code is compiled.
+BROKERS = 2
 TOGETHER = ("tests/crash/", "tests/ledger/", "tests/rights/", "tests/spark/")
 # Each worker draws from its own ports: one that a killed broker is to have again is no other's meanwhile.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
@@ -204,7 +206,7 @@ def own_share(config: pytest.Config) -> frozenset[str] | None:
 
 @cache
 def share(number: int, count: int) -> frozenset[str]:
-    """The files of one of so many workers. The last one starts no broker, if the other tests are enough for it."""
+    """The files of one of so many workers. Some start no broker, if the other tests are enough for them."""
     known = stored_durations()[TEST]
     files = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/test_*.py")]
     seconds: dict[str, float] = defaultdict(float)
@@ -213,9 +215,10 @@ def share(number: int, count: int) -> frozenset[str]:
         seconds[scope_of(file)] += known.get(file, OTHER_TEST_S)
         if "pytest.mark.broker" in (ROOT / file).read_text("utf-8"):
             on_brokers.add(scope_of(file))
-    if sum(map(seconds.__getitem__, on_brokers)) * count > sum(seconds.values()) * (count - 1):
-        on_brokers.clear()  # it would end long before the others
-    mine = frozenset(shared(seconds, count, on_brokers)[number])
+    brokers = min(BROKERS, max(1, count - 1))
+    if sum(map(seconds.__getitem__, on_brokers)) * count > 1.1 * sum(seconds.values()) * brokers:
+        on_brokers.clear()  # they would end long before the others
+    mine = frozenset(shared(seconds, count, on_brokers, brokers)[number])
     return frozenset(file for file in files if scope_of(file) in mine)
 
 

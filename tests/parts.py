@@ -32,16 +32,16 @@ def stored_durations() -> dict[str, dict[str, float]]:
 
 
 def shared(
-    seconds: Mapping[str, float], count: int, first: Collection[str] = ()
+    seconds: Mapping[str, float], count: int, first: Collection[str] = (), among: int = 0
 ) -> list[list[str]]:
     """As many parts as ``count``. Each unit, the longest first, comes to the part that has least by then.
 
-    ``first``: units that come before all others, into all parts but the last.
+    ``first``: units that come before all others, into the first parts, so many as ``among``.
     """
     parts: list[list[str]] = [[] for _ in range(count)]
     loads = [0.0] * count
     for unit in sorted(seconds, key=lambda unit: (unit not in first, -seconds[unit], unit)):
-        open_ = loads[: max(1, count - 1)] if unit in first else loads
+        open_ = loads[: max(1, among)] if unit in first else loads
         least = open_.index(min(open_))
         parts[least].append(unit)
         loads[least] += seconds[unit]

@@ -49,8 +49,8 @@ def test_each_file_is_in_one_part_and_no_part_takes_too_long() -> None:
 def test_the_longest_file_comes_first_and_goes_where_least_is() -> None:
     seconds = {"a": 1.0, "b": 5.0, "c": 3.0, "d": 3.0}
     assert shared(seconds, 2) == [["b", "a"], ["c", "d"]]
-    assert shared(seconds, 3, first=("a", "c", "d")) == [["c", "a"], ["d"], ["b"]]
-    assert shared(seconds, 1, first=("c",)) == [["c", "b", "d", "a"]]
+    assert shared(seconds, 3, first=("a", "c", "d"), among=2) == [["c", "a"], ["d"], ["b"]]
+    assert shared(seconds, 1, first=("c",), among=1) == [["c", "b", "d", "a"]]
 
 
 def test_each_file_is_collected_by_one_worker() -> None:

@@ -354,13 +354,13 @@ class Cursor:
     """An iterator for several reads, as making one takes longer than a read. A context manager.
 
     The first read makes the iterator, and all reads see the rows of that moment. An iterator keeps the folder open,
-    and an error's traceback would keep the iterator. So the end of the block drops it.
+    and an error's traceback would keep the iterator. So the end of the block drops it, and no read comes after it.
     """
 
     __slots__ = ("_made", "_make")
 
     def __init__(self, make: Callable[[], RdictIter]) -> None:
-        self._make = make
+        self._make: Callable[[], RdictIter] | None = make
         self._made: Any = None
 
     @property
@@ -368,6 +368,8 @@ class Cursor:
         """The iterator."""
         found = self._made
         if found is None:
+            if self._make is None:
+                raise RuntimeError("a read after the end of the cursor's block")
             found = self._made = self._make()
         return found
 
@@ -375,7 +377,7 @@ class Cursor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._made = None
+        self._made = self._make = None
 
 
 class Store(ForkSafe):

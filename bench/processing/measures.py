@@ -162,9 +162,10 @@ def many(peer: Peer, place: Place, processors: int, seconds: float) -> dict[str,
     the CPU of a commit in µs: of workers, controller, broker. (CPU includes inputs: 15 a second.)
     """
     with _job(peer, place, "map") as (where, job), ExitStack() as stack:
-        workers = []
+        workers, counts = [], []
         for at in range(0, processors, 16):
-            told = {"workers": str(min(16, processors - at))}
+            counts.append(min(16, processors - at))
+            told = {"workers": str(counts[-1])}
             folder = stack.enter_context(TemporaryDirectory(prefix="anabranch-bench-state-"))
             one = replace(job, name=f"{job.name}-{at}", folder=folder, settings=told)
             workers.append(stack.enter_context(working(peer, one)))
@@ -178,8 +179,8 @@ def many(peer: Peer, place: Place, processors: int, seconds: float) -> dict[str,
             sender = threading.Thread(target=_paced, args=(send, itertools.count(), stop, 15))
             sender.start()
             try:
-                for worker in workers:
-                    _until(lambda: any(one["ms"] for one in _said(worker, "commits")), worker)  # noqa: B023
+                for worker, count in zip(workers, counts, strict=True):
+                    _until(partial(_committed, worker, count), worker)
                 time.sleep(_BEFORE_S)
                 begun = [len(_said(worker, "commits")) for worker in workers]
                 cpu = cpu_of()
@@ -274,6 +275,11 @@ def _until(holds: Callable[[], Any], worker: Worker) -> None:
 
 def _said(worker: Worker, what: str) -> list[dict[str, Any]]:
     return [one for one in worker.said() if one["said"] == what]
+
+
+def _committed(worker: Worker, processors: int) -> bool:
+    """Each of its processors has committed: it has loaded its code."""
+    return any(one["processors"] == processors for one in _said(worker, "commits"))
 
 
 def _stands(worker: Worker, stores: int) -> Any:

@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -139,10 +138,11 @@ class Telling(Worker):
             say("RUNNING", stores=stores, lag=1000 * behind)
 
 
-def _timed(taken: list[float], commit: Callable[..., None], *of: Any) -> None:
+def _timed(taken: list[float], done: set[int], number: int, commit: Any, *of: Any) -> None:
     began = time.monotonic()
     commit(*of)
     taken.append(time.monotonic() - began)
+    done.add(number)
 
 
 def main(job: dict[str, Any]) -> None:
@@ -161,18 +161,18 @@ def main(job: dict[str, Any]) -> None:
             finally:
                 worker.close()
             return
-        taken: list[float] = []
+        taken, done = list[float](), set[int]()
         for number in range(alone):
             app = program(job, f"bench/{job['name']}-{number}")
             folder = Path(job["folder"], str(number))
             one = Worker(app, client, folder, tasks=AllTasks(range(app.tasks)))
-            timed = partial(_timed, taken, one._commits._commit)
+            timed = partial(_timed, taken, done, number, one._commits._commit)
             one._commits._commit = timed  # type: ignore[method-assign]
             threading.Thread(target=one.run, daemon=True).start()
         while True:
             time.sleep(1.0)
             some, taken[:] = sorted(taken), []
-            say("commits", ms=[round(1000 * one, 1) for one in some])
+            say("commits", ms=[round(1000 * one, 1) for one in some], processors=len(done))
 
 
 if __name__ == "__main__":

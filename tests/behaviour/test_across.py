@@ -435,7 +435,14 @@ def run(bank: Bank, strike: Callable[[], None], snapshots: int) -> None:
             lambda: bank.move(movers, chances[1]),
             lambda: bank.sum_up(looker),
         )
-        bank.during([*transfers, *others], strike)
+
+        def strike_and_wait() -> None:
+            strike()
+            wait_until(
+                lambda: bank.errors or (bank.looks and bank.moved and bank.summed), 2 * PATIENCE_S
+            )
+
+        bank.during([*transfers, *others], strike_and_wait)
         if bank.place is not None:
             bank.recover(client[6])
         bank.check(client[0], snapshots)
@@ -446,6 +453,7 @@ def run(bank: Bank, strike: Callable[[], None], snapshots: int) -> None:
     assert bank.moved, "no row was moved"
 
 
+@pytest.mark.long
 @pytest.mark.slow(6)
 def test_money_is_whole_though_clocks_are_apart_and_leaders_change(bank: Bank) -> None:
     leaders = Controllers(bank.bootstrap, bank.prefix, bank.folder, PARTITIONS)

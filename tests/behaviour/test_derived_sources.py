@@ -126,7 +126,14 @@ def by_a_ledger(source: Source) -> str:
     return repr(refused.value)
 
 
-@pytest.mark.parametrize("write", [by_load, by_a_bridge, by_a_processor_s_output, by_a_ledger])
+@pytest.mark.parametrize(
+    "write",
+    [
+        by_a_bridge,
+        by_a_ledger,
+        *(pytest.param(one, marks=pytest.mark.long) for one in (by_load, by_a_processor_s_output)),
+    ],
+)
 def test_who_lacks_the_function_is_refused_by_name(
     source: Source, write: Callable[[Source], str]
 ) -> None:

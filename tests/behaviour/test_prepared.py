@@ -57,6 +57,7 @@ def values(client: anabranch.Client, stream: str = "shop/a") -> Counter[bytes | 
     return Counter(event.value for event in client.snapshot(stream).read(stream))
 
 
+@pytest.mark.long
 def test_days_later_by_another_process(
     own: Cluster, client: anabranch.Client, broker: Broker, tmp_path: Path
 ) -> None:

@@ -392,7 +392,8 @@ def test_rights_that_are_missing(run: Run, unique: str, tmp_path: Path) -> None:
     assert {need for need, of in rows.items() if of[0]["state"] != WORKS} == {"replicas"}
 
 
-def test_brokers_that_are_away(run: Run) -> None:
+def test_brokers_that_are_away(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_ANSWER_S", 0.2)
     code, rows = ask(run, "127.0.0.1:1", "p")
     assert code == 1
     assert rows["brokers"][0]["state"] == FAILS

@@ -259,7 +259,7 @@ def test_without_a_broker_calls_end_at_their_deadline(
         started = time.monotonic()
         with pytest.raises(LogUnavailable):
             call()
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 20
     log.close()
     with pytest.raises(LogUnavailable, match="closed"):
         log.end_offsets([TopicPartition("t", 0)], committed=False)

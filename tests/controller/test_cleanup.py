@@ -432,7 +432,7 @@ STEPS = [
 @pytest.mark.parametrize(
     ("name", "number", "phase", "keeps_table"),
     [
-        step if n % 4 in (0, 3) else pytest.param(*step, marks=pytest.mark.soak)
+        step if n % 8 in (0, 5) else pytest.param(*step, marks=pytest.mark.soak)
         for n, step in enumerate(STEPS)
     ],
 )

@@ -308,9 +308,19 @@ def test_a_stream_is_deleted_once_no_transaction_has_a_part_in_it() -> None:
     check_made_anew(play)
 
 
-@pytest.mark.parametrize("taken", [ForgetStream, DeleteStream])
-@pytest.mark.parametrize("phase", ["", ".after"])
-@pytest.mark.parametrize("call", ["describe_topics", "delete_topics", "append", "commit", "send"])
+# Each call before and after, forgotten the one time and deleted the other time.
+ENDS = [
+    (call, phase, (ForgetStream, DeleteStream)[(at + number + kind) % 2], kind)
+    for at, call in enumerate(("describe_topics", "delete_topics", "append", "commit", "send"))
+    for number, phase in enumerate(("", ".after"))
+    for kind in (0, 1)
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "phase", "taken"),
+    [pytest.param(*end, marks=pytest.mark.soak if more else ()) for *end, more in ENDS],
+)
 def test_a_successor_deletes_it_wherever_a_leader_ends(call: str, phase: str, taken: Any) -> None:
     """Killed at every port call of forgetting or deleting, one after the other, it is gone once."""
 

@@ -37,6 +37,7 @@ from tests.crash.test_zombies import FENCED
 from tests.ledger.places import PostgresPlace
 from tests.ledger.test_kills import end
 from tests.postgres import server
+from tests.waiting import wait_until
 from tests.workload.crew import SEED
 from tests.workload.leaders import Forked
 from tests.workload.points import Point
@@ -214,6 +215,15 @@ class Load:
         for one in self.steady[:2]:
             one.wait_more(count // 2)
 
+    def wait_for_all_kinds(self) -> None:
+        """Wait until there was a transfer, a prepared transaction and a payment."""
+
+        def has_all_kinds() -> bool:
+            paid = any(one.result == COMMITTED for one in self.payments)
+            return bool(self.wrong) or min(self.moved, len(self.prepared), paid) > 0
+
+        wait_until(has_all_kinds, CUT_S)
+
     def check(self, log: Log, prefix: str) -> str:
         """What clients were answered, and what the log shows, agree. Returns figures."""
         end(self.client, self.ledger)
@@ -317,6 +327,7 @@ def play(load: Load, leaders: Forked, cuts: Iterable[CutAt], chance: random.Rand
     if zombie is not None:
         wake(zombie)
     load.wait_more()
+    load.wait_for_all_kinds()
 
 
 def wake(zombie: Child) -> None:

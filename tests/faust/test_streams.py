@@ -87,6 +87,7 @@ def test_lists_end_when_they_are_full_or_in_time(place: Place, make: Make) -> No
     assert all(set(value) == {"n", "at"} and value["at"] > 1e9 for value in stamped)
 
 
+@pytest.mark.long
 def test_a_list_that_fails_is_done_again_event_by_event(place: Place, make: Make) -> None:
     app = make(retries=1, dead_letter=f"{place.scope}/dead")
     seen = app.Table("seen", default=int)
@@ -111,6 +112,7 @@ def test_a_list_that_fails_is_done_again_event_by_event(place: Place, make: Make
     assert [json.loads(e.value or b"")["n"] for e in place.read("dead")] == [11]
 
 
+@pytest.mark.long
 def test_events_come_again_under_another_key(place: Place, make: Make) -> None:
     """By a field, a function; through a stream of the app's own, or a given one; an event that fails comes once."""
     app = make(retries=3)

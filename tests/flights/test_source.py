@@ -21,6 +21,7 @@ def whole() -> Source:
     return find_source()
 
 
+@pytest.mark.long
 def test_the_tables_have_as_many_rows_as_they_say(whole: Source) -> None:
     for table in TABLES:
         assert sum(1 for _ in whole.rows(table)) == table.rows == whole.count(table)

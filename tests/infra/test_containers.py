@@ -19,8 +19,16 @@ from tests.containers import brokers, image, versions
     ("kind", "said"),
     [
         (brokers.KAFKA, "kafka-container needs a Docker engine, and none answers"),
-        (brokers.REDPANDA, "redpanda needs a Docker engine, and none answers"),
-        ("rabbits", "rabbits: must be one of embedded, kafka-container, redpanda"),
+        pytest.param(
+            brokers.REDPANDA,
+            "redpanda needs a Docker engine, and none answers",
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            "rabbits",
+            "rabbits: must be one of embedded, kafka-container, redpanda",
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_a_broker_that_cannot_be_had_ends_the_run(kind: str, said: str, tmp_path: Path) -> None:

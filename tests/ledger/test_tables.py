@@ -212,5 +212,5 @@ def test_a_transaction_is_in_one_ledger_once(world: Teller, ledger: Ledger, plac
         began = time.monotonic()
         with pytest.raises(IllegalState, match="already"), ledger.commit(txn):
             pass
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
     assert place.orders() == ["a"]

@@ -183,7 +183,9 @@ def folded(pieces: list[Piece]) -> Counter[tuple[str, bytes]]:
     return wrote
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(4, 8))]
+)
 def test_windows_and_timers_are_those_of_a_fold_however_the_input_is_cut(
     tmp_path: Path, seed: int
 ) -> None:

@@ -48,7 +48,10 @@ from tests.processing.words import (
     sessions_by_hand,
 )
 
-SEEDS = range(6)
+SEEDS = range(3)
+some_seeds = pytest.mark.parametrize(
+    "seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 6))]
+)
 
 
 class Runner:
@@ -139,7 +142,7 @@ def _by_stream(wrote: Iterable[Any]) -> dict[str, list[Any]]:
 # -- sessions -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@some_seeds
 @pytest.mark.parametrize("build", [WORDS["sessions"][0], sessions_by_hand])
 def test_sessions_are_clusters_of_events(build: Build, seed: int) -> None:
     wrote = check(build, SessionFold, seed)
@@ -150,7 +153,7 @@ def test_sessions_are_clusters_of_events(build: Build, seed: int) -> None:
 # -- sliding windows ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@some_seeds
 def test_sliding_windows_end_at_each_event(seed: int) -> None:
     assert any(stream == "t/late" for stream, *_ in check(*WORDS["sliding"], seed))
 
@@ -158,7 +161,7 @@ def test_sliding_windows_end_at_each_event(seed: int) -> None:
 # -- joins of streams ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@some_seeds
 @pytest.mark.parametrize("kind", ["inner", "left", "outer"])
 def test_a_join_finds_each_pair_once(kind: str, seed: int) -> None:
     wrote = check(join(kind), join_fold(kind), seed)
@@ -169,7 +172,7 @@ def test_a_join_finds_each_pair_once(kind: str, seed: int) -> None:
 # -- the latest values, as of event times ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@some_seeds
 def test_versions_are_the_values_as_of_an_event_time(seed: int) -> None:
     wrote = check(*WORDS["versions"], seed, closes=False)
     assert any(value[1] == "too early" for stream, _, value, _ in wrote if stream == "t/out")
@@ -220,7 +223,7 @@ def test_a_deleted_key_keeps_no_row() -> None:
 # -- rows that expire, periodic calls, event time ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@some_seeds
 def test_a_row_expires_by_event_time(seed: int) -> None:
     wrote = check(*WORDS["expiring"], seed, closes=False)
     assert wrote
@@ -242,7 +245,7 @@ def test_expired_rows_are_deleted_though_their_keys_never_come_again() -> None:
     assert 100 <= most <= 250  # a hundred are not expired
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@some_seeds
 def test_a_periodic_call_comes_once_for_each_period_that_is_passed(seed: int) -> None:
     wrote = check(*WORDS["periodic"], seed, closes=False)
     assert wrote
@@ -337,7 +340,7 @@ def key_join(kind: str = "inner") -> Processor:
 
 
 @pytest.mark.parametrize("kind", ["inner", "left"])
-@pytest.mark.parametrize("seed", SEEDS)
+@some_seeds
 def test_a_join_of_tables_by_key_ends_as_the_join_of_all_rows(kind: str, seed: int) -> None:
     rng, driver = random.Random(seed), Driver(key_join(kind))
     orders, people = dict[str, Any](), dict[str, Any]()

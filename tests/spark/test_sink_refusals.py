@@ -107,6 +107,7 @@ def test_unfit_avro_schemas(spark: SparkSession, columns: str, avro: str, says: 
     assert says in str(refused.value)
 
 
+@pytest.mark.long
 def test_refusals_come_from_the_driver(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     """Before any task runs, and by name. Each starts a process: what they refuse is tested without one above."""
     rows = numbers(spark, 10)
@@ -122,6 +123,7 @@ def test_refusals_come_from_the_driver(spark: SparkSession, place: Place, tmp_pa
     assert place.transactions() == []
 
 
+@pytest.mark.long
 def test_the_source_of_a_derived_table_is_refused(spark: SparkSession, place: Place) -> None:
     """A task is: the sink does not run the function. Nothing of the others is committed."""
     source = f"{place.scope}/orders"

@@ -31,6 +31,7 @@ AT = datetime(2025, 1, 1, 12, 30, 0, 123456, tzinfo=UTC)
 AT_MS = 1735734600123
 
 
+@pytest.mark.long
 def test_raw_columns_are_the_event(spark: SparkSession, place: Place) -> None:
     columns = (
         "key string, value binary, headers array<struct<key: string, value: binary>>, "

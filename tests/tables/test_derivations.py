@@ -37,6 +37,7 @@ from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import LEVEL
 from anabranch.topics.names import journal_topic, stream_topic
 from tests.client.world import World
+from tests.conftest import some
 from tests.tables.worlds import let_read, reader_ports
 
 ORDERS, CARDS = "shop/orders", "shop/cards"
@@ -181,25 +182,23 @@ def delete_all(txn: TableTransaction) -> None:
 
 @pytest.mark.parametrize("keepalive", [None, 60.0], ids=["one command", "journals"])
 @pytest.mark.parametrize("ends", ["commit", "prepare", "abort"])
-@pytest.mark.parametrize("work", [several_writes, delete_some, delete_all])
-def test_each_kind_of_write_is_followed(
-    shop: Shop, work: Callable[[TableTransaction], None], ends: str, keepalive: float | None
-) -> None:
+def test_each_kind_of_write_is_followed(shop: Shop, ends: str, keepalive: float | None) -> None:
     rows = both(shop)
-    if work is not several_writes:
-        shop.put(rows, a="oslo ann", b="rome bob", c="oslo cat")
-    before = rows_of(rows, BY_NAME)
-    with rows.begin(keepalive=keepalive) as txn:
-        work(txn)
-        if ends == "prepare":
-            txn.prepare()
-        if ends == "abort":
-            txn.abort()
-        else:
-            txn.commit()
-    assert shop.client.check_derivation(ORDERS, "by-city") == []
-    assert shop.client.check_derivation(ORDERS, "by-name") == []
-    assert (rows_of(rows, BY_NAME) == before) == (ends == "abort")
+    for work in (several_writes, delete_some, delete_all):
+        if work is not several_writes:
+            shop.put(rows, a="oslo ann", b="rome bob", c="oslo cat")
+        before = rows_of(rows, BY_NAME)
+        with rows.begin(keepalive=keepalive) as txn:
+            work(txn)
+            if ends == "prepare":
+                txn.prepare()
+            if ends == "abort":
+                txn.abort()
+            else:
+                txn.commit()
+        assert shop.client.check_derivation(ORDERS, "by-city") == []
+        assert shop.client.check_derivation(ORDERS, "by-name") == []
+        assert (rows_of(rows, BY_NAME) == before) == (ends == "abort")
 
 
 def test_the_check_finds_differences(shop: Shop) -> None:
@@ -1076,7 +1075,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(0, 8))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=some(15), deadline=None)
 def test_derived_rows_are_a_fold_of_the_source_at_every_timestamp(
     steps: list[Any], rebuilt_at: int
 ) -> None:

@@ -121,7 +121,9 @@ def between(rows: dict[bytes, bytes | None], low: bytes, high: bytes | None) -> 
     return [(k, rows[k]) for k in sorted(rows) if low <= k and (high is None or k < high)]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 12))]
+)
 def test_all_that_finished_writers_wrote(world: World, seed: int) -> None:
     """The merge is the judge: under scalings, moves, rejected records, and reads in between."""
     play = Play(world, seed, "all")

@@ -96,7 +96,9 @@ def disk(store: Store, chance: random.Random) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, 10, 11])
+@pytest.mark.parametrize(
+    "seed", [0, 10, 11, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2, 3))]
+)
 def test_each_step_shows_what_was(
     world: World, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -479,7 +481,7 @@ def test_waiting_threads_share_a_question_but_for_a_time_to_come(
         wait_until(lambda: asked[-1] == now + 9, pause=0.001)
         found.wait(now + 1, {}, 0.0)
         come.set()
-        later.result(9)
+        later.result(60)
 
 
 @pytest.mark.parametrize("comes", [True, False])
@@ -498,7 +500,7 @@ def test_a_report_that_is_due_is_waited_for_before_a_question(
                 while not found._waiters._waiting:
                     time.sleep(0.001)
                 found.observe(now, found.last)
-            later.result(9)
+            later.result(60)
         assert safe.call_count == (0 if comes else 1)
 
 

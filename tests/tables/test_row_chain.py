@@ -538,7 +538,7 @@ def test_of_two_concurrent_calls_one_gets_the_turns_id(chain: Chain) -> None:
 
     session.now = now_later  # type: ignore[method-assign]
     ids.append(first.turn_id(marked=False))
-    thread.join(5)
+    thread.join(60)
     assert len(ids) == 2
     assert ids.count(None) == 1
 

@@ -70,6 +70,12 @@ def answer(
     return sent[0]["status"], names, text.decode()
 
 
+@pytest.fixture(autouse=True)
+def cheap_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hash takes a sixteenth of the usual time."""
+    monkeypatch.setattr(login, "_LOG_N", 10)
+
+
 @pytest.fixture
 def site() -> Callable[..., Any]:
     """Makes an application on a cluster in memory with an event."""
@@ -286,7 +292,7 @@ def test_one_who_is_logged_in_waits_for_no_other_s_password(
     app = site(PasswordLogin(file))
     assert answer(app, "/streams", basic("anna", "right"))[0] == 200
     ends = threading.Event()
-    monkeypatch.setattr(login, "_is_right", lambda *_: not ends.wait(10))
+    monkeypatch.setattr(login, "_is_right", lambda *_: not ends.wait(60))
     guesses = [
         threading.Thread(target=answer, args=(app, "/streams", basic("x", "guess"), f"10.0.0.{n}"))
         for n in range(5)
@@ -295,7 +301,7 @@ def test_one_who_is_logged_in_waits_for_no_other_s_password(
         guess.start()
     began = time.monotonic()
     assert answer(app, "/streams", basic("anna", "right"))[0] == 200
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     ends.set()
     for guess in guesses:
         guess.join()

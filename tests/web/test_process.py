@@ -45,10 +45,10 @@ def test_a_port_in_use_is_named(cluster: Cluster) -> None:
             port,
         ]
         began = time.monotonic()
-        ended = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
+        ended = subprocess.run(line, capture_output=True, text=True, timeout=90, check=False)
     assert (ended.returncode, ended.stdout) == (6, "")
     assert ended.stderr.startswith(f"PortTaken: port {port} is in use")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.long
