@@ -416,6 +416,7 @@ class TaskReader(Iteration[Event]):
             if one.given is not None:
                 one.begin_again()
             before, slices, tasks = one.place(), Slices(one.stream), list[int]()
+            size_before = size
             while size <= full:
                 found = self._next(one)
                 if found is None:
@@ -431,6 +432,7 @@ class TaskReader(Iteration[Event]):
                 slices.slices.append(found)
                 tasks += found.tasks
             slices.record, slices.order = number, one.order
+            slices.size = size - size_before
             # If a part turned out to be deleted, drop the commit's events from other inputs, too.
             if self._is_half(timestamp):
                 while taken and taken[-1].timestamp == timestamp:
