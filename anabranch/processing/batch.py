@@ -148,15 +148,15 @@ class WorkBatch:
         self.tables: BatchTables | None = None  # None: the program has no tables
         # Trace contexts of the input, once all is handled; None if the worker does not trace.
         self.traces: set[bytes] | None = None
-        self._slices = 0
+        self._read = 0  # bytes of input
         self._below = below
         self._task_count = task_count
         self.known: dict[bytes, int] = below.known
         self.due: dict[tuple[int, bytes], int] = below.due
 
-    def note_input(self, handled: Sequence[Piece], left: list[Piece], *, read: bool) -> None:
-        """Note pieces of input. ``left``: what is not handled. ``read``: whether they were just read."""
-        self._slices += read
+    def note_input(self, handled: Sequence[Piece], left: list[Piece], *, read: int) -> None:
+        """Note pieces of input. ``left``: what is not handled. ``read``: bytes that were just read."""
+        self._read += read
         self.left = left
         self.pieces += handled
 
@@ -166,8 +166,7 @@ class WorkBatch:
 
     def is_full(self, most: int) -> bool:
         """Whether the batch has to be committed now. ``most``: bytes that a commit should have."""
-        read = self._slices * SLICE_BYTES
-        return self.is_ended or self.size >= most or read >= _READ_AHEAD * most
+        return self.is_ended or self.size >= most or self._read >= _READ_AHEAD * most
 
     def close(self) -> bool:
         """Take no more changes, because all events are handled. Returns whether the batch has input or effects."""

@@ -57,7 +57,7 @@ class DerivedTable(Processor):
         unique: bool = False,
         tasks: int = defaults.TASKS,
         commit_interval: float = defaults.DERIVE_INTERVAL_S,
-        cut_bytes: int = defaults.CUT_BYTES,
+        cut_bytes: int = defaults.DERIVE_BYTES,
         retries: int = defaults.HANDLER_RETRIES,
     ) -> None:
         """Raises: InvalidArgument (also with ``unique``)."""

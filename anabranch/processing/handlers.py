@@ -130,7 +130,8 @@ class Handlers:
             self._fire(batch, tasks, wall)  # timers that became due while it waited
         self._left = some  # for `again`, if this fails
         self._left = self.handle(batch, some)
-        batch.note_input(_without(some, self._left), self._left, read=read_now and bool(some))
+        read_bytes = sum(piece.size for piece in some) if read_now else 0
+        batch.note_input(_without(some, self._left), self._left, read=read_bytes)
         return some
 
     @property

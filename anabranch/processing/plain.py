@@ -192,8 +192,9 @@ class PlainReader:
             tasks = [place.partition] * (high - low)
             found = Slice(Run(block, place.partition, low, stretch), tasks)
             stream = PLAIN + place.topic
-            taken.append(Piece(stream, block.offsets[low], Slices(stream, [found]), tasks))
-            size += int(found.ends()[-1])
+            slices = Slices(stream, [found], size=int(found.ends()[-1]))
+            taken.append(Piece(stream, block.offsets[low], slices, tasks))
+            size += slices.size
             self._at[place] = self._touched[place] = block.offsets[high - 1] + 1
             portion.advance(high)
         return taken

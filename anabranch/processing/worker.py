@@ -664,6 +664,8 @@ class Worker:
 
         while True:
             self._seen_at = clock.monotonic()
+            # Asked before the input is read: the batch has all that came until the previous commit ended.
+            is_free = self._commits.wait(0.0)
             self._handlers.due = self._sent_at + app.commit_interval
             some = self._handlers.step(batch, ownership.tasks, clock.wall, read)
             if some:
@@ -675,9 +677,11 @@ class Worker:
             extra = app.commit_interval if rested and reader.has_fetched else 0.0
             due = max(self._sent_at + app.commit_interval + extra, self._handlers.held_until)
             late = clock.monotonic() >= due or self._member.generation != generation
-            # While the previous commit is under way, this one can't be sent, so more events are handled.
-            if late and self._commits.wait(0.0 if some else _COMMIT_SLICE_S):
+            if late and is_free:
                 break
+            # While the previous commit is under way, this one can't be sent, so more events are handled.
+            if late and not some:
+                self._commits.wait(_COMMIT_SLICE_S)
             if clock.monotonic() >= max(self._sent_at, self._taken_at) + SESSION_S:
                 self._check_unsent(ownership.tasks)
         for stream, count in reader.misplaced.items():

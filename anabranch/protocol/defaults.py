@@ -86,6 +86,8 @@ CONFLICT_LOG_S = 10.0
 TASKS = 16
 # A worker gathers events for one commit up to this time, or this many bytes. A longer interval makes fewer commits.
 DERIVE_INTERVAL_S = 0.02  # of workers that derive a table
+# … with so few bytes that each commit is one command: after a pause, several of these are quicker than a big commit.
+DERIVE_BYTES = ONE_SHOT_BYTES // 2
 COMMIT_INTERVAL_S = 0.1
 CUT_BYTES = 8 << 20
 # A handler that fails is called again this many times, before a dead letter is written or the worker stops.

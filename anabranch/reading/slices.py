@@ -82,12 +82,14 @@ class Slices:
     """Some events of one stream; each iteration makes the events again.
 
     ``record``: the history record of their commit; -1 for a plain topic. ``order``: the record's segments.
+    ``size``: bytes of all events, counted as in `Slice.ends`; not of a part.
     """
 
     stream: str
     slices: list[Slice] = field(default_factory=list)
     record: int = -1
     order: Mapping[int, int] = field(default_factory=dict)
+    size: int = 0
 
     def __len__(self) -> int:
         return sum(len(each.tasks) for each in self.slices)
@@ -134,6 +136,12 @@ class Piece(NamedTuple):
     tasks: list[int]
     whole: bool = True  # whether this is the last part of the commit
     before: Place | None = None  # all earlier events of the input were returned up to there
+
+    @property
+    def size(self) -> int:
+        """The bytes of the events, as they were read."""
+        some = self.events
+        return some.size if isinstance(some, Slices) else EVENT_BYTES * len(some)
 
     @property
     def is_inside(self) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 from anabranch.batches.columns_read import Longs
 from anabranch.errors import IllegalState, InvalidArgument, RetryError, SnapshotExpired
 from anabranch.ports import TopicPartition
-from anabranch.protocol.partitioner import SPACE
+from anabranch.protocol.partitioner import SPACE, position_of
 from anabranch.protocol.schemas.records import (
     CommitRecord,
     Consumed,
@@ -55,6 +55,7 @@ _INSTEAD = (
 )
 _WITH_IT = SnapshotExpired("retention has deleted events that were committed with it")
 _ALL = (1 << 63) - 1
+_FEW_KEYS = 8  # numpy's calls take longer than this many keys
 _KEPT = 64  # layouts of stream epochs; the positions of tasks are rarely more epochs apart
 
 
@@ -108,6 +109,9 @@ class Assignment:
 
 def _positions(keys: Sequence[bytes | None]) -> Longs:
     """The key positions of keys; -1 for null."""
+    if len(keys) <= _FEW_KEYS:
+        few = [-1 if key is None else position_of(key) for key in keys]
+        return np.array(few, dtype=np.int64)
     nulls: list[int] = []
     try:
         crcs = np.fromiter(map(crc32, keys), np.uint32, len(keys))  # type: ignore[arg-type]
@@ -369,11 +373,14 @@ class TaskReader(Iteration[Event]):
             if not placed:
                 self.misplaced[one.stream] += one.assignment.misplaced
                 one.assignment.misplaced = 0
-            here = offset, order[segment]
-            begun = np.full(self._ownership.task_count, end_of(given, here))
-            for task, place in not_consumed.items():
-                begun[task] = max(begun[task], end_of(place, here))
-            places = np.flatnonzero(self._ours[tasks] & (np.array(offsets) >= begun[tasks]))
+            mine = self._ours[tasks]
+            if given != _NONE or not_consumed:
+                here = offset, order[segment]
+                begun = np.full(self._ownership.task_count, end_of(given, here))
+                for task, place in not_consumed.items():
+                    begun[task] = max(begun[task], end_of(place, here))
+                mine &= np.array(offsets) >= begun[tasks]
+            places = np.flatnonzero(mine)
             if len(places) == len(offsets):
                 yield Slice(run, tasks.tolist(), placed=placed)
             elif len(places):
@@ -416,6 +423,7 @@ class TaskReader(Iteration[Event]):
             if one.given is not None:
                 one.begin_again()
             before, slices, tasks = one.place(), Slices(one.stream), list[int]()
+            size_before = size
             while size <= full:
                 found = self._next(one)
                 if found is None:
@@ -431,6 +439,7 @@ class TaskReader(Iteration[Event]):
                 slices.slices.append(found)
                 tasks += found.tasks
             slices.record, slices.order = number, one.order
+            slices.size = size - size_before
             # If a part turned out to be deleted, drop the commit's events from other inputs, too.
             if self._is_half(timestamp):
                 while taken and taken[-1].timestamp == timestamp:

@@ -13,6 +13,7 @@ import pytest
 import anabranch
 from anabranch.batches.records import Record
 from anabranch.client.client import Client
+from anabranch.client.session import Session
 from anabranch.core.derived_rows import (
     PROGRESS_KEY,
     READY,
@@ -39,6 +40,7 @@ from anabranch.processing.commits import Commits
 from anabranch.processing.failures import HandlerFailed
 from anabranch.processing.operations.copies import copy_processor
 from anabranch.processing.worker import AllTasks, Worker
+from anabranch.protocol import defaults
 from anabranch.protocol.ids import VERSION_HEADER, unpack_version
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.partitioner import position_of
@@ -318,6 +320,22 @@ def test_a_large_transaction_is_read_whole(shop: Shop) -> None:
                 seen.add(0)
         assert seen == {0, 40}
         assert len([c for c in shop.commits(BY_CITY) if c.timestamp > at]) > 3
+
+
+def test_each_commit_is_one_command_however_far_the_worker_is_behind(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a pause a commit was so big that it went by journals: begin, and two rounds at its end."""
+    monkeypatch.setattr(shop, "client", shop.new_client(one_shot_bytes=defaults.ONE_SHOT_BYTES))
+    monkeypatch.setattr(Session, "begin", None)
+    with closing(shop.worker(commit_interval=10)) as worker:
+        for n in range(8):  # 40 KB of entries each, and as much state
+            at = shop.put(**{f"k{n}": " ".join(f"{m:01000}" for m in range(40))})
+        before = len(shop.commits(BY_CITY))
+        steps(worker)
+        with shop.replica().snapshot(at=at) as view:
+            assert len(entries(view)) == 320
+        assert len(shop.commits(BY_CITY)) - before == 4
 
 
 def test_input_that_is_left_is_not_derived_yet(shop: Shop) -> None:
