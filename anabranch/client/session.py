@@ -824,7 +824,8 @@ class Session:
                 self.writes_apart |= there != _partition(token)
                 return found
             except Locked:
-                if left_ms <= 0 or not pauses.sleep(deadline):
+                # A last try without time for an answer would hide who has the segment.
+                if left_ms <= 0 or not pauses.sleep(deadline - LEAST_MARGIN_S):
                     raise
             except InvalidToken as error:
                 home, scope = _partition(token), peek(token).scope
