@@ -305,7 +305,7 @@ class Session:
             raise InvalidArgument(str(error)) from error
         if len(payload) > self._bus.max_command_bytes():
             raise EventTooLarge(
-                f"{type(command).__name__} has {len(payload)} bytes; the commands topic takes "
+                f"a request ({type(command).__name__}) has {len(payload)} bytes; the commands topic takes "
                 f"{self._bus.max_command_bytes()}"
             )
         return self._new_copy(partition, command, payload, also)
