@@ -195,7 +195,7 @@ def status(
 def grow(
     options: OperatorOptions,
     control_partitions: Annotated[
-        int, option("--control-partitions N", "How many there shall be: more than now.")
+        int, option("--control-partitions N", "How many there shall be: at most 64 more than now.")
     ],
     yes: Yes = False,
 ) -> None:
@@ -206,7 +206,7 @@ def grow(
     """
     with options.client() as client:
         confirm(
-            f"{control_partitions} control partitions can't become fewer again. Continue?", yes=yes
+            f"{control_partitions} control partitions can't become fewer again.", yes=yes
         )
         found = client.grow_cluster(control_partitions)
     line = f"{found} control partitions are in use: new scopes get those with the fewest scopes"

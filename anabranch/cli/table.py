@@ -415,11 +415,11 @@ def check(
             kind = derived.kind if derived is not None else kind
     document = {"table": table, "derivation": derivation, "kind": kind, "differences": found}
     what = f"{derivation} ({kind}) of {table}"
-    print_result(document, "\n".join(found) or f"{what} is right", as_json=options.json)
+    print_result(document, *(found or (f"{what} is right",)), as_json=options.json)
     if found:
         raise CheckFailed(
-            f"{what} has {count_of(len(found), 'difference')}",
-            "build a higher version (`client.rebuild`)",
+            f"{what} has {count_of(len(found), 'difference')} from what {function} returns",
+            f"if {function} is the function of the version that look-ups use, build a higher one (`client.rebuild`)",
         )
 
 

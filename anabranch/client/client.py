@@ -492,6 +492,8 @@ class Client:
         Raises: DeadlineExceeded (some have not ended: call again for those), InvalidArgument, and as `state`.
         """
         deadline = self._shared.checked_deadline(timeout)
+        if isinstance(transactions, bytes | str):
+            raise InvalidArgument("give a list of tokens or ids; `is_finished` takes a single one")
         asked = {}
         for each in transactions:
             txn_id, _, token = asked_about(self._session, each)
@@ -1662,13 +1664,13 @@ class Client:
     def feature_level(
         self, *, raise_to: int | None = None, timeout: float | None = None
     ) -> FeatureLevel:
-        """The feature level of the cluster; ``raise_to``: raise it first, in all control partitions.
+        """The feature level of the cluster; ``raise_to``: raise it to at least this first, in all control partitions.
 
         Raise it once all controllers run a release that knows the level: others can't lead afterwards, and the
         level is never lowered. Needs the right operate on ``*``.
 
-        Raises: UnsupportedVersion (a leader does not know the level), IllegalState (lower than the present one),
-        NotAuthorized, NotReady, DeadlineExceeded (repeating is safe).
+        Raises: UnsupportedVersion (a leader does not know the level), InvalidArgument (below 1), NotAuthorized,
+        NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.deadline_outside("feature_level", timeout)
         return self._admin.feature_level(raise_to, deadline)
@@ -1678,11 +1680,11 @@ class Client:
 
         Controllers lead the new ones within seconds, without a restart. New scopes get those with the fewest
         scopes. Existing scopes stay where they are. New control partitions get the feature level, lanes and grants
-        of the others before a scope gets one. After an interruption call it again: it continues. Needs feature
-        level 4, the rights operate and admin on ``*``, and the brokers' right Alter on the topics of control
+        of the others before a scope gets one. After an interruption call it again: it continues. One call adds at
+        most 64. Needs feature level 4, the rights operate and admin on ``*``, and the brokers' right Alter on the topics of control
         partitions and lanes.
 
-        Raises: InvalidArgument (not more than there are), FeatureNotEnabled, NotAuthorized (also if a right of the
+        Raises: InvalidArgument (fewer than there are, or more than 64 added), FeatureNotEnabled, NotAuthorized (also if a right of the
         brokers is missing), NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.deadline_outside("grow_cluster", timeout)

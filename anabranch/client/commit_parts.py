@@ -29,7 +29,7 @@ class CommitParts:
     def __post_init__(self) -> None:
         check_number(self.name, self.number)
         if self.wait not in get_args(Wait):
-            raise InvalidArgument(f"wait {self.wait!r}: {' or '.join(get_args(Wait))}")
+            raise InvalidArgument(f"wait={self.wait!r}: use {' or '.join(get_args(Wait))}")
 
     @property
     def decided(self) -> bool:

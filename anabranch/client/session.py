@@ -305,7 +305,7 @@ class Session:
             raise InvalidArgument(str(error)) from error
         if len(payload) > self._bus.max_command_bytes():
             raise EventTooLarge(
-                f"{type(command).__name__} has {len(payload)} bytes; the commands topic takes "
+                f"a request ({type(command).__name__}) has {len(payload)} bytes; the commands topic takes "
                 f"{self._bus.max_command_bytes()}"
             )
         return self._new_copy(partition, command, payload, also)
@@ -824,7 +824,8 @@ class Session:
                 self.writes_apart |= there != _partition(token)
                 return found
             except Locked:
-                if left_ms <= 0 or not pauses.sleep(deadline):
+                # A last try without time for an answer would hide who has the segment.
+                if left_ms <= 0 or not pauses.sleep(deadline - LEAST_MARGIN_S):
                     raise
             except InvalidToken as error:
                 home, scope = _partition(token), peek(token).scope

@@ -583,7 +583,7 @@ class WriteSession:
 
     def _table(self, name: str) -> str:
         if not self._place(name).is_table:
-            raise InvalidArgument(f"{name} is no table: make one with `create_table`, or `apply`")
+            raise InvalidArgument(f"{name} is a stream, not a table: use `apply`, or make a table with `create_table`")
         return name
 
     def _write(

@@ -90,6 +90,7 @@ class Writer:
         self._finished: Receipt | None = None
         self._over: AnabranchError | None = None
         self._is_left = False  # its `with` block
+        self._has_asked = False
         self.ran: Iterable[r.Derivation] = ()  # the derivations whose entries it writes, too
         self.keepalive_ms = keepalive_ms
         self.beating = False
@@ -208,6 +209,7 @@ class Writer:
     def _touch(self, stream: str, deadline: float, positions: Sequence[int]) -> r.Touched:
         if self._token is None:
             raise IllegalState("the transaction is not open")
+        self._has_asked = True
         try:
             return self._session.touch(
                 self._token, stream, self.number, deadline, self.ran, positions
@@ -381,8 +383,8 @@ class Writer:
 
     @property
     def has_touched(self) -> bool:
-        """Whether this handle has touched a stream."""
-        return bool(self._account.lanes)
+        """Whether a controller may know this writer: it has asked to touch a stream, perhaps without an answer."""
+        return self._has_asked
 
     def flush(self, timeout: float | None = None) -> Receipt:
         """Wait until everything written is acknowledged, and register the receipt. More may be written after it.

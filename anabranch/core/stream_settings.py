@@ -309,7 +309,7 @@ def derived_from(settings: Mapping[str, str]) -> Derived | None:
 
     source, name, version = words[:3]
     split_stream(source)
-    of = r.Derivation(source, check_derivation(name), whole_number(DERIVED, version, *_VERSION))
+    of = r.Derivation(source, check_derivation(name), whole_number("version", version, *_VERSION))
     at = whole_number(DERIVED, since[0], 1, (1 << 63) - 1) if since else 0
     return Derived(of, cast("Kind", kind[0]) if kind else "index", at)
 

@@ -592,7 +592,8 @@ class Worker:
         """Raise `OwnershipLost` if another worker had one of these tasks at most ``age_s`` seconds ago."""
         for row in self.described(age_s).tasks:
             if row.task in tasks and row.holder != self._holder:
-                raise OwnershipLost(f"task {row.task} of {self._app.name} is {row.holder}'s")
+                who = f"{row.holder} has" if row.holder else "no worker has"
+                raise OwnershipLost(f"{who} task {row.task} of {self._app.name} now")
 
     def _check_unsent(self, tasks: Collection[int]) -> None:
         """As `_check_holder`, from time to time: without commits, no reply says that the tasks were taken."""

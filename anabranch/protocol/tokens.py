@@ -157,7 +157,7 @@ def peek(data: bytes) -> Token:
         raise InvalidToken(f"malformed token: bytes expected, not {type(data).__name__}")
     if data[:1] != bytes((TOKEN_VERSION,)):
         raise InvalidToken(
-            f"malformed token: {data!r:.40} is none, or one of another version than {TOKEN_VERSION}"
+            f"malformed token: {data!r:.40} is not a token of version {TOKEN_VERSION}"
         )
     if len(data) > _MAX_SIZE:
         raise InvalidToken(

@@ -63,6 +63,21 @@ def test_a_client_waits_for_younger_ones_and_dies_of_older_ones() -> None:
             assert Counter(event.value for event in reader) == {b"4": 3, b"7": 1, b"8": 1, b"9": 1}
 
 
+def test_a_transaction_commits_without_the_write_that_raised_locked() -> None:
+    cluster = MemoryCluster()
+    with cluster.connect(timeout=4) as client, cluster.connect() as other:
+        client.create_stream("shop/once", exclusive=True)
+        client.transact(lambda txn: (txn.token(), txn.write("shop/once", b"0")), scope="shop")
+        with client.begin("shop") as old, other.begin("shop") as young:
+            old.token()
+            cluster.advance(0.01)
+            young.token()
+            young.write("shop/once", b"1")
+            with pytest.raises(errors.Locked):
+                old.write("shop/once", b"2")
+            assert old.commit().counts.committed == 0
+
+
 def test_a_try_after_an_abort_is_as_old_as_the_first_one() -> None:
     cluster = MemoryCluster()
     tries: list[bytes] = []

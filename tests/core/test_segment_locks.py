@@ -134,8 +134,10 @@ def test_a_wait_has_an_end_and_a_place_outlasts_it(desk: Desk) -> None:
     desk.lock("C")
     assert desk.lock("B", wait_ms=1_000) == "B waits"
     assert segment_locks.next_due_ms(desk.memory.segment_asks, desk.now_ms) == 1_000
-    desk.wait(1_000)
-    assert desk.told() == "B Locked"
+    desk.wait(600)
+    assert desk.lock("B", wait_ms=1_000) == "B waits", "a copy of the request"
+    desk.wait(400)
+    assert desk.told() == "B Locked", "the copy does not make the wait longer"
     assert "which has locked segment 0 of nyc/x for 1,000 ms" in desk.message
     assert desk.lock("A") == "A waits"
     assert desk.lock("B") == "B waits", "in its old place, before A"

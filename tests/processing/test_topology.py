@@ -9,6 +9,7 @@ import pytest
 
 from anabranch.presentation.topology import Topology, picture, read_topology, tree
 from anabranch.processing.app import Processor
+from anabranch.processing.derived import DerivedTable
 from anabranch.processing.operations.topology import topology_of
 from anabranch.processing.worker import make_processor
 from anabranch.protocol.limits import TOPOLOGY
@@ -79,6 +80,13 @@ def test_words_are_handlers_that_use_a_store() -> None:
     written = {name for call in found.calls for name in call.writes} | set(found.late.values())
     unused = {f"{words_app.scope}/late-{word}" for word in ("expiring", "periodic")}
     assert written == set(found.outputs) - unused
+
+
+def test_a_method_of_the_program_names_its_attributes() -> None:
+    found = read_topology(topology_of(DerivedTable("nyc/flights", "by-place", lambda _, row: row)))
+    assert found is not None
+    (call,) = found.calls
+    assert (call.uses, call.writes) == (("entries",), ("nyc/flights-by-place-v1",))
 
 
 def test_the_tree_names_everything() -> None:

@@ -22,6 +22,7 @@ from anabranch.ports import Log, LogDenied, LogError, LogRefused
 from anabranch.protocol import limits
 from anabranch.protocol.defaults import FIRST_RETRY_S
 from anabranch.protocol.ids import AS_NOW, DIRECTORY, MAX_CONTROL_PARTITION
+from anabranch.protocol.limits import GROWTH
 from anabranch.protocol.legal_names import ADMIN_LANE, check_lane, check_type
 from anabranch.protocol.schemas import records as r
 from anabranch.topics.creation import (
@@ -142,7 +143,8 @@ class Administration:
                 raise UnsupportedVersion(
                     f"a leader knows feature levels up to {known}, not {raise_to}: upgrade all controllers"
                 )
-            found = self._feature_levels(raise_to, deadline)
+            if not 1 <= raise_to <= min(each.level for each in found):
+                found = self._feature_levels(raise_to, deadline)
         return FeatureLevel(min(each.level for each in found), known)
 
     def _feature_levels(self, level: int | None, deadline: float) -> list[r.FeatureLevel]:
@@ -160,9 +162,16 @@ class Administration:
             raise IllegalState("this client can't add partitions to topics")
         # The present number is logged before partitions are added: else a scope could get one without a leader.
         in_use = self._in_use(AS_NOW, deadline)
-        if control_partitions <= in_use:
+        if control_partitions == in_use:
+            return in_use  # repeated, after an answer was lost
+        if control_partitions < in_use:
             raise InvalidArgument(
-                f"the cluster has {in_use} control partitions: ask for more, as they never become fewer"
+                f"the cluster has {in_use} control partitions, and they never become fewer: ask for more"
+            )
+        if control_partitions > in_use + GROWTH.value:  # a mistyped number can't be taken back
+            raise InvalidArgument(
+                f"{control_partitions:,} control partitions: the cluster has {in_use}, and one call adds at most "
+                f"{GROWTH.value}"
             )
         # Partitions can't be removed: a lane without the right admin is refused before any is added.
         self._await_leaders(range(in_use), deadline)

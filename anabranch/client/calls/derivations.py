@@ -266,9 +266,8 @@ class Deriving:
         there = versions_of(self._source(source, timeout).settings, check_derivation(name))
         gone = there if version is None else (version,)
         if not gone or not set(gone) <= set(there):
-            raise InvalidArgument(
-                f"{source} has versions {list(there)} of derivation {name!r} in force"
-            )
+            found = ", ".join(map(str, there)) or "none"
+            raise InvalidArgument(f"{source} has no such derivation {name!r}: versions in force: {found}")
         for each in gone:
             of = r.Derivation(source, name, each)
             with (

@@ -305,6 +305,7 @@ def describe_leader(turn: Turn, command: r.DescribeLeader, to: ReplyTo | None) -
         busy_us = turn.memory.busy_us
         seen = turn.memory.lanes.items()
         waiting = sum([max(0, lane.end - position_of(turn.state, name)) for name, lane in seen])
+        waiting = max(0, waiting - 1)  # all but this command
     info = r.LeaderInfo(
         term.term, term.leader, term.since_ms, turn.state.committed, held, busy_us, waiting
     )

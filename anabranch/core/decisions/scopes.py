@@ -89,7 +89,7 @@ def find_scope(turn: Turn, command: r.FindScope, to: ReplyTo | None) -> None:
     partition = None if near is None else scopes.get(near)
     if near is not None and partition is None:
         raise errors.UnknownScope(
-            f"there is no scope {near!r} to be near of: create a stream in it first"
+            f"near={near!r}: there is no such scope; create a stream in it first"
         )
     if partition is not None and scopes.get(scope, partition) != partition:
         raise errors.InvalidArgument(

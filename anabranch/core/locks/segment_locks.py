@@ -73,6 +73,8 @@ def touch_locked(turn: Turn, command: r.Touch, to: ReplyTo | None) -> None:
     turn.charge(work.of_items(len(asks)))
     for number in same:
         if asks[number].to in (None, to):  # asked again: it keeps its place
+            if asks[number].to is not None:  # a copy: its client does not wait longer than before
+                until_ms = min(until_ms, asks[number].until_ms)
             again = asks[number]._replace(until_ms=until_ms, to=to)
             _put(turn, stream, (*asks[:number], again, *asks[number + 1 :]))
             return

@@ -178,14 +178,13 @@ def _values_in(function: FunctionType) -> list[Any]:
     wrapped = vars(function).get("__wrapped__")
     found += [] if wrapped is None else [wrapped]
     for one in list(found):
-        found += _attributes(one, function)
+        if issubclass(type(one), ModuleType) or not issubclass(type(one), _OTHERS):
+            found += _attributes(one, function)
     return found
 
 
 def _attributes(owner: Any, function: FunctionType) -> list[Any]:
     """Attributes of a module or object that a function's code names."""
-    if not issubclass(type(owner), ModuleType) and issubclass(type(owner), _OTHERS):
-        return []
     try:
         held = object.__getattribute__(owner, "__dict__")  # a proxy has its own, too
     except AttributeError:
