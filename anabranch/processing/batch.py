@@ -114,7 +114,9 @@ class TaskRows(Protocol):
     due: dict[tuple[int, bytes], int]
     known: dict[bytes, int]
 
-    def get(self, task: int, row: bytes) -> bytes | None: ...
+    def get(self, task: int, row: bytes, *, keep: bool = True) -> bytes | None:
+        """The value of a row. ``keep``: whether it is likely to be looked up again by another batch."""
+        ...
 
     def scan(self, task: int, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Rows from ``low`` up to ``high`` (not included), in order, as of the first step of the iterator."""
@@ -199,14 +201,14 @@ class WorkBatch:
                 self.known[key] = task
         return task
 
-    def get(self, task: int, row: bytes) -> bytes | None:
-        """The value of a row of a task, with the changes of this batch."""
+    def get(self, task: int, row: bytes, *, keep: bool = True) -> bytes | None:
+        """The value of a row of a task, with the changes of this batch. ``keep``: as of `TaskRows`."""
         changed = self.rows.get(task)
         if changed is not None:
             value: bytes | None = changed.get(row, _MISSING)
             if value is not _MISSING:
                 return value
-        return self._below.get(task, row)
+        return self._below.get(task, row, keep=keep)
 
     def soonest(self, task: int, kind: bytes, stores: Collection[bytes]) -> int:
         """A time before which no row of this kind and of these stores is due."""

@@ -127,7 +127,8 @@ class Join(Spans):
         if over < event_time(batch, task) or batch.is_ahead(event):
             self.note_late(at, event)
             return
-        row = batch.get(task, place) or _NO_ROW
+        # Most rows are looked up once more at most, for the other event of a pair.
+        row = batch.get(task, place, keep=False) or _NO_ROW
         found, end = self._found(row, right, time)
         data = bytearray(row)
         (armed,) = HEAD.unpack_from(row)
@@ -153,9 +154,9 @@ class Join(Spans):
         self, at: HandlerContext, right: int, event: Event, row: bytes, found: Sequence[int]
     ) -> None:
         """Call the function with an event and each event that waited for it. ``found``: their places in the row."""
-        own, call = at.timestamp, self._call
+        own, call, key = at.timestamp, self._call, event.key
         for place in found:
-            first, _ = at.waited = self._waited(_entry_at(row, place), event.key)
+            first, _ = at.waited = self._waited(row, place, key)
             at.timestamp = max(event.timestamp, first.timestamp)
             result = call(first, event) if right else call(event, first)
             if result is not None:
@@ -180,15 +181,17 @@ class Join(Spans):
             place += ENTRY.size + size
         return found, own
 
-    def _waited(self, entry: Entry, key: Any) -> tuple[Event[Any, Any], bytes | None]:
-        """An event that waited, decoded, without headers and transaction; and its undecoded value."""
-        time, data = entry
-        flags, commit, segment, partition, offset = _WAITING.unpack_from(data)
-        side, raw = (
-            self._sides[flags & _RIGHT],
-            data[_WAITING.size :] if flags & _HAS_VALUE else None,
-        )
-        value = None if raw is None else side.codec.decode(raw)
+    def _waited(self, row: bytes, place: int, key: Any) -> tuple[Event[Any, Any], bytes | None]:
+        """An event that waited, decoded, without headers and transaction; and its undecoded value.
+
+        ``place``: where its entry begins in the row.
+        """
+        time, size, flags, commit, segment, partition, offset = _ADDED.unpack_from(row, place)
+        side = self._sides[flags & _RIGHT]
+        value = raw = None
+        if flags & _HAS_VALUE:
+            raw = row[place + _ADDED.size : place + ENTRY.size + size]
+            value = side.codec.decode(raw)
         fields: Any = side.stream, key, value, [], time, None, commit, segment, partition, offset
         return _make(Event, fields), raw
 
@@ -214,7 +217,8 @@ class Join(Spans):
         entry = self._take_due(row, due)
         right = entry[1][0] & _RIGHT
         if not entry[1][0] & _MATCHED and self._within.is_alone(right):
-            event, _ = row.at.waited = self._waited(entry, self._sides[right].key.decode(key))
+            name = self._sides[right].key.decode(key)
+            event, _ = row.at.waited = self._waited(_packed(entry), 0, name)
             check_result(self._call, self._call(*((None, event) if right else (event, None))))
 
     def drop_due(self, row: Row, due: int) -> None:
@@ -231,15 +235,14 @@ class Join(Spans):
 
     def entry(self, row: bytes, data: bytes) -> tuple[bytes, list[tuple[str, int, Any]]]:
         """As of `Keyed`: a key, and stream, time and value of the events that wait."""
-        events = (self._waited(entry, row)[0] for entry in entries_of(data))
+        events = (self._waited(_packed(entry), 0, row)[0] for entry in entries_of(data))
         return row, [(event.stream, event.timestamp, event.value) for event in events]
 
 
-def _entry_at(row: bytes, place: int) -> Entry:
-    """The entry that begins at a place of a row."""
-    time, size = ENTRY.unpack_from(row, place)
-    begin = place + ENTRY.size
-    return time, row[begin : begin + size]
+def _packed(entry: Entry) -> bytes:
+    """An entry as it is in a row."""
+    time, data = entry
+    return ENTRY.pack(time, len(data)) + data
 
 
 class KeyJoin(Keyed):

@@ -57,7 +57,7 @@ class MemoryRows:
         self.known: dict[bytes, int] = {}
         self.by_task = [SortedRows() for _ in range(tasks)]
 
-    def get(self, task: int, row: bytes) -> bytes | None:
+    def get(self, task: int, row: bytes, *, keep: bool = True) -> bytes | None:
         return self.by_task[task].get(row)
 
     def scan(self, task: int, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
