@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -89,6 +89,19 @@ def test_control_topics_are_created_as_declared(log: Log, prefix: str) -> None:
     creation.grow_control_topics(log, prefix, 4)
     assert creation.create_control_topics(log, prefix, control_partitions=1)[:2] == (4, 8)
     assert [log.describe_topics([n])[n].partitions for n in names] == [4, 5, 8, 4, 4, 1]
+
+
+def test_g1_a_cluster_grows_in_an_order_in_which_each_control_partition_can_be_led() -> None:
+    """Controllers lead the partitions of the topic of commands, and log to that of status."""
+
+    class Grown(list[str]):
+        def add_partitions(self, topic: str, count: int) -> None:
+            assert count == 4
+            self.append(topic)
+
+    grown = Grown()
+    creation.grow_control_topics(cast("Log", grown), "p", 4)
+    assert (grown[0], grown[-1]) == (status_topic("p"), commands_topic("p"))
 
 
 def test_a_streams_topics_are_created_as_declared(log: Log, stream: str, create: Create) -> None:

@@ -118,6 +118,24 @@ def test_a_controller_that_dies_at_any_time_changes_no_outcome(number: int, afte
     assert pair.values() == [[b"v"], [b"v"]]
 
 
+def test_m4_a_message_is_decided_before_the_commands_that_wait_for_it() -> None:
+    """The decision and a one-shot to the same stream are read in one pass: the one-shot waits for no hold."""
+    pair = Pair()
+    pair.asked = pair.world.send(pair.commit)
+    coordinator, participant = pair.leaders
+    (txn_id,) = participant.state.promised
+    while coordinator.state.open[txn_id].row.state != "FINALIZE_IN_PROGRESS":
+        participant.step(0)
+        coordinator.step(0)
+    event = r.Event(STREAMS[1], -1, b"k", b"later", (), -1)
+    asked = pair.world.send(r.OneShot(pair.world.txn_id(1), "ber", None, (event,)), 1)
+    for _ in range(3):
+        participant.step(0)
+        assert not participant._memory.holds.shots
+    assert pair.world.reply(asked).state == "COMMITTED"
+    assert pair.values()[1] == [b"v", b"later"]
+
+
 def test_a_forged_message_is_counted_and_not_acted_on() -> None:
     pair = Pair()
     (txn_id,) = pair.leaders[1].state.promised

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.mutants.catalogue import CATALOGUE, Mutant
+from tests.mutants.catalogue import CATALOGUE, UNFIT, Mutant
 
 Found = dict[str, Any]
 FOUND = Path(__file__).with_name("found.json")
@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="add what was found to this file, or read it")
     given = parser.parse_intermixed_args()
     if given.where == "table":
-        PAGE.write_text(with_table(PAGE.read_text(), json.loads(FOUND.read_text())))
+        PAGE.write_text(with_tables(PAGE.read_text(), json.loads(FOUND.read_text())))
         return 0
     book = _Book(given.json)
     if given.where in ("seeds", "simulator"):
@@ -213,15 +213,24 @@ def _run_tests(mutant: Mutant) -> str:
         check=False,
     )
     failed = [line for line in ran.stdout.splitlines() if line.startswith("FAILED ")]
-    return failed[0].removeprefix("FAILED ") if ran.returncode == 1 and failed else ""
+    if not failed or ran.returncode != 1:
+        return ""
+    test, _, why = failed[0].removeprefix("FAILED ").partition(" - ")
+    if why.startswith(UNFIT):
+        print(f"not counted, {mutant.name!r} does not fit the product: {why}", flush=True)
+        return ""
+    return test
 
 
 # -- the table ----------------------------------------------------------------------------------------
 
 
-def with_table(page: str, found: dict[str, dict[str, Found]]) -> str:
-    """The page of planted bugs with the table as it should be."""
-    return _TABLE.sub(lambda match: f"{match[1]}{table(found)}\n", page)
+def with_tables(page: str, found: dict[str, dict[str, Found]]) -> str:
+    """The page of planted bugs with its tables as they should be."""
+    from tests.mutants.rules import with_rules
+
+    page = _TABLE.sub(lambda match: f"{match[1]}{table(found)}\n", page)
+    return with_rules(page, found)
 
 
 def table(found: dict[str, dict[str, Found]]) -> str:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from anabranch.client import session
+from anabranch.controller import durability
+from anabranch.controller.lanes import Command, Lanes
+from anabranch.controller.suspects import MAX_COMMANDS, SuspectCommands
 from anabranch.core import parts
 from anabranch.core import rows as k
 from anabranch.core.across import coordinator, participant
+from anabranch.core.across.coordinator import Step
 from anabranch.core.across.messages import Meeting
 from anabranch.core.across.participant import Action
 from anabranch.core.decisions import merge, transactions
@@ -25,9 +32,47 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.locks import frozen
 from anabranch.core.locks.lock_table import LockTable
 from anabranch.core.round import ReplyTo
+from anabranch.core.state import OpenTxn
+from anabranch.core.transaction_states import TRANSACTIONS
+from anabranch.errors import SnapshotExpired
+from anabranch.ports import LogError, OffsetOutOfRange
+from anabranch.protocol import hybrid_time
 from anabranch.protocol.schemas import records as r
+from anabranch.reading import committed_log, history, snapshot, task_reader
+from anabranch.topics import creation
+from tests.mutants import rounds
+from tests.mutants.planting import wrapping
 
 Planted = contextlib.AbstractContextManager[object]
+
+
+def _send_messages(to: Any, round_: Any, state: Any) -> None:
+    wall_ms, time = int(to.clock.wall() * 1000), state.round.hybrid_time
+    to.send(durability.messages_of(to.prefix, to.control_partition, round_.messages, time, wall_ms))
+
+
+def sent_before_the_commit() -> Planted:
+    """M1: messages leave before their round is committed."""
+    return rounds._before_commit(_send_messages)
+
+
+def old_questions_count() -> Planted:
+    """M2: a participant carries out a question of a lower round of votes."""
+    real = participant.asked
+
+    def asked(row: r.TxnRow | None, its: r.CoordinatorRow | None, ask: r.AskVote) -> Action:
+        if its is not None and its.votes_round > ask.votes_round:
+            its = replace(its, votes_round=ask.votes_round - 1)
+        return real(row, its, ask)
+
+    return patch.object(participant, "asked", asked)
+
+
+@wrapping(SuspectCommands, "take")
+def commands_come_first(right: Any, self: SuspectCommands, lanes: Lanes) -> list[Command]:
+    """M4: commands are decided before messages."""
+    found = lanes.next(MAX_COMMANDS, lanes.active)
+    return found or right(self, lanes)
 
 
 def any_vote_counts() -> Planted:
@@ -41,6 +86,148 @@ def promises_are_ignored() -> Iterator[None]:
     clock = patch.object(coordinating, "raised", lambda clock, *_: clock)
     with clock, patch.object(coordinator, "commit_timestamp", lambda votes, fresh: fresh):
         yield
+
+
+def a_participants_time_counts() -> Planted:
+    """C2: the commit timestamp is the highest one of the participants, though the coordinator's is later."""
+
+    def highest(votes: Mapping[int, r.Vote], fresh: int) -> int:
+        return max([one.timestamp for one in votes.values()], default=fresh)
+
+    return patch.object(coordinator, "commit_timestamp", highest)
+
+
+def staged_with_the_vote() -> Planted:
+    """C3: a participant stages its part with its vote."""
+    real = participating._prepare
+
+    def prepare(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
+        found = real(turn, ask)
+        participating.commit_part(turn, ask.txn_id, 0)
+        return found
+
+    return patch.object(participating, "_prepare", prepare)
+
+
+def staged_parts_date_themselves() -> Planted:
+    """C3: a part that is staged is dated by its own control partition."""
+    return patch.object(OpenTxn, "lacks_time", property(lambda _: False))
+
+
+def what_is_decided_later_is_aborted() -> Planted:
+    """C4: an abort is accepted while the merges of a decided transaction are staged."""
+    place = ("FINALIZE_IN_PROGRESS", "begin_abort")
+    return patch.dict(TRANSACTIONS.transitions, {place: "ABORT_IN_PROGRESS"})  # type: ignore[dict-item]
+
+
+def asked_before_all_have_reopened() -> Planted:
+    """C6: votes are asked for again although a participant is prepared with the former receipts."""
+    return patch.object(coordinating, "may_ask", lambda *_: True)
+
+
+def prepared_before_all_have_voted() -> Planted:
+    """A transaction is prepared for its program before all have voted."""
+    real = coordinator.next_step
+
+    def at_once(*given: Any, **more: Any) -> Step:
+        early = more["prepares"] and not more["decided"]
+        return Step.PREPARE if early else real(*given, **more)
+
+    return patch.object(coordinator, "next_step", at_once)
+
+
+def committed_without_a_word() -> Planted:
+    """What a program has prepared is committed without its word."""
+    real = coordinator.next_step
+    return patch.object(
+        coordinator, "next_step", lambda *given, **more: real(*given, **{**more, "prepares": False})
+    )
+
+
+def votes_wait_for_holds() -> Planted:
+    """H3: a vote waits while a stream of it is held."""
+    real = participating._prepare
+
+    def prepare(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
+        holding.check_free(turn, ask.txn_id, turn.state.participants(ask.txn_id))
+        return real(turn, ask)
+
+    return patch.object(participating, "_prepare", prepare)
+
+
+def timestamps_of_any_partition() -> Planted:
+    """H8: two control partitions may give the same timestamp."""
+
+    def next_timestamp(self: Turn) -> int:
+        self.hybrid_time = hybrid_time.next_after(self.hybrid_time, self.now_us)
+        return self.hybrid_time
+
+    return patch.object(Turn, "next_timestamp", next_timestamp)
+
+
+@contextlib.contextmanager
+def any_time_is_accepted() -> Iterator[None]:
+    """T1: a message raises the clock as far as it likes."""
+
+    def raised(clock: int, brought: int, *_: int) -> int:
+        return max(clock, brought)
+
+    with patch.object(receiving, "raised", raised), patch.object(coordinating, "raised", raised):
+        yield
+
+
+def the_lowest_answer_is_the_snapshot() -> Planted:
+    """T2: a snapshot is as of the lowest answer, and nobody is asked again."""
+
+    def instant(answers: Mapping[int, int], _: int, at: int | None = None) -> tuple[int, list[int]]:
+        return min(answers.values()) if at is None else at, []
+
+    return patch.object(session, "instant", instant)
+
+
+@contextlib.contextmanager
+def records_speak_for_other_streams() -> Iterator[None]:
+    """T4: readers cut at the time of a record, whatever is held elsewhere."""
+
+    def time_of(record: Any) -> int:
+        found: int = record.timestamp
+        return found
+
+    cut, read = (patch.object(at, "safe_time_in", time_of) for at in (snapshot, task_reader))
+    with cut, read, patch.object(history, "safe_time_in", time_of):
+        yield
+
+
+@wrapping(committed_log.CommittedLog, "_unread")
+def late_followers_are_believed(
+    right: Any, self: Any, topic: str, error: LogError, left: float
+) -> None:
+    """T5: an offset that a late follower does not have yet counts as deleted."""
+    if isinstance(error, OffsetOutOfRange):
+        raise SnapshotExpired(str(error)) from error
+    right(self, topic, error, left)
+
+
+def changes_are_no_locks() -> Planted:
+    """L5: a row that a one-shot changes is not locked by its vote."""
+    return patch.object(
+        parts_of_one_shots, "row_changes", SimpleNamespace(locked_with=lambda locks, _: locks)
+    )
+
+
+def commands_grow_first() -> Planted:
+    """G1: the topic of commands grows before that of status."""
+
+    def grow(log: Any, prefix: str, control_partitions: int) -> None:
+        for name in (
+            creation.commands_topic(prefix),
+            creation.status_topic(prefix),
+            creation.control_topic(prefix),
+            creation.commands_topic(prefix, "admin"),
+        ):
+            log.add_partitions(name, control_partitions)
+
+    return patch.object(creation, "grow_control_topics", grow)
 
 
 def lost_streams_are_promised() -> Planted:
@@ -138,8 +325,40 @@ def staged_merges_are_not_met() -> Planted:
 # -- one-shots -------------------------------------------------------------------------------------------
 
 
+def refused_ones_are_forgotten() -> Planted:
+    """S1: a one-shot that is refused after the first votes leaves the parts of others prepared."""
+
+    def forget(turn: Turn, shot: Any) -> None:
+        turn.across.shots.put(shot.command.txn_id, None)
+
+    return patch.object(parts_of_one_shots, "end_shot", forget)
+
+
+def frozen_locks_refuse_both() -> Planted:
+    """S2: a one-shot whose votes have come is refused for frozen locks, whichever is older."""
+    real = parts_of_one_shots._checked
+    return patch.object(
+        parts_of_one_shots, "_checked", lambda turn, command, **_: real(turn, command)
+    )
+
+
+def nobody_asks_for_decisions() -> Planted:
+    """S3: a participant does not ask for a decision that does not come."""
+    return patch.object(parts_of_one_shots, "ask_decisions", lambda _: None)
+
+
+def unknown_ones_are_not_answered() -> Planted:
+    """S4: a coordinator that does not know a one-shot says nothing."""
+    return patch.object(parts_of_one_shots, "asked_decision", lambda *_: None)
+
+
+def unknown_ids_are_not_used_up() -> Planted:
+    """S4: an unknown id stays free although a participant is told to abort it."""
+    return patch.object(parts_of_one_shots, "_use_up", lambda *_: None)
+
+
 def questions_prove_themselves() -> Planted:
-    """M3: a first question is proven by the secret that it brings, without the client's command."""
+    """M5: a first question is proven by the secret that it brings, without the client's command."""
     real = receiving._ignored
 
     def ignored(turn: Turn, message: receiving.Message, *rest: Any) -> str:
@@ -150,7 +369,7 @@ def questions_prove_themselves() -> Planted:
 
 
 def parts_are_logged_at_once() -> Planted:
-    """A participant logs its part when the command comes, before it is asked for its vote."""
+    """S5: a participant logs its part when the command comes, before it is asked for its vote."""
     real = parts_of_one_shots._wait
 
     def wait(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
@@ -176,7 +395,7 @@ def repeated_commands_begin_again() -> Planted:
 
 
 def refused_one_shots_stay_open() -> Planted:
-    """A one-shot is reopened when its commit is refused, and nobody ends it."""
+    """S6: a one-shot is reopened when its commit is refused, and nobody ends it."""
     return patch.object(coordinating, "shot_of", lambda *_: None)
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.mutants.__main__ import FOUND, PAGE, with_table
+from tests.mutants.__main__ import FOUND, PAGE, with_tables
 from tests.mutants.catalogue import CATALOGUE, Mutant
 
 
@@ -29,7 +29,7 @@ def test_each_bug_can_be_planted() -> None:
             raise
 
 
-def test_the_page_has_the_table_of_what_was_found() -> None:
+def test_the_page_has_the_tables_of_what_was_found() -> None:
     page = PAGE.read_text()
-    assert page == with_table(page, json.loads(FOUND.read_text())), "run `scripts/mutants table`"
+    assert page == with_tables(page, json.loads(FOUND.read_text())), "run `scripts/mutants table`"
     assert page.count("\n| ") > len(CATALOGUE)

@@ -21,8 +21,9 @@ from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.group_lag import Lag, lags_behind
 from anabranch.reading.history import HistorySearch
 from anabranch.reading.positions import passed
+from anabranch.reading.snapshot import newest
 from anabranch.testing.memory.log import MemoryBrokers, MemoryLog
-from anabranch.topics.names import history_topic
+from anabranch.topics.names import history_topic, stream_topic
 
 PLACE = TopicPartition(history_topic("s/t"), 0)
 SECOND_US = 1_000_000
@@ -88,6 +89,19 @@ def test_the_lag_of_a_position(log: MemoryLog) -> None:
         at_ms = to_ms(second(oldest)) if oldest else 0
         assert exact[place] == Lag(events, at_ms), place
         assert by_vectors[place] == Lag(offsets, at_ms, exact=not oldest), place
+
+
+def test_t4_the_newest_record_is_not_safe_while_an_earlier_commit_is_held(log: MemoryLog) -> None:
+    """Another stream of its control partition may get a commit before it."""
+    log.create_topics([TopicSpec(stream_topic("s/t"), 2)])
+    clock = SystemClock()
+    source, deadline = CommittedLog(log, clock), clock.monotonic() + 30
+    assert newest(source, ["s/t"], deadline) == (second(4), True)
+    record = CommitRecord(bytes(16), 0, second(9), (), (), 8, 0, safe=second(8))
+    producer = log.producer("c", timeout=60)
+    producer.append([(PLACE, encode_batch([Record(0, 0, b"", encode(record))]))])
+    producer.commit()
+    assert newest(source, ["s/t"], deadline) == (second(9), False)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Literal
 from unittest.mock import patch
 
-from tests.mutants.catalogue import CATALOGUE, Mutant
+from tests.mutants.catalogue import CATALOGUE, UNFIT, Mutant
 from tests.sim import simulation
 from tests.sim.check_epochs import Epochs
 from tests.sim.picture import Picture
@@ -21,11 +21,6 @@ Judge = Literal["any", "own", "checker"]
 MUTANTS = tuple(mutant for mutant in CATALOGUE if mutant.simulated)
 BY_CHECKER = "the checker:"
 BY_ITSELF = " failed with\n"
-_UNFIT = (
-    "TypeError: ",
-    "AttributeError: ",
-    "NameError: ",
-)  # the planted code fails, not what it breaks
 
 
 def hunt(mutant: Mutant, start: int, seeds: int, judge: Judge = "any") -> Report | None:
@@ -43,7 +38,7 @@ def hunt(mutant: Mutant, start: int, seeds: int, judge: Judge = "any") -> Report
                 continue
             if judge == "own" and report.violation.startswith(BY_CHECKER):
                 continue
-            if report.violation.strip().splitlines()[-1].startswith(_UNFIT):
+            if report.violation.strip().splitlines()[-1].startswith(UNFIT):
                 print(
                     f"not counted, {mutant.name!r} does not fit the product: {report}", flush=True
                 )

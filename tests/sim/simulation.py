@@ -366,7 +366,8 @@ class _Run:
         for replica in self.replicas:
             replica.start()
         world = self.world
-        world.run(self._worked, self.faults.weather.work_s)
+        self._make_streams()
+        world.run(self._worked, world.now + self.faults.weather.work_s)
         world.note("world", "calm")
         self.faults.calm = True
         world.thaw_all()
@@ -395,6 +396,14 @@ class _Run:
         except AnabranchError as error:
             world.fail(f"the log can't be read: {error!r}")
         return 0, Epochs()
+
+    def _make_streams(self) -> None:
+        """Wait until clients have made all streams, if no fault may strike before."""
+        if self.faults.weather.quiet:
+            self.faults.is_quiet = True
+            most = self.faults.weather.jobs
+            self.world.run(lambda: all(worker.jobs < most for worker in self.workers), CALM_S)
+            self.faults.is_quiet = False
 
     def _expire_offsets(self) -> None:
         """Now and then, if the weather has it."""

@@ -148,6 +148,7 @@ class Weather:
     derivers: int = 0  # processes that write a table with derived tables
     later: int = 0  # processes with workers that derive a table after the commits of its source
     work_s: float = 40.0  # faults and new work end then, at the latest
+    quiet: bool = False  # the first fault comes when all streams are made, and `work_s` begins then. Never drawn
 
     @classmethod
     def draw(cls, random: Random) -> Weather:

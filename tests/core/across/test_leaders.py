@@ -212,6 +212,22 @@ def test_c1_a_vote_of_a_former_round_of_votes_does_not_count() -> None:
     assert min(times) > old.record.timestamp
 
 
+def test_m2_a_late_copy_of_a_question_promises_nothing() -> None:
+    """The votes of its round of votes were taken back. Nobody would ask for another one before the next commit."""
+    leaders = Leaders()
+    leaders.begin()
+    leaders.commit(wait_ms=1_000)
+    leaders.collect()
+    (late,) = leaders.bag
+    leaders.bag.clear()
+    leaders.wait(1_001)
+    assert leaders.states() == ["OPEN", "OPEN"]
+    leaders.bag.append(late)
+    settled(leaders)
+    assert leaders.states() == ["OPEN", "OPEN"]
+    assert not leaders[1].memory.holds.in_use
+
+
 def test_a_question_that_was_overtaken_finds_that_it_is_aborted() -> None:
     """O3: the participant has logged it, although it never heard of the transaction."""
     leaders = Leaders()
@@ -364,6 +380,31 @@ def test_c4_a_stream_that_is_lost_before_the_decision_ends_the_transaction() -> 
     assert "[commit A] StreamLost" in settled(leaders)
     assert leaders.states() == ["ABORTED", "ABORTED"]
     assert leaders[0].get("A") == "A ABORTED (ber/a is lost: abort it)"
+
+
+def test_h3_a_vote_waits_for_no_hold() -> None:
+    """Of two transactions each has voted first at one participant. No time passes: neither takes its votes back."""
+    leaders = Leaders(3)
+    for label in "AB":
+        leaders.begin(label, streams=("ber/a", "tok/a"))
+        leaders.commit(label)
+    leaders.collect()
+    asked = leaders.bag
+    leaders.bag = [asked[0], asked[3]]
+    leaders.deliver()
+    leaders.bag += asked[1:3]
+    leaders.settle()
+    assert [leaders.states(label) for label in "AB"] == [["COMMITTED"] * 3] * 2
+
+
+def test_h8_no_two_control_partitions_give_one_timestamp() -> None:
+    """Their clocks show the same, and all that they give in this moment is different."""
+    leaders = Leaders()
+    for label in "ABC":
+        leaders[0].one_shot(f"{label}0", event("nyc/a"))
+        leaders[1].one_shot(f"{label}1", event("ber/a"), scope="ber")
+    times = [at for its in leaders.merges().values() for _, at in its]
+    assert len({*times}) == 6
 
 
 def test_c2_the_commit_is_not_before_a_participants_promise_whose_clock_is_ahead() -> None:

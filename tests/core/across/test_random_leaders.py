@@ -13,27 +13,20 @@ between its snapshot and its commit.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 
-from anabranch.core.across import coordinator
-from anabranch.core.across.coordinator import Step
-from anabranch.core.decisions.across import participating, parts_of_one_shots
-from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import DraftMap
-from anabranch.core.state import OpenTxn
-from anabranch.core.transaction_states import TRANSACTIONS, Op
 from anabranch.errors import InvariantViolation
 from anabranch.protocol.ids import control_partition_of
 from anabranch.protocol.schemas import records as r
 from tests.core.across.leaders import SCOPES, Leader
 from tests.core.across.tables import Tables
+from tests.mutants.catalogue import planted
 
-Patch = pytest.MonkeyPatch
 STEPS = 140
 KEYS = (b"x", b"y")
 Row = tuple[str, bytes]
@@ -361,65 +354,19 @@ def test_transactions_are_whole_everywhere(seed: int) -> None:
     Play(seed).run()
 
 
-# -- planted bugs ------------------------------------------------------------------------------------------
-
-
-def c3_a_part_is_staged_with_its_vote(patch: Patch) -> None:
-    prepare = participating._prepare
-
-    def early(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
-        found = prepare(turn, ask)
-        participating.commit_part(turn, ask.txn_id, 0)
-        return found
-
-    patch.setattr(participating, "_prepare", early)
-
-
-def c3_a_staged_part_is_dated_by_itself(patch: Patch) -> None:
-    patch.setattr(OpenTxn, "lacks_time", property(lambda self: False))
-
-
-def c4_what_is_decided_later_is_aborted(patch: Patch) -> None:
-    place: tuple[r.TxnState, Op] = ("FINALIZE_IN_PROGRESS", "begin_abort")
-    patch.setitem(TRANSACTIONS.transitions, place, "ABORT_IN_PROGRESS")
-
-
-def prepared_before_all_have_voted(patch: Patch) -> None:
-    next_step = coordinator.next_step
-
-    def at_once(*given: Any, **more: Any) -> Step:
-        early = more["prepares"] and not more["decided"]
-        return Step.PREPARE if early else next_step(*given, **more)
-
-    patch.setattr(coordinator, "next_step", at_once)
-
-
-def prepared_and_committed_without_a_word(patch: Patch) -> None:
-    next_step = coordinator.next_step
-    patch.setattr(
-        coordinator, "next_step", lambda *given, **more: next_step(*given, **{**more, "prepares": False})
-    )  # fmt: skip
-
-
-def no_participant_hears_of_a_coordinator_that_forgot(patch: Patch) -> None:
-    patch.setattr(parts_of_one_shots, "asked_decision", lambda turn, message: None)
-
-
-# The first seed that finds each.
-PLANTED: dict[Callable[[Patch], None], int] = {
-    c3_a_part_is_staged_with_its_vote: 0,
-    c3_a_staged_part_is_dated_by_itself: 14,
-    c4_what_is_decided_later_is_aborted: 8,
-    prepared_before_all_have_voted: 2,
-    prepared_and_committed_without_a_word: 3,
-    no_participant_hears_of_a_coordinator_that_forgot: 0,
+# Planted bugs of `tests.mutants.catalogue`, and the first seed that finds each.
+PLANTED: dict[str, int] = {
+    "a participant's time counts": 0,
+    "staged with the vote": 0,
+    "staged parts date themselves": 14,
+    "what is decided later is aborted": 8,
+    "prepared before all have voted": 2,
+    "committed without a word": 3,
+    "unknown one-shots are not answered": 0,
 }
 
 
-@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
-def test_a_planted_bug_is_found(
-    plant: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(monkeypatch)
-    with pytest.raises((AssertionError, InvariantViolation)):
-        Play(PLANTED[plant], hard=False).run()
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_found(name: str) -> None:
+    with planted(name), pytest.raises((AssertionError, InvariantViolation)):
+        Play(PLANTED[name], hard=False).run()
