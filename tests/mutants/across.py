@@ -268,6 +268,16 @@ def unknown_aborts_are_forgotten() -> Planted:
     return patch.dict(participant.TRANSITIONS, {("none", "abort"): Action.DONE})
 
 
+def late_commits_need_no_promise() -> Planted:
+    """O4: a part that was left out commits without a prepare timestamp that covers the commit."""
+    right = participant.decided
+
+    def decided(row: r.TxnRow | None, decision: r.Decide, **known: Any) -> Action:
+        return right(row, decision, **{**known, "promised": None})
+
+    return patch.object(participant, "decided", decided)
+
+
 def nothing_is_forged() -> Planted:
     """M3: messages without their HMAC are acted on."""
     return patch.object(receiving, "is_genuine", lambda *_: True)

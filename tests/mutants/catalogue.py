@@ -365,6 +365,8 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("prepared before all have voted", across.prepared_before_all_have_voted, weather=OVER,
            suite=LATER_TESTS),
     Mutant("committed without a word", across.committed_without_a_word, weather=OVER, suite=LATER_TESTS),
+    Mutant("late commits need no promise", across.late_commits_need_no_promise, simulated=False,
+           suite=LATER_TESTS),
     Mutant("votes wait for holds", across.votes_wait_for_holds, simulated=False, suite=ACROSS),
     Mutant("timestamps of any control partition", across.timestamps_of_any_partition, weather=OVER, suite=ACROSS),
     Mutant("a message brings any time", across.any_time_is_accepted, simulated=False, suite=ACROSS),
