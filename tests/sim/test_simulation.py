@@ -86,7 +86,7 @@ PARTS = ("consumed", "name", "number", "changes", "open", "prepares", "ReservedB
 SAFE_SEEDS = (0, 1, 2, 3, 4, 5)
 MOST_SEEDS = 60
 OFTEN_S = 0.3
-SHORT_S = 5.0  # of a run that has all kinds of work, but not for long
+SHORT_S = 3.0  # of a run that has all kinds of work, but not for long
 # Limits that bound a transaction, but not its rows.
 _OTHERS = {
     "ASKS_OF_TXN", "FOLLOWED", "HELD_COMMANDS", "HELPERS", "NAME", "ROW_CHANGES", "TURN_MS", "UNCOMMITTED",
