@@ -37,6 +37,7 @@ _WAITING = Struct(">BQQIQ")
 _ADDED = Struct(">QIBQQIQ")
 _FLAGGED = Struct(">QIB")
 _NO_ROW = bytes(HEAD.size)
+# Flags of a waiting event: it is of the right side; it has found another; it has a value.
 _RIGHT = 1
 _MATCHED = 2
 _HAS_VALUE = 4
@@ -44,7 +45,7 @@ _PLACE = Struct(">QIQ")  # of a row's change: commit timestamp, partition, offse
 _SIZE = Struct(">H")  # bytes of a key
 _KINDS = ("inner", "left", "outer")
 Pair = Callable[[Any, Any], Any]
-_make = tuple.__new__  # faster than the class itself
+_make = tuple.__new__  # makes an `Event`, faster than its class does
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +300,12 @@ class KeyJoin(Keyed):
             self._answer(at, row[len(prefix) :], change, at.value)
 
     def take_sent(self, event: Event) -> None:
-        """Handle what was sent to this task by `take_left`, or is the answer to it."""
+        """Handle what came by the stream ``via``. Its value begins with what it is:
+
+        - ``s`` with a change and a left key: that row names the key of this event from now on (it *subscribes*);
+        - ``u`` with a left key: it names this key no more;
+        - ``a`` with a change, and ``r`` and the right row, or ``n``: the answer to a left row.
+        """
         at, key = self._begin(event)
         what, rest = (at.value or b"")[:1], (at.value or b"")[1:]
         change, rest = rest[: _PLACE.size], rest[_PLACE.size :]

@@ -42,8 +42,10 @@ DONE_MS = 20
 # before, as what the vote meets may last.
 AGAIN_MS = 20
 MOST_DOUBLED = 5
-# The row of a commit that is decided with other control partitions has this: there is no way back.
+# A commit with parts at other control partitions has this in its row, in the place of a program's `Prepare`. Once it is
+# decided, nothing takes it back.
 ELSEWHERE = r.Prepare(b"", b"")
+# The messages that are sent to a participant again until it has answered; "commit_later": without a timestamp.
 _KINDS = ("ask", "commit", "commit_later", "abort")
 ENDING = ("FINALIZE_IN_PROGRESS", "ABORT_IN_PROGRESS")
 _FOR_GOOD = ("StreamLost", "TransactionAborted")  # refusals that no later commit can mend
@@ -297,7 +299,7 @@ def only_waits(turn: Turn, txn: OpenTxn) -> bool:
 
 
 def hold_nothing(turn: Turn, txn_id: bytes) -> None:
-    """Ask for votes without timestamps, if there were some for long enough."""
+    """Ask for votes without timestamps, if votes with timestamps have held the participants' streams for `HELD_MS`."""
     held_ms = turn.across.held_ms.get(txn_id, turn.now_ms)
     if turn.now_ms - held_ms >= HELD_MS:
         ask(turn, txn_id, "VOTE")

@@ -69,7 +69,7 @@ def _coordinate(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommi
 
 
 def _is_big(turn: Turn, txn_id: bytes) -> bool:
-    """Whether the part here may have to be staged. If it need not be in the end, that costs two messages more."""
+    """Whether the part here may have to be staged. If it then needs no staging, two messages were sent in vain."""
     return turn.index.uncommitted.size_of((txn_id,)) > turn.settings.chunk_bytes
 
 

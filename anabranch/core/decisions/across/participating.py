@@ -92,7 +92,8 @@ def asked(turn: Turn, ask: r.AskVote, skewed: errors.ClockSkew | None) -> Action
 def _vote(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None = None) -> None:
     """Check whether the transaction can commit here, log the vote, and answer.
 
-    A vote that has to wait is kept in memory, and tried again in each turn; who forgets it is asked again.
+    A vote that has to wait is kept in memory, and tried again in each turn. A next leader does not know it, and is
+    asked again.
     """
     txn_id, its = ask.txn_id, turn.state.coordinator_row(ask.txn_id)
     # Also a no is of this round of votes: a question that was overtaken must find that.
@@ -180,14 +181,14 @@ def _that_count(receipts: tuple[r.Receipt, ...], known: Container[int]) -> tuple
 
 
 def _promise(turn: Turn, ask: r.AskVote) -> None:
-    """Log the round of votes, with a timestamp if one is asked for, and vote yes.
+    """Vote yes: log the round of votes, with a prepare timestamp if one is asked for, and answer.
 
     If a stream was lost since it was prepared, the vote says so: there is a way back until the decision (C4).
     """
     txn_id, its = ask.txn_id, turn.state.coordinator_row(ask.txn_id)
     row = turn.row(txn_id)
     if its is not None and row.state == "COMMITTED":  # by force: its timestamp is what it has
-        # The vote has a timestamp only if the coordinator asked for one: any other is taken back, again and again.
+        # The coordinator would take back a timestamp that it has not asked for, and ask again, for ever.
         at = row.commit_timestamp if ask.asks == "TIMESTAMP" else 0
         noted = its._replace(votes_round=ask.votes_round, prepare_timestamp=at, staged=True)
         turn.put(k.coordinator_key(txn_id), noted)
@@ -236,7 +237,7 @@ def _answer(
     error: r.Refusal | None = None,
     revalidate: r.Revalidate | None = None,
 ) -> None:
-    """Send the vote that the rows say."""
+    """Send a vote, with what the rows say of it: round, timestamp, counts."""
     row = turn.row(txn_id)
     if error is None and answer == "NO" and revalidate is None and row.state == "ABORTED":
         error = refuse(errors.TransactionAborted(f"the transaction is aborted ({row.reason})"))
