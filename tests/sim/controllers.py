@@ -156,6 +156,9 @@ class Fleet:
     def _direct(self) -> None:
         if self.calm:
             return
+        if not self.faults.awake:
+            self.world.later(_LOOK_S, self._direct)
+            return
         random = self.world.random
         for partition in self.partitions:
             count = random.choice((0, 1, 1, 1, 2, 2))

@@ -30,7 +30,7 @@ _QUESTIONS = frozenset(("end_offsets", "describe_topics", "committed", "commit o
 
 
 class Faults:
-    """Decides at each port call; silent once ``calm``, and before that while ``is_quiet``."""
+    """Decides at each port call; silent until ``awake``, and once ``calm``."""
 
     def __init__(self, world: World, weather: Weather, only: frozenset[str] | None = None) -> None:
         """``only``: the faults that may strike, by their names of 8 digits; None: all that the weather brings."""
@@ -38,13 +38,14 @@ class Faults:
         self._only = only
         self._calls: dict[str, int] = defaultdict(int)
         self.weather = weather
-        self.calm = self.is_quiet = False
+        self.awake = not weather.sets_up
+        self.calm = False
         self.counts: dict[str, int] = {}
         self.struck: dict[str, str] = {}  # name -> what, when and where
 
     def at(self, process: Process, call: str) -> Action | None:
         """What goes wrong at this port call, if anything."""
-        if self.calm or self.is_quiet:
+        if self.calm or not self.awake:
             return None
         key = self._key(process.name, call)
         action = self._at(process, call, _chance(key), key)
@@ -52,7 +53,7 @@ class Faults:
 
     def strikes(self, rate: float, name: str, who: str = "") -> bool:
         """Whether a fault that is no port call's happens now. ``who``: whose it is, of the running process."""
-        if self.calm or self.is_quiet or not rate:
+        if self.calm or not self.awake or not rate:
             return False
         key = self._key(who or self._world.running_name, name)
         if _chance(key) >= rate or not self._note(key, name):

@@ -82,6 +82,7 @@ PREFIX = "anabranch"
 _NOT_JUDGED = (*COMPANIONS, COUNTERS, CHAINED, state_stream(LATER))
 CALM_S = 90.0  # after the faults stop, everything ends in so much virtual time
 _SETTLE_S = 4.0
+_SET_UP_S = 30.0  # at most
 _TABLE_CHECKS = 0.1
 _COLLECT_S = 5.0
 _LONG_S = 86_400.0
@@ -350,9 +351,8 @@ class _Run:
         """Faults first, then calm, then the checks; returns the number of COMMIT records, and epochs."""
         self.fleet.start()
         self.retention.start()
-        self.cluster.hands.start()
-        self.outages.start()
-        self._expire_offsets()
+        if self.faults.awake:
+            self._start_trouble()
         self.operator.start()
         self.grower.start()
         for worker in self.workers:
@@ -366,7 +366,10 @@ class _Run:
         for replica in self.replicas:
             replica.start()
         world = self.world
-        self._make_streams()
+        if not self.faults.awake:
+            world.run(lambda: any(worker.client for worker in self.workers), _SET_UP_S)
+            self.faults.awake = True
+            self._start_trouble()
         world.run(self._worked, world.now + self.faults.weather.work_s)
         world.note("world", "calm")
         self.faults.calm = True
@@ -397,13 +400,11 @@ class _Run:
             world.fail(f"the log can't be read: {error!r}")
         return 0, Epochs()
 
-    def _make_streams(self) -> None:
-        """Wait until clients have made all streams, if no fault may strike before."""
-        if self.faults.weather.quiet:
-            self.faults.is_quiet = True
-            most = self.faults.weather.jobs
-            self.world.run(lambda: all(worker.jobs < most for worker in self.workers), CALM_S)
-            self.faults.is_quiet = False
+    def _start_trouble(self) -> None:
+        """What comes now and then, and lasts."""
+        self.cluster.hands.start()
+        self.outages.start()
+        self._expire_offsets()
 
     def _expire_offsets(self) -> None:
         """Now and then, if the weather has it."""
