@@ -142,7 +142,7 @@ class _Sender:
 
     def __init__(self, shared: Shared, most_bytes: int) -> None:
         self._shared, self._session = shared, shared.session
-        self._most_bytes = most_bytes
+        self._most_bytes, self._most_rows = most_bytes, limits.EVENTS.value
         # Guards all that `add` changes; held for a few lines. The garbage collector may call `stop` inside of them.
         self._guard = threading.RLock()
         self._pumping = here().lock()
@@ -174,22 +174,24 @@ class _Sender:
             if request is not None and (
                 request.partition != place.partition
                 or request.size + size > self._most_bytes
-                or len(request.rows) == limits.EVENTS.value
+                or len(request.rows) == self._most_rows
             ):
                 self._queue_open()
                 request, sealed = None, True
+            is_new = request is None
             if request is None:
                 now = self._session.now()
                 request = self._open = _Request(place.partition, place.scope, self.count, begun=now)
             request.rows.append(row)
             request.size += size
             self.held += size
-            number, self.count = self.count, self.count + 1
+            number = self.count
+            self.count = number + 1
             if alone:
                 self._awaited[number] = None
                 self._queue_open()
                 sealed = True
-        if sealed or len(request.rows) == 1:
+        if sealed or is_new:
             self.notify()
         return number, sealed
 
@@ -482,6 +484,7 @@ class WriteSession:
         if flush not in get_args(Flush):
             raise InvalidArgument(f"flush {flush!r}: one of {', '.join(get_args(Flush))}")
         self._shared, self._session, self._mode = shared, shared.session, flush
+        self._now = shared.ports.clock.monotonic
         self._places: dict[str, _Place] = {}
         self._turn = 0  # of rows without a key
         self._is_closed = False
@@ -598,14 +601,17 @@ class WriteSession:
         if self._is_closed or shared.closed or shared.forked:
             self._check()
         shared.check_outside("a session's write")
-        place = self._place(stream)
+        place = self._places.get(stream) if type(stream) is str else None
+        if place is None or self._now() >= place.until:
+            place = self._place(stream)
         if type(key) is not bytes or type(value) is not bytes:
             limits.check_event(key, value, None)
             key, value = _exact(key), _exact(value)
         size = len(key or b"") + len(value or b"")
-        pairs = limits.check_headers(headers) if headers is not None else None
-        if pairs:
-            size += sum(len(name.encode()) + len(data or b"") for name, data in pairs)
+        pairs = None
+        if headers is not None:
+            pairs = limits.check_headers(headers)
+            size += sum(len(name.encode()) + len(data or b"") for name, data in pairs or ())
         if timestamp is not None:
             shared.check_time(stream, timestamp)
         if place.is_table:
@@ -659,7 +665,7 @@ class WriteSession:
         place = self._places.get(stream)
         if place is None:
             return self._learned(stream)
-        now = self._session.now()
+        now = self._now()
         if now >= place.until:
             try:
                 place = self._learned(stream, min(defaults.SESSION_ASK_S, self._shared.timeout))

@@ -202,19 +202,14 @@ def encoded_event(
     timestamp: int,
 ) -> bytes:
     """One event, as commands have it. The caller has checked the fields. ``timestamp``: Unix ms, or -1."""
-    tail = (
-        _PLAIN_TAIL
-        if not headers and timestamp == -1
-        else _headers(headers or ()) + write_long(timestamp)
-    )
-    return b"".join(
-        (
-            head,
-            _NULL if key is None else _some(len(key)) + key,
-            _NULL if value is None else _some(len(value)) + value,
-            tail,
-        )
-    )
+    if key is None or value is None or headers or timestamp != -1:
+        keyed = _NULL if key is None else _some(len(key)) + key
+        valued = _NULL if value is None else _some(len(value)) + value
+        return b"".join((head, keyed, valued, _headers(headers or ()), write_long(timestamp)))
+    few, many = len(key), len(value)  # the usual form, without further calls
+    before = _SOME[few] if few < 4096 else _some(few)
+    between = _SOME[many] if many < 4096 else _some(many)
+    return b"".join((head, before, key, between, value, _PLAIN_TAIL))
 
 
 def _add_events(out: list[bytes], events: Iterable[r.Event]) -> None:
