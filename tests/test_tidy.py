@@ -11,7 +11,7 @@ import importlib
 import re
 import runpy
 import subprocess
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -388,13 +388,22 @@ def test_the_map_has_every_file() -> None:
 # -- classes, over the whole tree -------------------------------------------------------------------------
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """The statements of a file, without what is within expressions."""
+    left = deque([tree])
+    while left:
+        yield (one := left.popleft())
+        kinds = ast.stmt, ast.excepthandler, ast.match_case
+        left += (child for child in ast.iter_child_nodes(one) if isinstance(child, kinds))
+
+
 @cache
 def all_classes() -> tuple[list[tuple[str, ast.ClassDef]], dict[str, ast.ClassDef]]:
     """(file, class) of the whole tree, and the classes by name: the first one of each."""
     classes = [
         (file.name, node)
         for file in sorted(parsed(), key=lambda file: file.name)
-        for node in ast.walk(file.tree)
+        for node in statements(file.tree)
         if isinstance(node, ast.ClassDef)
     ]
     return classes, {node.name: node for _, node in reversed(classes)}

@@ -509,7 +509,7 @@ def test_concurrent_events_of_a_task_are_in_one_thread(place: Place) -> None:
         name = threading.current_thread().name
         if event.key != SLOW:
             calls.append((name, "begin"))
-        await asyncio.sleep(2 if event.key == SLOW else 0.04)
+        await asyncio.sleep(1 if event.key == SLOW else 0.02)
         if event.key != SLOW:
             calls.append((name, "end"))
         out.write(b"1", key=event.key)

@@ -801,13 +801,12 @@ REFUSED: dict[str, tuple[Callable[[Shop], object], type[Exception], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refusals(shop: Shop, case: str) -> None:
+def test_refusals(shop: Shop, subtests: pytest.Subtests) -> None:
     shop.client.derive(ORDERS, "by-city", city)
     shop.client.create_stream("shop/plain")
-    call, error, text = REFUSED[case]
-    with pytest.raises(error, match=text):
-        call(shop)
+    for case, (call, error, text) in REFUSED.items():
+        with subtests.test(case), pytest.raises(error, match=text):
+            call(shop)
 
 
 COMMANDS: dict[str, tuple[dict[str, str], tuple[str, ...], type[Exception], str]] = {
@@ -826,12 +825,11 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[str, ...], type[Exception], str]
 }
 
 
-@pytest.mark.parametrize("case", COMMANDS)
-def test_the_leader_refuses_other_changes(shop: Shop, case: str) -> None:
+def test_the_leader_refuses_other_changes(shop: Shop, subtests: pytest.Subtests) -> None:
     shop.client.derive(ORDERS, "by-city", city)
-    set_to, unset, error, text = COMMANDS[case]
-    with pytest.raises(error, match=text):
-        shop.client._session.ask_stream(ORDERS, r.AlterStream(ORDERS, set_to, unset), 1e9)
+    for case, (set_to, unset, error, text) in COMMANDS.items():
+        with subtests.test(case), pytest.raises(error, match=text):
+            shop.client._session.ask_stream(ORDERS, r.AlterStream(ORDERS, set_to, unset), 1e9)
 
 
 def test_a_version_may_be_taken_away_twice(shop: Shop) -> None:

@@ -239,6 +239,16 @@ def test_entries_go_with_their_versions(tmp_path: Path, monkeypatch: pytest.Monk
     store.close()
 
 
+def test_a_cursor_is_not_read_after_its_block(tmp_path: Path) -> None:
+    """Another iterator would keep the folder open."""
+    store = Store(tmp_path / "rows", "c")
+    with store.cursor() as cursor:
+        assert store.get(1, b"k", 9, cursor).value is None
+    with pytest.raises(RuntimeError, match="after the end"):
+        store.get(1, b"k", 9, cursor)
+    store.close()
+
+
 def test_one_folder_one_owner(tmp_path: Path) -> None:
     folder = tmp_path / "rows"
     held = Store(folder, "c")

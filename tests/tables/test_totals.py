@@ -181,14 +181,16 @@ def odd(_: bytes, row: bytes) -> Any:
     return BAD[row][0] if row in BAD else (b"oslo", 2)
 
 
-@pytest.mark.parametrize("row", BAD)
-def test_an_error_of_the_function_leaves_the_transaction_as_it_was(shop: Shop, row: bytes) -> None:
+def test_an_error_of_the_function_leaves_the_transaction_as_it_was(
+    shop: Shop, subtests: pytest.Subtests
+) -> None:
     shop.client.derive(ORDERS, "by-branch", odd, totals=True)
     rows = shop.replica(shop.client)
     with rows.begin() as txn:
         txn.put(ORDERS, b"a", b"fine")
-        with pytest.raises(BAD[row][1]):
-            txn.put(ORDERS, b"b", row)
+        for row in BAD:
+            with subtests.test(row.decode()), pytest.raises(BAD[row][1]):
+                txn.put(ORDERS, b"b", row)
         txn.put(ORDERS, b"c", b"too")
         txn.commit()
     assert rows_of(rows, ORDERS) == {b"a": b"fine", b"c": b"too"}
@@ -638,12 +640,17 @@ REFUSED: dict[str, tuple[Callable[[Shop, TableTransaction], object], type[Except
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refusals(shop: Shop, case: str) -> None:
+def test_refusals(shop: Shop, subtests: pytest.Subtests) -> None:
     shop.client.derive(ORDERS, "by-city", city)
-    call, error, text = REFUSED[case]
-    with with_totals(shop).begin() as txn, pytest.raises(error, match=text), shop.client.outside():
-        call(shop, txn)
+    rows = with_totals(shop)
+    for case, (call, error, text) in REFUSED.items():
+        with (
+            subtests.test(case),
+            rows.begin() as txn,
+            pytest.raises(error, match=text),
+            shop.client.outside(),
+        ):
+            call(shop, txn)
 
 
 def test_a_replica_that_was_opened_before(shop: Shop) -> None:
