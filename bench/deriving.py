@@ -30,7 +30,7 @@ import psutil  # type: ignore[import-untyped]
 import anabranch
 from anabranch.processing.run import spare_collections
 from anabranch.processing.worker import AllTasks, Worker
-from anabranch.protocol.hybrid_time import to_us
+from anabranch.protocol.hybrid_time import from_us, to_us
 from anabranch.protocol.schemas.codec import LEVEL
 from bench.setting import WARM_S, Place, percentile
 
@@ -84,13 +84,15 @@ def _measured(place: Place, interval: float, seconds: float) -> dict[str, Any]:
                 reader=[os.getpid()],
             )
             time.sleep(WARM_S)
-            before = cpu.seconds()
-            time.sleep(seconds)
-            used = {role: spent - before[role] for role, spent in cpu.seconds().items()}
+            since, before = from_us(time.time_ns() // 1_000), cpu.seconds()
             committed = sorted(at for pipe in pipes for at in pipe.recv())
+            used = {role: spent - before[role] for role, spent in cpu.seconds().items()}
+            counted = sum(at > since for at in committed)
             for one in writers:
                 one.join()
-            lags = watch.lags([at for at in committed if at > committed[0] + _hybrid(WARM_S)])
+            lags = watch.lags(
+                [at for at in committed if at > committed[0] + from_us(int(WARM_S * 1e6))]
+            )
     finally:
         worker.terminate()
         worker.join()
@@ -100,7 +102,7 @@ def _measured(place: Place, interval: float, seconds: float) -> dict[str, Any]:
         "p50_ms": 1000 * percentile(lags, 0.5),
         "p99_ms": 1000 * percentile(lags, 0.99),
         "most_ms": 1000 * lags[-1],
-        "cpu_us": {role: 1e6 * spent / len(lags) for role, spent in used.items()},
+        "cpu_us": {role: 1e6 * spent / counted for role, spent in used.items()},
     }
 
 
@@ -115,10 +117,6 @@ class _Cpu:
         return {
             role: sum(sum(one.cpu_times()[:2]) for one in its) for role, its in self._roles.items()
         }
-
-
-def _hybrid(seconds: float) -> int:
-    return int(seconds * 1e6) << 12
 
 
 class _Watch:
@@ -203,8 +201,7 @@ def _write(bootstrap: str, source: str, number: int, seconds: float, pipe: Conne
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Head and rows for people."""
     head = ["commit interval, s", "commits/s", "of", "lag p50, ms", "p99", "most", "goal, p99"]
-    roles = list(next(iter(result.values()))["cpu_us"])
-    head += [f"CPU of a commit, us: {roles[0]}", *roles[1:]]
+    head.append(f"CPU of a commit, us: {', '.join(next(iter(result.values()))['cpu_us'])}")
     rows = [
         [
             interval,
@@ -214,7 +211,7 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             f"{found['p99_ms']:.0f}",
             f"{found['most_ms']:.0f}",
             f"≤ {GOAL_MS}",
-            *(f"{found['cpu_us'][role]:,.0f}" for role in roles),
+            ", ".join(f"{spent:,.0f}" for spent in found["cpu_us"].values()),
         ]
         for interval, found in result.items()
     ]
