@@ -57,7 +57,7 @@ class DerivedTable(Processor):
         unique: bool = False,
         tasks: int = defaults.TASKS,
         commit_interval: float = defaults.DERIVE_INTERVAL_S,
-        cut_bytes: int = defaults.DERIVE_BYTES,
+        cut_bytes: int = defaults.CUT_BYTES,
         retries: int = defaults.HANDLER_RETRIES,
     ) -> None:
         """Raises: InvalidArgument (also with ``unique``)."""
@@ -76,6 +76,7 @@ class DerivedTable(Processor):
             cut_bytes=cut_bytes,
             retries=retries,
         )
+        self.first_bytes = defaults.DERIVE_BYTES
         self.of, self.function = of, function
         self._made = cast("Function", function_of(of, function, "asynchronous"))
         self.derivation = self._made

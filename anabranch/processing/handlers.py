@@ -85,7 +85,8 @@ class Handlers:
         """
         self._app = app
         self._part_s = part_s
-        self.batch_bytes = min(app.cut_bytes, FULL_BYTES)
+        self._most_bytes = min(app.cut_bytes, FULL_BYTES)
+        self.batch_bytes = min(app.first_bytes, self._most_bytes)
         self._left: list[Piece] = []  # input that the previous batch had no room for
         self._stop = stop or threading.Event()
         self._failures = Failures(app, metrics or Numbers(TABLE), self._stop, pauses=pauses)
@@ -175,6 +176,12 @@ class Handlers:
     def close_batch(self, batch: WorkBatch) -> bool:
         """Close a batch; the next one begins with what it has not handled. Returns as `WorkBatch.close`."""
         return batch.close()
+
+    def set_size(self, *, was_full: bool) -> None:
+        """Set the size of the next batch: small while events are few, and doubled after each full batch."""
+        self.batch_bytes = min(
+            2 * self.batch_bytes if was_full else self._app.first_bytes, self._most_bytes
+        )
 
     def _fire(self, batch: WorkBatch, tasks: Collection[int], wall: Callable[[], float]) -> None:
         if not batch.pieces:

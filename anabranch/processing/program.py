@@ -12,6 +12,7 @@ from anabranch.processing.batch import current_context
 from anabranch.processing.plain import Cluster
 from anabranch.processing.stores import Keyed
 from anabranch.processing.tables import SharedReplica, SharedTable
+from anabranch.protocol import defaults
 from anabranch.protocol.legal_names import is_plain, split_stream
 from anabranch.protocol.limits import copied_time
 from anabranch.reading.history import Start
@@ -153,6 +154,7 @@ class Program:
     tasks: int
     commit_interval: float
     cut_bytes: int
+    first_bytes: int = defaults.CUT_BYTES  # of a batch after one that was not full
     whole: bool
     dead_letter: str | None
     retries: int
