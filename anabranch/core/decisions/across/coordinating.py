@@ -40,8 +40,8 @@ DONE_MS = 20
 # before, as what the vote meets may last.
 AGAIN_MS = 20
 MOST_DOUBLED = 5
-# A commit with parts at other control partitions has this in its row, in the place of a program's `Prepare`. Once it
-# is decided, nothing takes it back.
+# A commit with parts at other control partitions has this in its row, in the place of a program's `Prepare`. Once
+# it is decided, nothing takes it back.
 ELSEWHERE = r.Prepare(b"", b"")
 # The messages that are sent to a participant again until it has answered; "commit_later": without a timestamp.
 _KINDS = ("ask", "commit", "commit_later", "abort")
