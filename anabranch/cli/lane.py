@@ -205,9 +205,7 @@ def grow(
     never falls. After an interruption repeat the command: it continues.
     """
     with options.client() as client:
-        confirm(
-            f"{control_partitions} control partitions can't become fewer again.", yes=yes
-        )
+        confirm(f"{control_partitions} control partitions can't become fewer again.", yes=yes)
         found = client.grow_cluster(control_partitions)
     line = f"{found} control partitions are in use: new scopes get those with the fewest scopes"
     print_result({"control_partitions": found}, line, as_json=options.json)

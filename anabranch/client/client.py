@@ -1664,7 +1664,7 @@ class Client:
     def feature_level(
         self, *, raise_to: int | None = None, timeout: float | None = None
     ) -> FeatureLevel:
-        """The feature level of the cluster; ``raise_to``: raise it to at least this first, in all control partitions.
+        """The feature level of the cluster; ``raise_to``: raise it first, to at least this, everywhere.
 
         Raise it once all controllers run a release that knows the level: others can't lead afterwards, and the
         level is never lowered. Needs the right operate on ``*``.
@@ -1681,11 +1681,11 @@ class Client:
         Controllers lead the new ones within seconds, without a restart. New scopes get those with the fewest
         scopes. Existing scopes stay where they are. New control partitions get the feature level, lanes and grants
         of the others before a scope gets one. After an interruption call it again: it continues. One call adds at
-        most 64. Needs feature level 4, the rights operate and admin on ``*``, and the brokers' right Alter on the topics of control
-        partitions and lanes.
+        most 64. Needs feature level 4, the rights operate and admin on ``*``, and the brokers' right Alter on the
+        topics of control partitions and lanes.
 
-        Raises: InvalidArgument (fewer than there are, or more than 64 added), FeatureNotEnabled, NotAuthorized (also if a right of the
-        brokers is missing), NotReady, DeadlineExceeded (repeating is safe).
+        Raises: InvalidArgument (fewer than there are, or more than 64 added), FeatureNotEnabled, NotAuthorized
+        (also if a right of the brokers is missing), NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.deadline_outside("grow_cluster", timeout)
         return self._admin.grow(control_partitions, deadline)

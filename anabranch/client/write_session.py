@@ -586,7 +586,9 @@ class WriteSession:
 
     def _table(self, name: str) -> str:
         if not self._place(name).is_table:
-            raise InvalidArgument(f"{name} is a stream, not a table: use `apply`, or make a table with `create_table`")
+            raise InvalidArgument(
+                f"{name} is a stream, not a table: use `apply`, or make a table with `create_table`"
+            )
         return name
 
     def _write(

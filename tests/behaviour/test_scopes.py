@@ -243,7 +243,10 @@ def test_a_cluster_grows_under_load(
                 assert committed_by_old(f"{GROWING}-{scope}/s") == 0
             assert operator.grow_cluster(3, timeout=90) == 3
             assert operator.grow_cluster(3) == 3, "repeated"
-            for wrong, why in ((2, "has 3 control partitions, and they never"), (68, "one call adds at most 64")):
+            for wrong, why in (
+                (2, "has 3 control partitions, and they never"),
+                (68, "one call adds at most 64"),
+            ):
                 with pytest.raises(InvalidArgument, match=why):
                     operator.grow_cluster(wrong)
             places = {}

@@ -22,8 +22,8 @@ from anabranch.ports import Log, LogDenied, LogError, LogRefused
 from anabranch.protocol import limits
 from anabranch.protocol.defaults import FIRST_RETRY_S
 from anabranch.protocol.ids import AS_NOW, DIRECTORY, MAX_CONTROL_PARTITION
-from anabranch.protocol.limits import GROWTH
 from anabranch.protocol.legal_names import ADMIN_LANE, check_lane, check_type
+from anabranch.protocol.limits import GROWTH
 from anabranch.protocol.schemas import records as r
 from anabranch.topics.creation import (
     create_lane_topics,

@@ -267,7 +267,9 @@ class Deriving:
         gone = there if version is None else (version,)
         if not gone or not set(gone) <= set(there):
             found = ", ".join(map(str, there)) or "none"
-            raise InvalidArgument(f"{source} has no such derivation {name!r}: versions in force: {found}")
+            raise InvalidArgument(
+                f"{source} has no such derivation {name!r}: versions in force: {found}"
+            )
         for each in gone:
             of = r.Derivation(source, name, each)
             with (

@@ -42,8 +42,8 @@ DONE_MS = 20
 # before, as what the vote meets may last.
 AGAIN_MS = 20
 MOST_DOUBLED = 5
-# A commit with parts at other control partitions has this in its row, in the place of a program's `Prepare`. Once it is
-# decided, nothing takes it back.
+# A commit with parts at other control partitions has this in its row, in the place of a program's `Prepare`. Once
+# it is decided, nothing takes it back.
 ELSEWHERE = r.Prepare(b"", b"")
 # The messages that are sent to a participant again until it has answered; "commit_later": without a timestamp.
 _KINDS = ("ask", "commit", "commit_later", "abort")
@@ -299,7 +299,7 @@ def only_waits(turn: Turn, txn: OpenTxn) -> bool:
 
 
 def hold_nothing(turn: Turn, txn_id: bytes) -> None:
-    """Ask for votes without timestamps, if votes with timestamps have held the participants' streams for `HELD_MS`."""
+    """Ask for votes without timestamps, if those with timestamps have held streams for `HELD_MS`."""
     held_ms = turn.across.held_ms.get(txn_id, turn.now_ms)
     if turn.now_ms - held_ms >= HELD_MS:
         ask(turn, txn_id, "VOTE")

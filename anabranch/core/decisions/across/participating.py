@@ -188,7 +188,7 @@ def _promise(turn: Turn, ask: r.AskVote) -> None:
     txn_id, its = ask.txn_id, turn.state.coordinator_row(ask.txn_id)
     row = turn.row(txn_id)
     if its is not None and row.state == "COMMITTED":  # by force: its timestamp is what it has
-        # The coordinator would take back a timestamp that it has not asked for, and ask again, for ever.
+        # The coordinator takes back a timestamp that it has not asked for, and asks again: that would never end.
         at = row.commit_timestamp if ask.asks == "TIMESTAMP" else 0
         noted = its._replace(votes_round=ask.votes_round, prepare_timestamp=at, staged=True)
         turn.put(k.coordinator_key(txn_id), noted)

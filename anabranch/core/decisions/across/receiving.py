@@ -58,9 +58,9 @@ def _ignored(
 ) -> str:
     """Why a message is not acted on; empty if it may be.
 
-    misdirected: for another leader, or from none. off: such transactions are switched off. unknown: nothing here can
-    prove it. early: a question that came before its one-shot. forged: its HMAC is wrong. `_decide` adds impossible:
-    no leader sends it in this state.
+    misdirected: for another leader, or from none. off: such transactions are switched off. unknown: nothing here
+    can prove it. early: a question that came before its one-shot. forged: its HMAC is wrong. `_decide` adds
+    impossible: no leader sends it in this state.
     """
     here, coordinator = turn.settings.control_partition, control_partition_of(message.txn_id)
     is_here = isinstance(message, TO_COORDINATOR)
