@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from inspect import isawaitable
-from itertools import chain, groupby, takewhile
+from itertools import chain, groupby, islice, takewhile
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +34,10 @@ from anabranch.processing.failures import (
     new_pauses,
 )
 from anabranch.processing.metrics import TABLE
-from anabranch.processing.program import Awaited, Program, Registered, check_result
+from anabranch.processing.program import Awaited, Input, Program, Registered, check_result
 from anabranch.processing.timers import Timed, TimeOfTasks
 from anabranch.protocol.legal_names import is_plain
-from anabranch.reading.slices import Piece, split_pieces
+from anabranch.reading.slices import Piece, Slices, split_pieces
 from anabranch.reading.store_lookup import FIRST_STORE
 from anabranch.types import Event
 
@@ -368,52 +368,67 @@ class Handlers:
 
     def _in_turn(self, at: HandlerContext, piece: Piece, registered: Sequence[Registered]) -> int:
         """Call the handlers with one event after another. Returns how many there was time for."""
-        given, size = _given(piece), len(piece.tasks)
         at.seen, at.placed = 0, piece.placed
-        calls, decode = [one.call for one in registered], self._app.inputs[piece.stream].decode
-        undo, monotonic = at.undo, self.monotonic
-        event: Event | None = None
-        error: BaseException
+        if self._app.threads > 1:  # the time to decode an event counts as the event's
+            return self._one_by_one(at, piece, registered, 0, None)
+        calls, undo, monotonic = [one.call for one in registered], at.undo, self.monotonic
+        handled, is_at_work = 0, False
+        error: BaseException | None
+        given = zip(_decoded(piece, self._app.inputs[piece.stream]), piece.tasks, strict=True)
+        try:
+            for (event, at.key, at.value), at.task in given:
+                is_at_work = True
+                undo.clear()
+                at.seen, at.timestamp = 0, event.timestamp
+                for call in calls:
+                    if (found := call(event)) is not None:
+                        check_result(call, found)
+                is_at_work = False
+                handled += 1
+                if monotonic() >= self._hard:
+                    break
+            return handled
+        except FAILURES as raised:
+            if not is_at_work and is_from_outside(raised):
+                raise
+            error = raised if is_at_work else None  # else a codec's, which is raised again
+        return self._one_by_one(at, piece, registered, handled, error)
+
+    def _one_by_one(
+        self, at: HandlerContext, piece: Piece, registered: Sequence[Registered], first: int,
+        error: BaseException | None,
+    ) -> int:  # fmt: skip
+        """As `_in_turn`, with retries and dead letters, from one of the events on.
+
+        ``first``: how many events were handled before. ``error``: of the first event, if its handlers were called.
+        """
+        given = list(islice(_given(piece), first, None))
+        decode = self._app.inputs[piece.stream].decode
 
         def handle(event: Event) -> None:
-            undo.clear()
+            at.undo.clear()
             at.key, at.value, at.timestamp = event.key, event.value, event.timestamp
             decoded: Event[Any, Any] = event if decode is None else decode(event)
-            for call in calls:
-                check_result(call, call(decoded))
+            for one in registered:
+                check_result(one.call, one.call(decoded))
 
-        while True:
-            try:
-                for event, at.task in given:  # `handle`, inlined for speed
-                    undo.clear()
-                    at.seen = 0
-                    at.key, at.value, at.timestamp = event.key, event.value, event.timestamp
-                    decoded: Event[Any, Any] = event
-                    if decode is not None:
-                        decoded = decode(event)
-                    for call in calls:
-                        if (found := call(decoded)) is not None:
-                            check_result(call, found)
-                    event = None
-                    if monotonic() >= self._hard:
-                        return size - sum(1 for _ in given)
-                return size
-            except FAILURES as raised:
-                if event is None:  # the reader raised it
-                    raise
-                error = raised
-            failed, event = event, None
-            case, attempt = partial(Case.of, failed), partial(failure_of, handle, failed)
-            try:
-                self._failures.try_or_bury(at, case, attempt, error)
-            except Awaited:  # only the result shows that it is a decorated async function
-                at.take_back()
-                for one in registered:
-                    one.is_async = True
-                rest = [(failed, at.task), *given]
-                return size - len(rest) + self._side_by_side(at.batch, rest)
-            if monotonic() >= self._hard:
-                return size - sum(1 for _ in given)
+        for number, (event, at.task) in enumerate(given):
+            attempt = partial(failure_of, handle, event)
+            if error is None:
+                at.seen = 0
+                error = attempt()
+            if error is not None:
+                try:
+                    self._failures.try_or_bury(at, partial(Case.of, event), attempt, error)
+                except Awaited:  # only the result shows that it is a decorated async function
+                    at.take_back()
+                    for one in registered:
+                        one.is_async = True
+                    return first + number + self._side_by_side(at.batch, given[number:])
+                error = None
+            if self.monotonic() >= self._hard:
+                return first + number + 1
+        return first + len(given)
 
     def _side_by_side(self, batch: WorkBatch, given: Iterable[Given]) -> int:
         """Handle events of different keys concurrently, and events of one key in order.
@@ -564,6 +579,20 @@ def _forget_cancellation(error: BaseException | None) -> None:
 
 def _given(piece: Piece) -> Iterator[Given]:
     return zip(piece.events, piece.tasks, strict=True)
+
+
+def _decoded(
+    piece: Piece, source: Input
+) -> Iterator[tuple[Event[Any, Any], bytes | None, bytes | None]]:
+    """The events of a piece, decoded, with their undecoded keys and values."""
+    events, decode = piece.events, source.decode
+    if isinstance(events, Slices) and all(one.places is None for one in events.slices):
+        key, value = source.decoders
+        runs = (one.run.decoded(piece.stream, key, value) for one in events.slices)
+        return chain.from_iterable(runs)
+    return (
+        (event if decode is None else decode(event), event.key, event.value) for event in events
+    )
 
 
 def _without(pieces: Sequence[Piece], left: Sequence[Piece]) -> list[Piece]:

@@ -17,7 +17,7 @@ from anabranch.protocol.legal_names import is_plain, split_stream
 from anabranch.protocol.limits import copied_time
 from anabranch.reading.history import Start
 from anabranch.types import Event, Headers
-from anabranch.values import RAW, Codec, Stream, event_decoder
+from anabranch.values import RAW, Codec, Decode, Stream, event_decoder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,6 +41,12 @@ class Input:
     def decode(self) -> Callable[[Event], Event[Any, Any]] | None:
         """Decodes an event; None if key and value are bytes."""
         return event_decoder(self.key, self.codec)
+
+    @property
+    def decoders(self) -> tuple[Decode, Decode]:
+        """Decode a key and a value, without naming the event in errors; None if they are bytes."""
+        key, value = (None if one is RAW else one.decode for one in (self.key, self.codec))
+        return key, value
 
 
 class Output:

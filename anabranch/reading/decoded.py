@@ -88,15 +88,16 @@ def events_of(
     *,
     key: Decode = None,
     value: Decode = None,
+    rows: Rows | None = None,
 ) -> Iterator[Event]:
     """The events from place ``low`` on, as many as the stretches have together.
 
-    ``key``, ``value``: decode keys and values. None: they stay bytes.
+    ``key``, ``value``: decode keys and values. None: they stay bytes. ``rows``: of these events, if they were read.
     Each event is made, and its offset taken from ``offsets``, on demand: many events at once would keep the garbage
     collector busy, which costs more than everything else.
     """
     high = low + sum(stretch.length for stretch in stretches)
-    keys, values, headers, timestamps = block.rows(low, high)
+    keys, values, headers, timestamps = rows or block.rows(low, high)
     commit_timestamps: Iterable[int]
     segment_ids: Iterable[int]
     if len(stretches) == 1:
@@ -152,6 +153,18 @@ class Run(NamedTuple):
     def events(self, stream: str) -> Iterator[Event]:
         offsets = iter(self.offsets)
         return events_of(stream, self.partition, self.block, self.low, [self.stretch], offsets)
+
+    def decoded(
+        self, stream: str, key: Decode, value: Decode
+    ) -> Iterator[tuple[Event, bytes | None, bytes | None]]:
+        """The events, decoded, with their undecoded keys and values. ``key``, ``value``: as of `events_of`."""
+        offsets, low = iter(self.offsets), self.low
+        rows = self.block.rows(low, low + self.stretch.length)
+        events = events_of(
+            stream, self.partition, self.block, low, [self.stretch], offsets,
+            key=key, value=value, rows=rows,
+        )  # fmt: skip
+        return zip(events, rows.keys, rows.values, strict=True)
 
 
 class RecordsBlock:
