@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -62,7 +61,7 @@ def old_questions_count() -> Planted:
 
     def asked(row: r.TxnRow | None, its: r.CoordinatorRow | None, ask: r.AskVote) -> Action:
         if its is not None and its.votes_round > ask.votes_round:
-            its = replace(its, votes_round=ask.votes_round - 1)
+            its = its._replace(votes_round=ask.votes_round - 1)
         return real(row, its, ask)
 
     return patch.object(participant, "asked", asked)

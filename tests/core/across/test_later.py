@@ -455,7 +455,7 @@ def test_a_participant_of_a_one_shot_that_was_ended_without_it_learns_how(
     if promised is not None:
         its = leaders[1].state.coordinator_row(leaders[0].id("A"))
         assert its is not None
-        its = replace(its, prepare_timestamp=promised)
+        its = its._replace(prepare_timestamp=promised)
         leaders[1].log_rows([(k.coordinator_key(leaders[0].id("A")), its)])
     leaders.lead(1)
     settled(leaders)
