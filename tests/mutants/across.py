@@ -345,10 +345,13 @@ def refused_ones_are_forgotten() -> Planted:
 
 def frozen_locks_refuse_both() -> Planted:
     """S2: a one-shot whose votes have come is refused for frozen locks, whichever is older."""
-    real = parts_of_one_shots._checked
-    return patch.object(
-        parts_of_one_shots, "_checked", lambda turn, command, **_: real(turn, command)
-    )
+
+    def check(turn: Turn, ending: parts.Ending) -> bool:
+        ending.at_once = ending.prepare is None
+        return parts.check(turn, ending)
+
+    its = SimpleNamespace(check=check, Ending=parts.Ending)
+    return patch.object(parts_of_one_shots, "parts", its)
 
 
 def nobody_asks_for_decisions() -> Planted:
