@@ -221,6 +221,8 @@ class Weather:
         drawn = drawn.changed(_draw_workers(Random(f"{own}/workers")))
         drawn = drawn.changed({"prepared": Random(f"{own}/prepared").choice((0.0, 0.0, 0.3, 0.8))})
         drawn = drawn.changed(_draw_across(Random(f"{own}/across")))
+        if not drawn.across:
+            drawn = drawn.changed({"gentle": Random(f"{own}/gentle").random() < 1 / 3})
         hops = Random(f"{own}/time").choice((0.0, 1.0)) if drawn.control_partitions > 1 else 0.0
         lives = Random(f"{own}/lives").choice((0.0, 0.0, 0.3, 1.0))
         tables = Random(f"{own}/tables").choice((0, 0, 0, 1, 2))
@@ -236,8 +238,8 @@ class Weather:
     def gentler(self) -> Weather:
         """With faults that are rarer and shorter.
 
-        A commit over several control partitions takes many calls of several leaders, and each process leads several:
-        at the usual rates nearly all such commits would come after the faults have ended.
+        At the usual rates little is done before the faults end: a fifth of the commits within one control partition,
+        and hardly any over several, which take many calls of several leaders.
         """
         found = {name: getattr(self, name) / 5 for name in _PER_CALL}
         most = {"marker_delay_s": 0.05, "jump_by_s": 5.0, "freeze_s": 3.0, "delay_s": 0.2}
