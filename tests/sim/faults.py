@@ -37,8 +37,8 @@ class Faults:
         self._world = world
         self._only = only
         self._calls: dict[str, int] = defaultdict(int)
-        self.weather = weather
-        self.awake = not weather.sets_up
+        self.weather = weather.gentler() if weather.gentle else weather
+        self.awake = not weather.gentle
         self.calm = False
         self.counts: dict[str, int] = {}
         self.struck: dict[str, str] = {}  # name -> what, when and where

@@ -106,8 +106,8 @@ class Weather:
     control_partitions: int = 1
     # Scopes are at control partitions of their own, and transactions have streams and tables of several.
     across: bool = False
-    # Faults begin once a client has found or created all streams: else most is done after they have ended.
-    sets_up: bool = False
+    # Faults begin once a client has found or created all streams, and what strikes per call is rarer (`gentler`).
+    gentle: bool = False
     # Per message between leaders: lost; as often late, and doubled. If commands are so more often, so are messages.
     messages: float = 0.0
     grow_s: float = (
@@ -221,6 +221,8 @@ class Weather:
         drawn = drawn.changed(_draw_workers(Random(f"{own}/workers")))
         drawn = drawn.changed({"prepared": Random(f"{own}/prepared").choice((0.0, 0.0, 0.3, 0.8))})
         drawn = drawn.changed(_draw_across(Random(f"{own}/across")))
+        if not drawn.across:
+            drawn = drawn.changed({"gentle": Random(f"{own}/gentle").random() < 1 / 3})
         hops = Random(f"{own}/time").choice((0.0, 1.0)) if drawn.control_partitions > 1 else 0.0
         lives = Random(f"{own}/lives").choice((0.0, 0.0, 0.3, 1.0))
         tables = Random(f"{own}/tables").choice((0, 0, 0, 1, 2))
@@ -231,8 +233,18 @@ class Weather:
         others["derivers"] = Random(f"{own}/derivers").choice((*[0] * 12, 1, 2))
         others |= _draw_overlaps(Random(f"{own}/overlaps"))
         others["greedy_s"] = Random(f"{own}/greedy").choice((0.0, 0.0, 0.0, 0.0, 0.0, 3.0))
-        drawn = drawn.changed({"hop_s": hops, **others})
-        return drawn.changed(_milder(drawn)) if drawn.across else drawn
+        return drawn.changed({"hop_s": hops, **others})
+
+    def gentler(self) -> Weather:
+        """With faults that are rarer and shorter.
+
+        At the usual rates little is done before the faults end: a fifth of the commits within one control partition,
+        and hardly any over several, which take many calls of several leaders.
+        """
+        found = {name: getattr(self, name) / 5 for name in _PER_CALL}
+        most = {"marker_delay_s": 0.05, "jump_by_s": 5.0, "freeze_s": 3.0, "delay_s": 0.2}
+        found |= {name: min(getattr(self, name), value) for name, value in most.items()}
+        return self.changed(found)
 
     def changed(self, values: Mapping[str, float]) -> Weather:
         """With these instead."""
@@ -284,7 +296,7 @@ CLEAR: dict[str, float] = (
         "repeats": 0.0,
     }
     | {"counters": 0, "chains": 0, "derivers": 0, "later": 0}
-    | {"across": False, "grow_s": 0.0, "messages": 0.0, "sets_up": False}
+    | {"across": False, "grow_s": 0.0, "messages": 0.0, "gentle": False}
     | {"greedy_s": 0.0, "hour_s": 0.0, "bursts": 0.0, "late_answer": 0.0, "no_answer": 0.0}
 )  # none of it
 
@@ -318,7 +330,7 @@ def _draw_across(random: Random) -> dict[str, float]:
         "grow_s": grow_s,
         "control_partitions": random.choice((1, 2) if grow_s else (2, 2, 3)),
         "messages": random.choice((0.0, 0.05, 0.2)),
-        "sets_up": random.random() < 0.8,
+        "gentle": random.random() < 0.8,
     }
 
 
@@ -326,16 +338,6 @@ _PER_CALL = (
     "delay", "slow_lead", "crash", "freeze", "uncertain", "late_end", "unavailable", "late_answer", "no_answer",
     "client_crash", "client_freeze", "worker_crash", "worker_freeze", "hide", "slow_disk", "full_disk",
 )  # fmt: skip
-
-
-def _milder(drawn: Weather) -> dict[str, float]:
-    """A commit over several control partitions takes many calls of several leaders, and each process leads several.
-
-    At the usual rates nearly all of them would come after the faults have ended.
-    """
-    found = {name: getattr(drawn, name) / 5 for name in _PER_CALL}
-    most = {"marker_delay_s": 0.05, "jump_by_s": 5.0, "freeze_s": 3.0, "delay_s": 0.2}
-    return found | {name: min(getattr(drawn, name), value) for name, value in most.items()}
 
 
 def _draw_overlaps(random: Random) -> dict[str, float]:
