@@ -81,7 +81,8 @@ def _decide(
     shot = shot_of(turn.state, txn_id)
     here = receipts_here(txn, pending.writers)
     # There is no way back, so it ends as prepared ones do, also if a stream is lost.
-    kept = pending._replace(decided=True, writers=here, prepare=pending.prepare or coordinating.ELSEWHERE
+    kept = pending._replace(
+        decided=True, writers=here, prepare=pending.prepare or coordinating.ELSEWHERE
     )
     waiting = end_pending(turn, txn_id, None) if prepares else []
     if prepares:

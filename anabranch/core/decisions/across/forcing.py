@@ -12,7 +12,6 @@ Three things can stop a transaction over several control partitions (`docs/insid
 
 from __future__ import annotations
 
-
 from anabranch import errors
 from anabranch.core import rows as k
 from anabranch.core.decisions.across import coordinating, participating

@@ -66,7 +66,9 @@ def asked(turn: Turn, ask: r.AskVote, skewed: errors.ClockSkew | None) -> Action
         return Action.PASS  # nothing was promised
     if row is None and action is Action.VOTE:
         try:
-            vote = parts_of_one_shots.open_part(turn, ask, None if skewed is None else refuse(skewed))
+            vote = parts_of_one_shots.open_part(
+                turn, ask, None if skewed is None else refuse(skewed)
+            )
         except errors.NotReady:
             turn.across.asked.put(ask.txn_id, ask)
             return action
