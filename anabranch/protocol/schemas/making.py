@@ -21,9 +21,9 @@ def _names(text: str) -> frozenset[str]:
 
 TUPLES = _names(
     """
-    AskVote CommitRecord CoordinatorRow Decide Derivation Done Event EventHeader FollowedRows LanePositionRow OneShot
-    Outcome PartitionRow PendingCommitRow Position Reply RowChange TableLocks TableRow TableTime TaskPosition TaskRow
-    TxnHead TxnRow Vote VotesRow
+    AskVote CommitRecord CoordinatorRow Decide Derivation Done Event EventHeader FollowedRows LanePositionRow
+    OneShot Outcome PartitionRow PendingCommitRow Position Reply RowChange TableLocks TableRow TableTime
+    TaskPosition TaskRow TxnHead TxnRow Vote VotesRow
     """
 )
 # Fields that a dataclass's repr leaves out.

@@ -46,7 +46,7 @@ from anabranch.protocol.schemas import records as r
 PART_MS = 5_000
 VOTES_MS = 10_000
 EARLY_MS = 1_000  # how long a question waits for its command, if it comes first
-# How long the coordinator waits for the first votes before it logs its part: this time less than until it asks again.
+# The coordinator waits for the first votes until this time before it would ask again. Then it logs its part.
 BEFORE_MS = 50
 # How long a participant waits for the decision before it asks for it; then after twice as long each time, up to
 # `LONGEST_PAUSE_MS`. A coordinator that has logged the transaction repeats its own messages sooner.
@@ -169,8 +169,8 @@ def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
 def _commit_now(turn: Turn, shot: AskedShot) -> bool:
     """Log the decision of a one-shot for which all participants have voted, and the merge of its part.
 
-    False, and nothing is changed, if it needs rows before that: not all votes are a *yes* with a timestamp, its part
-    has to wait, or it takes a name, or changes rows.
+    False, and nothing is changed, if it needs rows before that: not all votes are a *yes* with a timestamp, its
+    part has to wait, or it takes a name, or changes rows.
     """
     command, txn_id, before = shot.command, shot.command.txn_id, turn.hybrid_time
     votes = {one: turn.across.votes.get((txn_id, one), None) for one in command.places}
@@ -490,7 +490,7 @@ def take_early(turn: Turn) -> list[EarlyAsk]:
 
 
 def open_part(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None) -> r.Vote:
-    """The first vote of a part whose command waits here. A yes is logged with the part; otherwise nothing is logged.
+    """The first vote of a part whose command waits here. Only a yes is logged, with the part.
 
     ``refusal``: why the vote is a no in any case. Raises: NotReady (a stream is in trouble, or a lock is frozen):
     then the question waits, too.
