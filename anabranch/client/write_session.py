@@ -554,51 +554,6 @@ class WriteSession:
         """
         if type(stream) is not str:
             stream, value, key = encoded(stream, value, key)
-        return self._write(stream, value, key, headers, timestamp)
-
-    @overload
-    def put(self, table: str, key: bytes, value: bytes) -> int: ...
-
-    @overload
-    def put(self, table: Stream[K, V], key: K, value: V) -> int: ...
-
-    def put(self, table: Any, key: Any, value: Any) -> int:
-        """Write a row of a table, whether the key has one or not. Returns and raises: as `apply`."""
-        if type(table) is not str:
-            table, value, key = encoded(table, value, key)
-        if not isinstance(value, bytes):
-            raise InvalidArgument(
-                f"a row is bytes, not {type(value).__name__}; `delete` takes it away"
-            )
-        return self._write(self._table(table), value, key, None, None)
-
-    @overload
-    def delete(self, table: str, key: bytes) -> int: ...
-
-    @overload
-    def delete(self, table: Stream[K, Any], key: K) -> int: ...
-
-    def delete(self, table: Any, key: Any) -> int:
-        """Delete a row of a table if it exists. Returns and raises: as `apply`."""
-        if type(table) is not str:
-            table, _, key = encoded(table, None, key)
-        return self._write(self._table(table), None, key, None, None)
-
-    def _table(self, name: str) -> str:
-        if not self._place(name).is_table:
-            raise InvalidArgument(
-                f"{name} is a stream, not a table: use `apply`, or make a table with `create_table`"
-            )
-        return name
-
-    def _write(
-        self,
-        stream: str,
-        value: bytes | None,
-        key: bytes | None,
-        headers: Headers | None,
-        timestamp: int | None,
-    ) -> int:
         shared = self._shared
         if self._is_closed or shared.closed or shared.forked:
             self._check()
@@ -623,6 +578,41 @@ class WriteSession:
         head = place.head if key is not None else self._keyless(place)
         row = encoded_event(head, key, value, pairs, timestamp or -1)
         return self._add(place, row)
+
+    @overload
+    def put(self, table: str, key: bytes, value: bytes) -> int: ...
+
+    @overload
+    def put(self, table: Stream[K, V], key: K, value: V) -> int: ...
+
+    def put(self, table: Any, key: Any, value: Any) -> int:
+        """Write a row of a table, whether the key has one or not. Returns and raises: as `apply`."""
+        if type(table) is not str:
+            table, value, key = encoded(table, value, key)
+        if not isinstance(value, bytes):
+            raise InvalidArgument(
+                f"a row is bytes, not {type(value).__name__}; `delete` takes it away"
+            )
+        return self.apply(self._table(table), value, key)
+
+    @overload
+    def delete(self, table: str, key: bytes) -> int: ...
+
+    @overload
+    def delete(self, table: Stream[K, Any], key: K) -> int: ...
+
+    def delete(self, table: Any, key: Any) -> int:
+        """Delete a row of a table if it exists. Returns and raises: as `apply`."""
+        if type(table) is not str:
+            table, _, key = encoded(table, None, key)
+        return self.apply(self._table(table), None, key)
+
+    def _table(self, name: str) -> str:
+        if not self._place(name).is_table:
+            raise InvalidArgument(
+                f"{name} is a stream, not a table: use `apply`, or make a table with `create_table`"
+            )
+        return name
 
     def _add(self, place: _Place, row: bytes) -> int:
         sender = self._sender
