@@ -86,7 +86,7 @@ CONFLICT_LOG_S = 10.0
 TASKS = 16
 # A worker gathers events for one commit up to this time, or this many bytes. A longer interval makes fewer commits.
 DERIVE_INTERVAL_S = 0.02  # of workers that derive a table
-# … with so few bytes that it is one command, which is quicker. After a full batch the next may be twice as large.
+# … and its batches have so few bytes that each is one command; after a full one the next may be twice as large.
 DERIVE_BYTES = ONE_SHOT_BYTES // 2
 COMMIT_INTERVAL_S = 0.1
 CUT_BYTES = 8 << 20
