@@ -43,6 +43,7 @@ from anabranch.errors import (
     TransactionAborted,
     UnknownScope,
     UnsupportedVersion,
+    count_of,
     error_of,
 )
 from anabranch.ports import RecordHeaders
@@ -394,7 +395,9 @@ class Session:
             if self._lane != OPEN_LANE:
                 text += f"; or lane {self._lane!r} is not read: `anabranch lane list` says why"
             return NotReady(f"{text}{said}")
-        return DeadlineExceeded(f"{name} was not answered in time; call again{said}")
+        return DeadlineExceeded(
+            f"no controller answered {name} in time: call again; `anabranch cluster status` shows who leads{said}"
+        )
 
     # -- ids, secrets, tokens ------------------------------------------------------------------------------
 
@@ -1146,7 +1149,7 @@ class Session:
                         yield outcome
             if asked and not pauses.sleep(deadline):
                 raise DeadlineExceeded(
-                    f"{len(asked):,} transactions have not ended in time, or no leader answers; call again"
+                    f"{count_of(len(asked), 'transaction')} did not end in time, or no leader answers: call again"
                 )
             still = self._still_open(asked, deadline)
 

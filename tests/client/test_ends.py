@@ -84,7 +84,7 @@ def test_a_decided_commit_has_its_whole_result_at_the_merge(ends: str) -> None:
             with pytest.raises(errors.AlreadyCommitted):
                 call()
         assert not bench.client.is_finished(token)
-        with pytest.raises(errors.DeadlineExceeded, match="1 transactions have not ended in time"):
+        with pytest.raises(errors.DeadlineExceeded, match="1 transaction did not end in time"):
             list(bench.client.finished([token], timeout=0.1))
         states.append(ends)
         assert [info.state for info in bench.client.finished([token, token])] == [ends]
@@ -162,7 +162,7 @@ def test_a_control_partition_without_a_leader_delays_no_others() -> None:
     bench.bus.script = script
     found = bench.client.finished([silent, committed], timeout=9)
     assert next(found).txn_id == committed
-    with pytest.raises(errors.DeadlineExceeded, match="1 transactions have not ended in time"):
+    with pytest.raises(errors.DeadlineExceeded, match="1 transaction did not end in time"):
         next(found)
 
 
