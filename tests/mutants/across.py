@@ -36,9 +36,11 @@ from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import SnapshotExpired
 from anabranch.ports import LogError, OffsetOutOfRange
 from anabranch.protocol import hybrid_time
+from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas import records as r
 from anabranch.reading import committed_log, history, snapshot, task_reader
 from anabranch.topics import creation
+from anabranch.topics.names import commands_topic, control_topic, status_topic
 from tests.mutants import rounds
 from tests.mutants.planting import wrapping
 
@@ -116,7 +118,7 @@ def staged_parts_date_themselves() -> Planted:
 def what_is_decided_later_is_aborted() -> Planted:
     """C4: an abort is accepted while the merges of a decided transaction are staged."""
     place = ("FINALIZE_IN_PROGRESS", "begin_abort")
-    return patch.dict(TRANSACTIONS.transitions, {place: "ABORT_IN_PROGRESS"})  # type: ignore[dict-item]
+    return patch.dict(TRANSACTIONS.transitions, {place: "ABORT_IN_PROGRESS"})
 
 
 def asked_before_all_have_reopened() -> Planted:
@@ -219,10 +221,10 @@ def commands_grow_first() -> Planted:
 
     def grow(log: Any, prefix: str, control_partitions: int) -> None:
         for name in (
-            creation.commands_topic(prefix),
-            creation.status_topic(prefix),
-            creation.control_topic(prefix),
-            creation.commands_topic(prefix, "admin"),
+            commands_topic(prefix),
+            status_topic(prefix),
+            control_topic(prefix),
+            commands_topic(prefix, ADMIN_LANE),
         ):
             log.add_partitions(name, control_partitions)
 
