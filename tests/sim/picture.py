@@ -232,8 +232,8 @@ class Picture:
                     picture.moved += seen.record.value is not None
                 elif seen.record.value and k.split_key(key)[1] is k.Entry.PARTICIPANT:
                     pinned = decode(seen.record.value)
-                    known = picture.participants.setdefault(key[:16], {})
-                    known[pinned.stream] = pinned.reference_epoch
+                    epochs = picture.participants.setdefault(key[:16], {})
+                    epochs[pinned.stream] = pinned.reference_epoch
                 elif seen.record.value and k.split_key(key)[1] is k.Entry.CHANGED:
                     picture.changes[number, key].append(decode(seen.record.value).asker)
         for stream in picture.streams:

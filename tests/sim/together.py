@@ -284,8 +284,7 @@ class Together:
         its = [name for name, there in kinds.items() if there not in (None, {})]
         self._shared.parts.update([*its, "+".join(its)])
         kept = self._ledger.names_are_kept
-        scope = txn.txn._home if txn.txn._opened is not None else txn.txn._scope()
-        txn.ask_commit(**parts.recorded(scope, names_are_kept=kept), **more)
+        txn.ask_commit(**parts.recorded(txn.scope, names_are_kept=kept), **more)
         try:
             yield
         except AnabranchError as error:

@@ -238,8 +238,8 @@ class Weather:
     def gentler(self) -> Weather:
         """With faults that are rarer and shorter.
 
-        At the usual rates little is done before the faults end: a fifth of the commits within one control partition,
-        and hardly any over several, which take many calls of several leaders.
+        At the usual rates little is done before the faults end: a fifth of the commits within one control
+        partition, and hardly any over several, which take many calls of several leaders.
         """
         found = {name: getattr(self, name) / 5 for name in _PER_CALL}
         most = {"marker_delay_s": 0.05, "jump_by_s": 5.0, "freeze_s": 3.0, "delay_s": 0.2}

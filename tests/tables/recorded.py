@@ -353,6 +353,11 @@ class RecordedTransaction(RecordedWork):
         """As `TableTransaction.is_over`."""
         return self.txn.is_over
 
+    @property
+    def scope(self) -> str:
+        """Its scope: that of the first row that it writes, unless it has been opened."""
+        return self.txn._scope() if self.txn._opened is None else self.txn._home
+
     def token(self) -> bytes:
         """As `TableTransaction.token`."""
         with telling(self._recorder, OWN, self.name):
@@ -369,9 +374,7 @@ class RecordedTransaction(RecordedWork):
         """Note that it is about to commit. ``parts``: None: all that finished. ``more``: fields of the request."""
         if self.wrote or more or self.txn._changes or self.txn._opened is not None:
             named = None if parts is None else [OWN, *(part.writer for part in parts)]
-            # Known only now: a transaction in memory has the scope of the first row that it writes.
-            scope = self.txn._home if self.txn._opened is not None else self.txn._scope()
-            asked = {"writers": named, "own": [OWN], "txn": self.name, "scope": scope, **more}
+            asked = {"writers": named, "own": [OWN], "txn": self.name, "scope": self.scope, **more}
             self._op = self._recorder.ask("commit", **asked)
 
     def failed(self, error: BaseException) -> None:
