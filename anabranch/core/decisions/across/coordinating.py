@@ -31,11 +31,12 @@ from anabranch.protocol.ids import TXN_ID_SIZE
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import Rights, peek
 
-# A message without an answer is sent again after `PAUSE_TIMES` the time that answers take; but not before this time,
-FIRST_PAUSE_MS = 250
-MOST_FIRST_MS = 1_000  # … and after this time at the latest. Under load answers take long, and copies would add to it.
+# A message without an answer is sent again after `PAUSE_TIMES` the time that answers take lately, within these limits;
+# then after twice the time before. Under load answers take long, and copies would add to it.
 PAUSE_TIMES = 2
-LONGEST_PAUSE_MS = 5_000  # it is sent again after twice the time before, up to this
+FIRST_PAUSE_MS = 250
+MOST_FIRST_MS = 1_000
+LONGEST_PAUSE_MS = 5_000
 # Messages `Done` are logged with the next round, after this time at the latest. No client waits for that.
 DONE_MS = 20
 # A vote may ask for a new round of votes. The coordinator begins it after this time; each time after twice the time
