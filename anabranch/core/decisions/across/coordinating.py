@@ -31,7 +31,7 @@ from anabranch.protocol.ids import TXN_ID_SIZE
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import Rights, peek
 
-# A message without an answer is sent again after `PAUSE_TIMES` the time that answers take lately, within these limits;
+# A message without an answer is sent again after `PAUSE_TIMES` the time that answers take, within these limits;
 # then after twice the time before. Under load answers take long, and copies would add to it.
 PAUSE_TIMES = 2
 FIRST_PAUSE_MS = 250
