@@ -31,11 +31,12 @@ from anabranch.protocol.ids import TXN_ID_SIZE
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import Rights, peek
 
-# A message without an answer is sent again after `PAUSE_TIMES` the time that answers take: between these two times.
-# Under load they take longer, and needless copies would add to it.
-FIRST_PAUSE_MS, MOST_FIRST_MS = 250, 1_000
+# A message without an answer is sent again after `PAUSE_TIMES` the time that answers take, within these limits;
+# then after twice the time before. Under load answers take long, and copies would add to it.
 PAUSE_TIMES = 2
-LONGEST_PAUSE_MS = 5_000  # it is sent again after twice the time before, up to this
+FIRST_PAUSE_MS = 250
+MOST_FIRST_MS = 1_000
+LONGEST_PAUSE_MS = 5_000
 # Messages `Done` are logged with the next round, after this time at the latest. No client waits for that.
 DONE_MS = 20
 # A vote may ask for a new round of votes. The coordinator begins it after this time; each time after twice the time
@@ -167,7 +168,7 @@ def done(turn: Turn, message: r.Done) -> None:
     if txn.row.state == "ABORT_IN_PROGRESS":
         return
     # A participant that is done before the timestamp was ended by an operator: the next question depends on that.
-    is_shot = not any(its.scopes for its in txn.partitions.values())  # nobody enlisted
+    is_shot = not any(its.scopes for its in txn.partitions.values())  # it enlisted none
     if txn.lacks_time or not is_shot:
         log_done(turn)
     elif txn.pending is not None and across.answered.get(txn_id, None) is None:
@@ -475,7 +476,7 @@ def _rows_of(txn: OpenTxn) -> tuple[object, ...]:
 def _end(turn: Turn, txn: OpenTxn, parts: Mapping[int, r.PartitionRow]) -> None:
     """Log COMMITTED or ABORTED, as all participants are done. Answer those who have no answer yet.
 
-    ``parts``: the rows of the participants, of which the last may not be logged: nobody asks an ended one.
+    ``parts``: the rows of the participants. The last one is perhaps not logged, as no decision needs it any more.
     """
     row = txn.row
     answered = turn.across.answered.get(row.txn_id, ())
