@@ -25,7 +25,7 @@ from typing import NamedTuple
 import pytest
 
 import anabranch
-from anabranch.errors import OutcomeUnknown, RetryError
+from anabranch.errors import OutcomeUnknown, RetryError, TransactionAborted
 from anabranch.ports import Log
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas import records as r
@@ -293,7 +293,7 @@ def abandoned(pair: Pair, value: bytes) -> Played:
         pair.client.transact(write, timeout=GIVES_UP_S)
     except OutcomeUnknown:
         return 1, "COMMITTED or ABORTED"
-    except RetryError:
+    except (RetryError, TransactionAborted):
         return 1, "ABORTED"
     return 1, "COMMITTED"
 
@@ -365,9 +365,11 @@ def steps(pair: Pair, play: str) -> list[tuple[int, Point]]:
         counted: Counter[Point] = Counter()
         for point in map(Point.parse, traces[who].read_text().splitlines()):
             _, inside, rows = point.site.rpartition(ROUND)
-            for name, phase in ACTIONS if rows and rows != "suspect" else ():
+            where = f"*{ROUND}{rows}" if inside and rows != "suspect" else ""
+            where = where or ("*>chunk:*" if ">chunk:" in point.site else "")  # of a staged merge
+            for name, phase in ACTIONS if where and rows else ():
                 if point.name.startswith(name) and point.phase == phase and name != "send:":
-                    counted[Point(point.name, f"*{ROUND}{rows}", 1, phase)] += 1
+                    counted[Point(point.name, where, 1, phase)] += 1
             for kind in re.findall(r"control\.(\w+)", point.name):
                 if point.phase == "after" or not inside:  # it is logged, or made from memory
                     counted[Point(message(kind), "*", 1, point.phase)] += 1
