@@ -81,7 +81,7 @@ class Crowd:
         self._shared: list[Any] = []
         to = io.BytesIO()
         pickler = pickle.Pickler(to)
-        pickler.persistent_id = self._place  # type: ignore[method-assign, assignment]
+        pickler.persistent_id = self._place  # type: ignore[method-assign]
         pickler.dump(world)
         self._data = to.getvalue()
 
@@ -93,7 +93,7 @@ class Crowd:
 
     def copy(self) -> World:
         unpickler = pickle.Unpickler(io.BytesIO(self._data))
-        unpickler.persistent_load = self._shared.__getitem__  # type: ignore[method-assign, assignment]
+        unpickler.persistent_load = self._shared.__getitem__  # type: ignore[method-assign]
         gc.disable()  # the collector would walk through all that is made, again and again
         try:
             world: World = unpickler.load()
