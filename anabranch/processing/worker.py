@@ -70,7 +70,8 @@ _SERVE_S = 0.25
 # A folder that is damaged more often than this, in this many seconds, is on a bad disk.
 _DAMAGES = 3
 _DAMAGES_S = 3600.0
-_COMMIT_SLICE_S = 0.05
+# While a commit is under way, input is read as often as commits are due, within these seconds.
+_LEAST_SLICE_S, _MOST_SLICE_S = 0.02, 0.05
 _FEW = 5  # up to this many commits of input in an interval, input is slow
 MIRROR_S = 5.0
 _SILENT_S = 60.0
@@ -682,7 +683,7 @@ class Worker:
                 break
             # While the previous commit is under way, this one can't be sent, so more events are handled.
             if late and not some:
-                self._commits.wait(_COMMIT_SLICE_S)
+                self._commits.wait(min(max(app.commit_interval, _LEAST_SLICE_S), _MOST_SLICE_S))
             if clock.monotonic() >= max(self._sent_at, self._taken_at) + SESSION_S:
                 self._check_unsent(ownership.tasks)
         for stream, count in reader.misplaced.items():

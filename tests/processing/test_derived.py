@@ -330,11 +330,10 @@ def test_a_commit_is_one_command_after_a_pause_and_grows_with_a_backlog(
     row = " ".join(f"{m:08000}" for m in range(5))  # 40 KB of entries, and as much state
 
     def commits_of(rows: int) -> int:
-        for n in range(rows):
-            at = shop.put(**{f"{rows}-{n}": row})
+        written = [shop.put(**{f"{rows}-{n}": row}) for n in range(rows)]
         before = len(shop.commits(BY_CITY))
         steps(worker)
-        shop.replica().snapshot(at=at).close()
+        shop.replica().snapshot(at=written[-1]).close()
         return len(shop.commits(BY_CITY)) - before
 
     with closing(shop.worker(commit_interval=1)) as worker:
