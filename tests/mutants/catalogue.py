@@ -137,9 +137,9 @@ REFUSED = OVERLAPPING | {"refusing_s": 2.0, "few_replicas_s": 2.0}
 # Transactions over control partitions: leaders die, messages are lost, late or doubled, and merges are staged. All
 # that begins when the streams are made: with such leaders this would last longer than the faults …
 OVER = CALM | {
-    "across": True, "control_partitions": 2, "streams": 3, "chunk_bytes": 500, "prepared": 0.3, "crash": 0.0006,
+    "across": True, "control_partitions": 2, "streams": 3, "chunk_bytes": 500, "prepared": 0.3, "crash": 0.003,
     "lose_command": 0.05, "double_command": 0.1, "late_command": 0.15, "bursts": 0.6, "skew_s": 2.0, "tight": False,
-    "lose_s": 0, "lag_s": 0, "jobs": 5, "clients": 3, "work_s": 30.0, "sets_up": True, "native_timeout_s": 10.0,
+    "lose_s": 0, "lag_s": 0, "jobs": 5, "clients": 3, "work_s": 30.0, "gentle": True, "native_timeout_s": 10.0,
 }  # fmt: skip
 # … while streams are scaled, or safe times are asked for.
 OVER_SCALED = OVER | {"scale_s": 0.7, "linger": 0.8, "prepared": 0.0}
