@@ -71,7 +71,8 @@ _SERVE_S = 0.25
 _DAMAGES = 3
 _DAMAGES_S = 3600.0
 # While a commit is under way, input is read as often as commits are due, within these seconds.
-_LEAST_SLICE_S, _MOST_SLICE_S = 0.02, 0.05
+_LEAST_SLICE_S = 0.02
+_MOST_SLICE_S = 0.05
 _FEW = 5  # up to this many commits of input in an interval, input is slow
 MIRROR_S = 5.0
 _SILENT_S = 60.0
