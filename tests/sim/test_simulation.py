@@ -33,7 +33,7 @@ from tests.sim.simulation import SPREAD, simulate
 from tests.sim.weather import CLEAR, HOUR
 from tests.sim.world import Violation
 
-SEEDS = (*range(446, 470), 498)
+SEEDS = (*range(446, 470), 473, 498, 562)
 # What has to occur in all of these seeds, or a test of it is none.
 FAULTS = frozenset(
     (
