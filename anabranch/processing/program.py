@@ -160,7 +160,7 @@ class Program:
     tasks: int
     commit_interval: float
     cut_bytes: int
-    first_bytes: int = defaults.CUT_BYTES  # of a batch after one that was not full
+    first_bytes: int = defaults.CUT_BYTES  # of the first batch, and of one after a batch that was not full
     whole: bool
     dead_letter: str | None
     retries: int
