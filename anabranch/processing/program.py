@@ -160,7 +160,8 @@ class Program:
     tasks: int
     commit_interval: float
     cut_bytes: int
-    first_bytes: int = defaults.CUT_BYTES  # of the first batch, and of one after a batch that was not full
+    # Of the first batch, and of each one after a batch that was not full.
+    first_bytes: int = defaults.CUT_BYTES
     whole: bool
     dead_letter: str | None
     retries: int
