@@ -160,7 +160,7 @@ class Program:
     tasks: int
     commit_interval: float
     cut_bytes: int
-    # Of the first batch, and of each one after a batch that was not full.
+    # A batch has these bytes at first, and after each batch that was not full.
     first_bytes: int = defaults.CUT_BYTES
     whole: bool
     dead_letter: str | None
