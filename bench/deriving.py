@@ -5,8 +5,8 @@ changes the row's value. One worker process derives, and a replica here reads. T
 timestamp, the time of the controller's decision, to the moment at which the replica is complete through it. All
 processes, broker and controller share the machine. The first seconds, in which code is compiled, do not count.
 
-While other programs keep the machine busy, the lag is theirs. So the processor time of each process is measured.
-Its sum for a commit says how many commits a second two cores can take; above that, the lag is a queue.
+While other programs keep the machine busy, the lag is mostly due to them. So the processor time of each process is
+measured, too. Its sum for a commit says how many commits a second two cores can take; above that, commits queue.
 """
 
 from __future__ import annotations

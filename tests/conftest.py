@@ -65,7 +65,7 @@ hypothesis.settings.register_profile(FRESH, deadline=None)
 hypothesis.settings.load_profile("anabranch")
 
 MEASURED = "measured"
-# Workers with a broker: more of them would start more brokers, and each takes a while until its code is compiled.
+# Workers with a broker. More brokers would take the cores from the tests: each is slow until its code is compiled.
 BROKERS = 2
 TOGETHER = ("tests/crash/", "tests/ledger/", "tests/rights/", "tests/spark/")
 # Each worker draws from its own ports: one that a killed broker is to have again is no other's meanwhile.
@@ -206,7 +206,7 @@ def own_share(config: pytest.Config) -> frozenset[str] | None:
 
 @cache
 def share(number: int, count: int) -> frozenset[str]:
-    """The files of one of so many workers. Some start no broker, if the other tests are enough for them."""
+    """The files of worker ``number`` of ``count``. Some start no broker, if the other tests are enough for them."""
     known = stored_durations()[TEST]
     files = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/test_*.py")]
     seconds: dict[str, float] = defaultdict(float)

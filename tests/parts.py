@@ -36,7 +36,7 @@ def shared(
 ) -> list[list[str]]:
     """As many parts as ``count``. Each unit, the longest first, comes to the part that has least by then.
 
-    ``first``: units that come before all others, into the first parts, so many as ``among``.
+    ``first``: units that come before all others, into the first ``among`` parts.
     """
     parts: list[list[str]] = [[] for _ in range(count)]
     loads = [0.0] * count

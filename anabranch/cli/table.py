@@ -419,7 +419,7 @@ def check(
     if found:
         raise CheckFailed(
             f"{what} has {count_of(len(found), 'difference')} from what {function} returns",
-            f"if {function} is of the version that look-ups use, build a higher one (`client.rebuild`)",
+            f"if {function} is of the version that look-ups use, build a higher version (`client.rebuild`)",
         )
 
 

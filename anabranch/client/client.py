@@ -1664,7 +1664,7 @@ class Client:
     def feature_level(
         self, *, raise_to: int | None = None, timeout: float | None = None
     ) -> FeatureLevel:
-        """The feature level of the cluster; ``raise_to``: raise it first, to at least this, everywhere.
+        """The feature level of the cluster. ``raise_to``: raise it first, where it is lower.
 
         Raise it once all controllers run a release that knows the level: others can't lead afterwards, and the
         level is never lowered. Needs the right operate on ``*``.

@@ -398,8 +398,8 @@ class Across(Part):
     At a coordinator:
     ``votes`` and ``sent``: votes that count, and messages without an answer, by transaction and participant.
     ``done``: messages `Done` that are not logged yet; ``done_ms``: when they are logged at the latest.
-    ``answered``: those who were answered because of messages in ``done``. ``answer_ms``: how long the answers of
-    other leaders have taken lately, about.
+    ``answered``: those who were answered because of messages in ``done``. ``answer_ms``: about how long the
+    answers of other leaders have taken lately.
     ``held_ms``: since when there is a vote with a timestamp. ``again_ms``: when new votes may be asked for.
     ``exactly``: commits that name all their writers. ``quiet``: transactions for which no message is due now.
     ``shots``: one-shots that are not logged yet. ``unknown_ms``: transactions that are unknown here, and since when

@@ -41,9 +41,9 @@ class Ending:
     (events in journals) or ``placed`` (events in the command). ``writes``: returns its writes by table; called only
     if a lock may need them. ``locks``: the locks in the command (a long transaction has registered its locks
     before). ``follows``: the rows that were read as commits under way write them. ``changes``: its changes of rows;
-    their check sets ``values``. ``at_once``: whether it is merged in this round, and has no
-    parts on other control partitions. ``freezes``: whether the locks of such a part are frozen now, and not by a
-    later check. ``pending``: the row that keeps a prepare until its coordinator decides, if it needs one.
+    their check sets ``values``. ``at_once``: whether it is merged in this round, and has no parts at other
+    control partitions. ``freezes``: whether the locks of a commit that has such parts are frozen by this check, and
+    not by a later one. ``pending``: the row that keeps a prepare until its coordinator decides, if it needs one.
     ``events``: the events that a prepare keeps.
 
     ``gains``: fields that the row of its transaction gets by what the parts hold. ``holds``: the steps of its parts

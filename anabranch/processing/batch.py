@@ -115,7 +115,7 @@ class TaskRows(Protocol):
     known: dict[bytes, int]
 
     def get(self, task: int, row: bytes, *, keep: bool = True) -> bytes | None:
-        """The value of a row. ``keep``: whether it is likely to be looked up again by another batch."""
+        """The value of a row. ``keep``: whether another batch is likely to look it up again."""
         ...
 
     def scan(self, task: int, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -160,7 +160,8 @@ class Program:
     tasks: int
     commit_interval: float
     cut_bytes: int
-    first_bytes: int = defaults.CUT_BYTES  # of a batch after one that was not full
+    # A batch has these bytes at first, and after each batch that was not full.
+    first_bytes: int = defaults.CUT_BYTES
     whole: bool
     dead_letter: str | None
     retries: int

@@ -186,9 +186,10 @@ class Table:
 
 
 class TaskTable:
-    """The rows of a `Table`, for one thread of several. Rows that were looked up lately are kept in memory, if that
-    is likely to save a look-up: to keep a row takes as long as RocksDB takes to find it.
+    """The rows of a `Table`, for one thread of several.
 
+    Rows that were looked up lately are kept in memory, unless the caller says that another look-up is unlikely: to
+    keep a row takes as long as RocksDB takes to find it.
     One thread looks up, and another one may write: rows that the first does not look up until they are written,
     because it finds them in the batch that is being committed (`WorkBatch`).
     """

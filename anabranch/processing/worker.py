@@ -70,7 +70,7 @@ _SERVE_S = 0.25
 # A folder that is damaged more often than this, in this many seconds, is on a bad disk.
 _DAMAGES = 3
 _DAMAGES_S = 3600.0
-# While a commit is under way, input is read as often as commits are due, within these seconds.
+# While a commit is under way, input is read as often as commits are due, with pauses of at least and at most this.
 _LEAST_SLICE_S = 0.02
 _MOST_SLICE_S = 0.05
 _FEW = 5  # up to this many commits of input in an interval, input is slow

@@ -85,11 +85,12 @@ CONFLICT_LOG_S = 10.0
 
 TASKS = 16
 # A worker gathers events for one commit up to this time, or this many bytes. A longer interval makes fewer commits.
-DERIVE_INTERVAL_S = 0.02  # of workers that derive a table
-# … and its batches have so few bytes that each is one command; after a full one the next may be twice as large.
-DERIVE_BYTES = ONE_SHOT_BYTES // 2
 COMMIT_INTERVAL_S = 0.1
 CUT_BYTES = 8 << 20
+# A worker that derives a table has these instead. A commit of so few bytes is one command; after a full batch the
+# next one may have twice as many.
+DERIVE_INTERVAL_S = 0.02
+DERIVE_BYTES = ONE_SHOT_BYTES // 2
 # A handler that fails is called again this many times, before a dead letter is written or the worker stops.
 HANDLER_RETRIES = 2
 # This many `async` handlers of a worker run concurrently.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import pickle
 import statistics
 import time
 from dataclasses import dataclass, fields, is_dataclass
@@ -20,7 +19,6 @@ from anabranch.controller.lanes import Command, decide_command
 from anabranch.core.round import ReplyTo
 from anabranch.protocol.schemas.codec import encode
 from anabranch.protocol.schemas.records import Refusal
-from tests.core.harness import World
 from tests.core.test_costs import MOST, WORST, crowded
 from tests.fuzz.samples import sample
 
@@ -48,7 +46,7 @@ def cost(what: str, payload: bytes, *, times: int = TIMES) -> Cost:
     """Decide it some times, each in a fresh state."""
     found: list[tuple[float, int]] = []
     for _ in range(times):
-        world: World = pickle.loads(crowded())
+        world = crowded().copy()
         turn = world.new_turn()
         command = Command(7, ReplyTo(b"c", 0, b"d", "etl"), payload, False, "etl")
         gc.collect()
@@ -76,7 +74,7 @@ def mixed(random: Random, made: dict[str, Any]) -> tuple[str, bytes]:
 def search(minutes: float, seed: int) -> int:
     """Print the dearest; returns the exit code."""
     random = Random(seed)
-    world: World = pickle.loads(crowded())
+    world = crowded().copy()
     made = {name: make(world) for name, make in WORST.items() if name != "adopt"}
     known = {name: cost(name, encode(command)) for name, command in made.items()}
     unit_s = statistics.median(known[name].each for name in SMALL)

@@ -241,7 +241,7 @@ class Pair:
         return all(state in ("COMMITTED", "ABORTED") for state, _ in rows)
 
     def check(self) -> None:
-        """Each transaction has one outcome, and clients were told the truth."""
+        """Each transaction has one outcome, and what clients were answered is true."""
         first, second = self.states()
         for txn_id in first.keys() & second.keys():
             ends = first[txn_id], second[txn_id]

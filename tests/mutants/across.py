@@ -367,7 +367,7 @@ def unknown_ones_are_not_answered() -> Planted:
 
 
 def unknown_ids_are_not_used_up() -> Planted:
-    """S4: an unknown id stays free although a participant is told to abort it."""
+    """S4: an unknown id stays free although a participant gets an abort of it."""
     return patch.object(parts_of_one_shots, "_use_up", lambda *_: None)
 
 

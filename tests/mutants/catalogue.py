@@ -32,7 +32,7 @@ from tests.mutants import (
 from tests.sim.weather import HOUR
 
 Plant = Callable[[], AbstractContextManager[object]]
-# A failure that begins so is one of the planted code, and not of what it breaks.
+# Errors of the planted code itself, and not of what it breaks.
 UNFIT = ("TypeError: ", "AttributeError: ", "NameError: ")
 CARRYING = {"chunk_bytes": 250, "scale_s": 0.7}
 # … by leaders that die in the middle of it.
@@ -134,8 +134,8 @@ STALE = CALM | {"stale_reads_s": 2.0, "readers": 3, "lose_s": 0, "lag_s": 0, "st
 OVERLAPPING = CALM | {"bursts": 2.0, "overlap_s": 1.0, "lose_s": 0, "lag_s": 0}
 UNANSWERED = OVERLAPPING | {"no_answer": 0.05, "late_answer": 0.3, "crash": 0.002}
 REFUSED = OVERLAPPING | {"refusing_s": 2.0, "few_replicas_s": 2.0}
-# Transactions over control partitions: leaders die, messages are lost, late or doubled, and merges are staged. All
-# that begins when the streams are made: with such leaders this would last longer than the faults …
+# Transactions over control partitions: leaders die, messages are lost, late or doubled, and merges are staged.
+# Faults begin once the streams are made: to make them among faults would take longer than the faults last …
 OVER = CALM | {
     "across": True, "control_partitions": 2, "streams": 3, "chunk_bytes": 500, "prepared": 0.3, "crash": 0.003,
     "lose_command": 0.05, "double_command": 0.1, "late_command": 0.15, "bursts": 0.6, "skew_s": 2.0, "tight": False,

@@ -89,7 +89,7 @@ def locks_wait_for_nobody() -> Iterator[None]:
 
 
 def held_tables_are_told() -> Planted:
-    """T3: the newest commit of a held table is told, as if the table were complete."""
+    """T3: the newest commit of a held table is reported, as if the table were complete."""
 
     def table_times(turn: Turn, tables: Iterable[str], *_: int) -> tuple[TableTime, ...]:
         known = turn.state.tables

@@ -55,7 +55,8 @@ def with_rules(page: str, found: Found) -> str:
     """The page of planted bugs with the table of rules as it should be."""
     lines = ["| rule | bug | what it breaks | found by |", "| --- | --- | --- | --- |"]
     for rule in rules():
-        model = [f"model, seed {', '.join(map(str, in_model(rule)))}"] if in_model(rule) else []
+        seeds = [str(seed) for seed in in_model(rule)]
+        model = [f"model, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"] if seeds else []
         for mutant in bugs(rule):
             by = [*finders(mutant, found), *model]
             what = mutant.breaks.removeprefix(f"{rule}: ")

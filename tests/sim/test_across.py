@@ -33,7 +33,7 @@ def test_a_transaction_over_two_control_partitions_has_one_outcome(seeds: range)
         assert not report.violation, str(report)
 
 
-# Two that are found soon; `test_mutants` has others. `scripts/mutants seeds` tells whose seeds have moved.
+# Two that are found soon; `test_mutants` has others. `scripts/mutants seeds` lists those whose seeds have moved.
 @pytest.mark.parametrize(
     "name", ["messages leave before their round", "a participant's time counts"]
 )

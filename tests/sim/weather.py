@@ -108,7 +108,7 @@ class Weather:
     across: bool = False
     # Faults begin once a client has found or created all streams, and what strikes per call is rarer (`gentler`).
     gentle: bool = False
-    # Per message between leaders: lost; as often late, and doubled. If commands are so more often, so are messages.
+    # How often a message between leaders is lost; it is late, or doubled, as often. At least the rates of commands.
     messages: float = 0.0
     grow_s: float = (
         0.0  # mean time until an operator adds a control partition, with a new scope; 0: never
@@ -320,7 +320,7 @@ def _draw_lanes(random: Random) -> dict[str, float]:
 def _draw_across(random: Random) -> dict[str, float]:
     """Transactions over control partitions, in one run of four; in a third of these runs the cluster grows, too.
 
-    In two thirds of them messages between leaders are lost, late and doubled.
+    In two thirds of them messages between leaders are spoiled at a rate of their own.
     """
     if random.random() < 0.75:
         return {}

@@ -180,6 +180,20 @@ def delete_all(txn: TableTransaction) -> None:
     txn.put(ORDERS, b"z", b"oslo ann")
 
 
+def do_and_end(
+    rows: Replica, work: Callable[[TableTransaction], None], ends: str, keepalive: float | None
+) -> None:
+    """Do this work in a transaction, and end it; ``prepare``: commit it once it is prepared."""
+    with rows.begin(keepalive=keepalive) as txn:
+        work(txn)
+        if ends == "prepare":
+            txn.prepare()
+        if ends == "abort":
+            txn.abort()
+        else:
+            txn.commit()
+
+
 @pytest.mark.parametrize("keepalive", [None, 60.0], ids=["one command", "journals"])
 @pytest.mark.parametrize("ends", ["commit", "prepare", "abort"])
 def test_each_kind_of_write_is_followed(shop: Shop, ends: str, keepalive: float | None) -> None:
@@ -188,14 +202,7 @@ def test_each_kind_of_write_is_followed(shop: Shop, ends: str, keepalive: float 
         if work is not several_writes:
             shop.put(rows, a="oslo ann", b="rome bob", c="oslo cat")
         before = rows_of(rows, BY_NAME)
-        with rows.begin(keepalive=keepalive) as txn:
-            work(txn)
-            if ends == "prepare":
-                txn.prepare()
-            if ends == "abort":
-                txn.abort()
-            else:
-                txn.commit()
+        do_and_end(rows, work, ends, keepalive)
         assert shop.client.check_derivation(ORDERS, "by-city") == []
         assert shop.client.check_derivation(ORDERS, "by-name") == []
         assert (rows_of(rows, BY_NAME) == before) == (ends == "abort")

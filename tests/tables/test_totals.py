@@ -44,7 +44,7 @@ from anabranch.errors import (
 from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
 from tests.conftest import some
-from tests.tables.test_derivations import ORDERS, Shop, city, rows_of
+from tests.tables.test_derivations import ORDERS, Shop, city, do_and_end, rows_of
 
 BY_BRANCH = "shop/orders-by-branch-v1"
 OF = r.Derivation(ORDERS, "by-branch", 1)
@@ -137,14 +137,7 @@ def test_each_kind_of_write_is_followed(shop: Shop, ends: str, keepalive: float 
     for work in (several_writes, delete_some, delete_all):
         shop.put(rows, a="oslo 1", b="rome 2", c="oslo 3 rome 4", e=None)
         before = totals_of(rows)
-        with rows.begin(keepalive=keepalive) as txn:
-            work(txn)
-            if ends == "prepare":
-                txn.prepare()
-            if ends == "abort":
-                txn.abort()
-            else:
-                txn.commit()
+        do_and_end(rows, work, ends, keepalive)
         assert shop.client.check_derivation(ORDERS, "by-branch") == []
         assert (totals_of(rows) == before) == (ends == "abort")
 

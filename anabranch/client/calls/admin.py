@@ -170,8 +170,8 @@ class Administration:
             )
         if control_partitions > in_use + GROWTH.value:  # a mistyped number can't be taken back
             raise InvalidArgument(
-                f"{control_partitions:,} control partitions: the cluster has {in_use}, and one call adds at most "
-                f"{GROWTH.value}"
+                f"{control_partitions:,} control partitions are asked for: the cluster has {in_use}, and one call "
+                f"adds at most {GROWTH.value}"
             )
         # Partitions can't be removed: a lane without the right admin is refused before any is added.
         self._await_leaders(range(in_use), deadline)

@@ -268,7 +268,7 @@ class Deriving:
         if not gone or not set(gone) <= set(there):
             found = ", ".join(map(str, there)) or "none"
             raise InvalidArgument(
-                f"{source} has no such derivation {name!r}: versions in force: {found}"
+                f"{source} has no such version of derivation {name!r}; versions in force: {found}"
             )
         for each in gone:
             of = r.Derivation(source, name, each)

@@ -102,8 +102,9 @@ def decided(
 
     ``forgotten``: whether the id is so old that its row may have been purged. An unfinished one is never purged, so
     the decision was carried out. ``forced``: whether an operator ended it here, perhaps in another way.
-    ``promised``: the prepare timestamp of the part, 0 without one. Below it others may have passed meanwhile, if an
-    operator ended the transaction without this part (C2); None: it is not known.
+    ``promised``: the prepare timestamp of the part; 0: it has none; None: not known. If an operator ended the
+    transaction without this part, other commits may have been merged here below that time, or at any time if it has
+    none (O4).
     """
     if row is None and forgotten:
         return Action.DONE

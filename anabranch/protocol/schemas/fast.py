@@ -206,10 +206,11 @@ def encoded_event(
         keyed = _NULL if key is None else _some(len(key)) + key
         valued = _NULL if value is None else _some(len(value)) + value
         return b"".join((head, keyed, valued, _headers(headers or ()), write_long(timestamp)))
-    few, many = len(key), len(value)  # the usual form, without further calls
-    before = _SOME[few] if few < 4096 else _some(few)
-    between = _SOME[many] if many < 4096 else _some(many)
-    return b"".join((head, before, key, between, value, _PLAIN_TAIL))
+    # The usual form, without further calls.
+    key_size, size = len(key), len(value)
+    before_key = _SOME[key_size] if key_size < 4096 else _some(key_size)
+    before_value = _SOME[size] if size < 4096 else _some(size)
+    return b"".join((head, before_key, key, before_value, value, _PLAIN_TAIL))
 
 
 def _add_events(out: list[bytes], events: Iterable[r.Event]) -> None:

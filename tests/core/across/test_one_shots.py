@@ -8,7 +8,7 @@ import pytest
 
 from anabranch.core.authorize import Right
 from anabranch.core.decisions.across.coordinating import DONE_MS, FIRST_PAUSE_MS, MOST_FIRST_MS
-from anabranch.core.decisions.across.parts_of_one_shots import DECISION_MS, PART_MS
+from anabranch.core.decisions.across.parts_of_one_shots import BEFORE_MS, DECISION_MS, PART_MS
 from anabranch.core.locks.table_writes import fingerprint
 from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
@@ -120,7 +120,7 @@ def test_a_question_that_comes_before_its_command_is_kept_for_a_moment() -> None
 def test_without_its_command_a_participant_does_nothing_and_the_id_is_used_up() -> None:
     leaders = Leaders()
     leaders.one_shot("A", *BOTH, to=(0,))
-    assert leaders.wait(FIRST_PAUSE_MS - 50) == ""
+    assert leaders.wait(FIRST_PAUSE_MS - BEFORE_MS) == ""
     assert leaders.wait(5_000) == ""
     assert leaders.states() == ["OPEN", "-"]
     said = leaders[0].ask("state", r.GetState(leaders[0].id("A")))
@@ -237,7 +237,7 @@ def test_an_id_in_use_is_refused_with_other_arguments() -> None:
     leaders = Leaders()
     for state in ("OPEN", "COMMITTED"):
         leaders.one_shot("A", *BOTH, name="daily")
-        leaders[0].wait(FIRST_PAUSE_MS - 50)
+        leaders[0].wait(FIRST_PAUSE_MS - BEFORE_MS)
         assert leaders.states()[0] == state
         assert leaders.one_shot("A", *BOTH, to=(0,), name="other") == "InvalidArgument"
         leaders.settle()

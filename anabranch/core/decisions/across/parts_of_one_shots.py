@@ -6,7 +6,7 @@ part together with the decision; if they have not, as a pending commit.
 
 At a participant, the command waits in memory for the question. The command proves that a question under an unknown
 id comes from the coordinator: only who knows the command's secret can make the question's HMAC. When the question
-comes, the participant logs its part, and votes. If no decision follows, it asks for it (`AskDecision`).
+comes, the participant logs its part, prepared, and votes. If no decision follows, it asks for it (`AskDecision`).
 
 A part that is logged has a row with its events, marked with `prepared.SHOT`. From then on it is a transaction like
 any other, except that it is aborted when its commit is refused: its id is used up.
@@ -46,7 +46,7 @@ from anabranch.protocol.schemas import records as r
 PART_MS = 5_000
 VOTES_MS = 10_000
 EARLY_MS = 1_000  # how long a question waits for its command, if it comes first
-# The coordinator waits for the first votes until this time before it would ask again. Then it logs its part.
+# The coordinator logs its part this long before it would ask again, if votes are missing by then.
 BEFORE_MS = 50
 # How long a participant waits for the decision before it asks for it; then after twice as long each time, up to
 # `LONGEST_PAUSE_MS`. A coordinator that has logged the transaction repeats its own messages sooner.
