@@ -176,7 +176,7 @@ class Pair:
                 meanwhile()
                 time.sleep(0.005)
             self.expected[value] = running.result()
-        wait_until(self.settled, PATIENCE_S, what=lambda: f"not over: {self.states()}")
+        self.wait_settled()
 
     def cut(self, cut: Cut) -> bool:
         """Play it with this cut, and check all. Returns whether the cut came."""
@@ -195,6 +195,7 @@ class Pair:
         if reached:
             self.leaders[cut.who][-1].wait_leading(PATIENCE_S)
             self.follow(victim)
+            self.wait_settled()  # clients are answered before the last row is logged
         self.check()
         return reached
 
@@ -234,6 +235,9 @@ class Pair:
                 its[txn_id] = (row.state, row.commit_timestamp)
             found.append(its)
         return found
+
+    def wait_settled(self) -> None:
+        wait_until(self.settled, PATIENCE_S, what=lambda: f"not over: {self.states()}")
 
     def settled(self) -> bool:
         """Whether all are over."""
