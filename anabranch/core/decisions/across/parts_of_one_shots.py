@@ -268,7 +268,8 @@ def shots_to_decide(turn: Turn) -> Iterator[AskedShot]:
     for txn_id, shot in sorted(across.shots.as_dict().items()):
         votes = [across.votes.get((txn_id, place), None) for place in shot.command.places]
         is_ready = all(votes) or any(vote and not vote.timestamp for vote in votes)
-        if not is_ready and turn.now_ms < shot.until_ms:
+        has_room = turn.merge_limit != 0  # else its merge would not be in the round of its decision
+        if not (is_ready and has_room) and turn.now_ms < shot.until_ms:
             continue
         since = turn.work
         yield shot
