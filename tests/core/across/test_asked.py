@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from anabranch.core.decisions.across.coordinating import LONGEST_PAUSE_MS
-from anabranch.core.decisions.across.parts_of_one_shots import PART_MS
+from anabranch.core.across.coordinator import HELD_MS
+from anabranch.core.decisions.across.coordinating import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
+from anabranch.core.decisions.across.parts_of_one_shots import BEFORE_MS, PART_MS
 from anabranch.core.decisions.across.receiving import next_due_ms
 from anabranch.core.round import Message
 from anabranch.protocol import limits
@@ -84,6 +85,20 @@ def test_a_command_that_can_not_go_when_the_votes_have_come_says_that_its_id_is_
     assert settled(leaders) == "[A@0] TransactionAborted"
     assert leaders.states() == ["ABORTED", "ABORTED"]
     assert_idle(leaders)
+
+
+def test_a_coordinator_that_lacks_one_of_two_votes_sleeps_until_it_would_log_its_part() -> None:
+    """The other vote has held its streams for `HELD_MS`: of a one-shot that is not logged it is not taken back."""
+    leaders = Leaders(3)
+    leaders.one_shot("A", *BOTH, "tok/a")
+    leaders.collect()
+    leaders.bag = [one for one in leaders.bag if one.receiver == 1]
+    leaders.deliver()
+    leaders.deliver()
+    one = leaders[0]
+    one.now_ms += HELD_MS
+    assert one.memory.across.shots.get(one.id("A"), None) is not None
+    assert next_due_ms(one.memory.across, one.now_ms) == FIRST_PAUSE_MS - BEFORE_MS - HELD_MS
 
 
 # Another command with the id that comes while the votes are out; its answer; the states at the end.
