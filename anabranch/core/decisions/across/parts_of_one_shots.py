@@ -512,7 +512,7 @@ def open_part(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None) -> r.Vote:
     try:
         check_open(turn)
         parts.check(turn, ending)
-    except GivesWay:
+    except (GivesWay, errors.TooManyTransactions):
         return participant.vote(txn_id, here, its, "AGAIN")
     except errors.NotReady:
         raise  # the vote waits
