@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -89,6 +90,26 @@ def test_a_command_that_can_not_go_when_the_votes_have_come_says_that_its_id_is_
     assert settled(leaders) == "[A@0] TransactionAborted"
     assert leaders.states() == ["ABORTED", "ABORTED"]
     assert_idle(leaders)
+
+
+def test_a_copy_that_comes_in_trouble_does_not_end_the_command_that_waits_for_its_votes() -> None:
+    """If it said that the id is used up, the client would begin anew, and both would commit."""
+    leaders = Leaders()
+    leaders.one_shot("A", *BOTH)
+    leaders[0].memory.waiting = {"nyc/a": "its topic is away"}
+    assert leaders.one_shot("A", *BOTH, to=(0,)) == "NotReady"
+    leaders[0].memory.waiting = {}
+    assert settled(leaders) == "[A@0] A COMMITTED 2"
+    assert_idle(leaders)
+
+
+def test_a_command_whose_transaction_has_no_room_any_more_says_that_its_id_is_used_up() -> None:
+    leaders = Leaders()
+    leaders.one_shot("A", *BOTH)
+    leaders.deliver()
+    leaders[0].settings = replace(leaders[0].settings, max_open=0)
+    assert settled(leaders) == "[A@0] TransactionAborted"
+    assert leaders.states() == ["ABORTED", "ABORTED"]
 
 
 def test_a_coordinator_that_lacks_one_of_two_votes_sleeps_until_it_would_log_its_part() -> None:
