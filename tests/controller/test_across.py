@@ -16,7 +16,7 @@ from anabranch.ports import MESSAGE_TOO_LARGE, LogRefused, TopicPartition
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import LEVEL, encode
 from anabranch.testing.memory.partition import Partition
-from anabranch.topics.names import control_topic, status_topic, stream_topic
+from anabranch.topics.names import control_topic, journal_topic, status_topic, stream_topic
 from tests.controller.world import World
 from tests.core.labels import SECRET
 
@@ -151,12 +151,9 @@ def test_a_forged_message_is_counted_and_not_acted_on() -> None:
     assert pair.outcome().state == "COMMITTED"
 
 
-def test_a_one_shot_whose_events_a_broker_refuses_is_refused_and_stops_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The events of control partition 0 are in the round of the decision; 1 has voted, and is told."""
-    pair = Pair()
-    place, check = TopicPartition(stream_topic(STREAMS[0]), 0), Partition.check
+def refuse_big(monkeypatch: pytest.MonkeyPatch, stream: str) -> None:
+    """Let brokers refuse batches of more than 1,000 bytes of a stream."""
+    place, check = TopicPartition(stream_topic(stream), 0), Partition.check
 
     def refusing(self: Partition, data: bytes, now_ms: int) -> list[Record]:
         if self.name == place and len(data) > 1_000:
@@ -164,18 +161,69 @@ def test_a_one_shot_whose_events_a_broker_refuses_is_refused_and_stops_nothing(
         return check(self, data, now_ms)
 
     monkeypatch.setattr(Partition, "check", refusing)
-    txn_id = pair.world.txn_id()
+
+
+def one_shot(pair: Pair, value: bytes, key: bytes = b"k") -> tuple[bytes, bytes]:
+    """Send a one-shot with this value at control partition 0. Returns its id, and what its answer has."""
+    txn_id, found = pair.world.txn_id(), b""
     for number, stream in enumerate(STREAMS):
-        value = b"v" if number else Random(1).randbytes(5_000)
-        event = r.Event(stream, -1, b"k", value, (), -1)
+        event = r.Event(stream, -1, key, b"v" if number else value, (), -1)
         scope, places = stream.partition("/")[0], () if number else (1,)
         command = r.OneShot(txn_id, scope, None, (event,), secret=SECRET, places=places)
         asked = pair.world.send(command, number)
-        pair.asked = pair.asked or asked
-    assert pair.outcome().code == "InvalidArgument"
+        found = found or asked
+    return txn_id, found
+
+
+@pytest.mark.parametrize("beside", ["nothing", "plain writes", "another one-shot"])
+def test_a_one_shot_whose_events_a_broker_refuses_is_refused_and_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, beside: str
+) -> None:
+    """The events of control partition 0 are in the round of the decision; 1 has voted, and is told."""
+    pair = Pair()
+    refuse_big(monkeypatch, STREAMS[0])
+    txn_id, pair.asked = one_shot(pair, Random(1).randbytes(5_000))
+    other = one_shot(pair, b"w")[1] if beside == "another one-shot" else b""
+    if beside == "plain writes":
+        journal = TopicPartition(journal_topic(STREAMS[0]), 0)
+        for _ in range(30):
+            pair.world.cluster.produce(journal, [Record(0, 0, b"k", b"plain")])
+            pair.step()
+    # Beside plain writes it is logged before it is its turn to be tried alone.
+    assert pair.outcome().code in ("InvalidArgument", "TransactionAborted")
     pair.step(20)
     rows = [one.state.txn_row(txn_id) for one in pair.leaders]
     assert [row and row.state for row in rows] == ["ABORTED", "ABORTED"]
+    if other:
+        pair.asked = other
+        assert pair.outcome().state == "COMMITTED"
     pair.asked = pair.world.send(pair.commit)
     assert pair.outcome().state == "COMMITTED"
-    assert pair.values() == [[b"v"], [b"v"]]
+    assert pair.values()[1] == [b"v"] * (2 if other else 1)
+
+
+def test_a_held_one_shot_whose_events_a_broker_refuses_is_refused_and_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits in memory for a part that is prepared, and is decided with that part's merge."""
+    pair = Pair()
+    refuse_big(monkeypatch, STREAMS[1])
+    pair.asked = pair.world.send(pair.commit)
+    coordinator, participant = pair.leaders
+    while not participant._memory.holds.in_use:
+        coordinator.step(0)
+        participant.step(0)
+    event = r.Event(STREAMS[1], -1, b"k", Random(1).randbytes(5_000), (), -1)
+    command = r.OneShot(pair.world.txn_id(1), "ber", None, (event,))
+    pair.world.send(command, 1)
+    participant.step(0)
+    assert participant._memory.holds.shots
+    for _ in range(20):  # no time passes, so it does not give up
+        coordinator.step(0)
+        participant.step(0)
+    assert pair.outcome().state == "COMMITTED"
+    codes: list[str] = []
+    while "EventTooLarge" not in codes:
+        assert len(codes) < 20, "each copy gives up"
+        codes.append(pair.ask(command, 1).code)
+    assert pair.values()[1] == [b"v"]

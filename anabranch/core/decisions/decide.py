@@ -193,7 +193,13 @@ def _decide_asked(turn: Turn) -> None:
 
 
 def _decide_shots(turn: Turn) -> None:
-    """Decide the one-shots again that have waited for a hold."""
+    """Decide the one-shots again that have waited for a hold.
+
+    After a broker refused a round, they are not decided: they will be `NotReady`, and come again as commands, of
+    which the one that is refused can be found.
+    """
+    if turn.merge_limit is not None:
+        return
     for shot in holding.shots_to_decide(turn):
         turn.lane, turn.seen, turn.command_bytes = shot.lane, shot.seen, shot.size
         decide(turn, shot.command, shot.to)

@@ -191,6 +191,8 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
             turn.charge(work.of_items(plan.runs))
         if txn is not None:  # None: an earlier merge of this round broke its locks
             turn.owe(txn.row.owner, since)
+    if limit is not None:
+        turn.merge_limit = limit - merged
     layouts.close()
 
 

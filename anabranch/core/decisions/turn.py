@@ -147,7 +147,7 @@ class Turn:
     owed: dict[str, int] = field(default_factory=dict)  # lane -> units for its commits (`owe`)
     # Commands came, and more may be waiting, so the merges of this round stay small.
     busy: bool = False
-    merge_limit: int | None = None  # the most merges in this round
+    merge_limit: int | None = None  # how many more merges this round may have; None: no limit
     plain_waits: bool = False  # plain writes are not committed in this round
     plain_bytes: int = 0  # bytes of plain writes that this round commits
     newly_committing: set[bytes] = field(default_factory=set)  # PREPARED before this round

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from anabranch.core.decisions.across.coordinating import LONGEST_PAUSE_MS
-from anabranch.core.decisions.across.parts_of_one_shots import PART_MS
+from anabranch.core.across.coordinator import HELD_MS
+from anabranch.core.decisions.across.coordinating import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
+from anabranch.core.decisions.across.parts_of_one_shots import BEFORE_MS, PART_MS
 from anabranch.core.decisions.across.receiving import next_due_ms
 from anabranch.core.round import Message
 from anabranch.protocol import limits
@@ -28,7 +30,8 @@ def assert_idle(leaders: Leaders) -> None:
 
 def test_a_part_that_can_not_be_prepared_is_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     """So nothing is left of it, although the coordinator dies and the client does not repeat the command."""
-    monkeypatch.setattr(limits, "PREPARED", limits.PREPARED._replace(value=0))
+    most = limits.PREPARED
+    monkeypatch.setattr(limits, "PREPARED", most._replace(value=0))
     leaders = Leaders()
     leaders.one_shot("A", *BOTH)
     leaders.deliver()
@@ -39,8 +42,11 @@ def test_a_part_that_can_not_be_prepared_is_not_logged(monkeypatch: pytest.Monke
     leaders.wait(PART_MS)
     assert leaders.states() == ["-", "-"]
     assert_idle(leaders)
+    # While both live, it is asked again until others have ended.
     leaders.one_shot("B", *BOTH)
-    assert leaders.settle() == "[B@0] TooManyTransactions"
+    assert leaders.settle() == ""
+    monkeypatch.setattr(limits, "PREPARED", most)
+    assert settled(leaders) == "[B@0] B COMMITTED 2"
 
 
 @pytest.mark.parametrize("again", [True, False])
@@ -84,6 +90,40 @@ def test_a_command_that_can_not_go_when_the_votes_have_come_says_that_its_id_is_
     assert settled(leaders) == "[A@0] TransactionAborted"
     assert leaders.states() == ["ABORTED", "ABORTED"]
     assert_idle(leaders)
+
+
+def test_a_copy_that_comes_in_trouble_does_not_end_the_command_that_waits_for_its_votes() -> None:
+    """If it said that the id is used up, the client would begin anew, and both would commit."""
+    leaders = Leaders()
+    leaders.one_shot("A", *BOTH)
+    leaders[0].memory.waiting = {"nyc/a": "its topic is away"}
+    assert leaders.one_shot("A", *BOTH, to=(0,)) == "NotReady"
+    leaders[0].memory.waiting = {}
+    assert settled(leaders) == "[A@0] A COMMITTED 2"
+    assert_idle(leaders)
+
+
+def test_a_command_whose_transaction_has_no_room_any_more_says_that_its_id_is_used_up() -> None:
+    leaders = Leaders()
+    leaders.one_shot("A", *BOTH)
+    leaders.deliver()
+    leaders[0].settings = replace(leaders[0].settings, max_open=0)
+    assert settled(leaders) == "[A@0] TransactionAborted"
+    assert leaders.states() == ["ABORTED", "ABORTED"]
+
+
+def test_a_coordinator_that_lacks_one_of_two_votes_sleeps_until_it_would_log_its_part() -> None:
+    """The other vote has held its streams for `HELD_MS`: of a one-shot that is not logged it is not taken back."""
+    leaders = Leaders(3)
+    leaders.one_shot("A", *BOTH, "tok/a")
+    leaders.collect()
+    leaders.bag = [one for one in leaders.bag if one.receiver == 1]
+    leaders.deliver()
+    leaders.deliver()
+    one = leaders[0]
+    one.now_ms += HELD_MS
+    assert one.memory.across.shots.get(one.id("A"), None) is not None
+    assert next_due_ms(one.memory.across, one.now_ms) == FIRST_PAUSE_MS - BEFORE_MS - HELD_MS
 
 
 # Another command with the id that comes while the votes are out; its answer; the states at the end.

@@ -59,6 +59,8 @@ def _coordinate(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommi
         step = coordinating.next_step(turn, txn, own_stages=_is_big(turn, txn_id))
         if step not in _DECISIONS:
             coordinating.carry_out(turn, txn_id, step)
+        elif step is Step.DECIDE and turn.merge_limit == 0:
+            _wait_for_room(turn, txn_id, pending)
         elif (ending := judge(turn, txn_id, txn, pending)) is not None:
             _decide(turn, txn, pending, ending, step)
         elif txn.row.state == "OPEN" and txn.pending is not None:
@@ -66,6 +68,19 @@ def _coordinate(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommi
     elif coordinating.may_ask(turn, txn) and turn.index.covers(receipts_here(txn, pending.writers)):
         later = pending.prepare is not None or _is_big(turn, txn_id)
         coordinating.ask(turn, txn_id, "VOTE" if later else "TIMESTAMP")
+
+
+def _wait_for_room(turn: Turn, txn_id: bytes, pending: r.PendingCommitRow) -> None:
+    """Leave a decision to a later round, because a broker refused one, and this round has its one merge.
+
+    If the merge were not in the round of the decision, it could be refused when there is no way back.
+    """
+    if turn.wall_ms < pending.deadline_ms:
+        coordinating.hold_nothing(turn, txn_id)
+        return
+    error = "a broker refuses events of some commit, and each commit is tried alone: call again"
+    end_pending(turn, txn_id, errors.NotReady(error))
+    turn.hear(txn_id)
 
 
 def _is_big(turn: Turn, txn_id: bytes) -> bool:

@@ -129,17 +129,18 @@ def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     If memory has no room for the command, it is logged at once.
     """
     turn.check_new_id(command.txn_id)
-    check_open(turn)
     shot = turn.across.shots.get(command.txn_id, None)
-    if shot is not None and shot.command is command and _commit_now(turn, shot):
-        return
+    is_again = shot is not None and shot.command is command
     ending = shots.ending_of(command, turn.lane)
     # Once votes are asked for, frozen locks no longer refuse it: the decision judges which one is older (L2).
     ending.at_once, ending.freezes = shot is None, False
     try:
+        check_open(turn)
+        if shot is not None and is_again and _commit_now(turn, shot):
+            return
         parts.check(turn, ending)
-    except errors.NotReady as error:
-        if shot is None:
+    except (errors.NotReady, errors.TooManyTransactions) as error:
+        if not is_again:  # also a copy: the command that waits may still commit
             raise
         # Its participants abort their parts: `end_shot`.
         raise errors.TransactionAborted(f"{error}; its id is used up: begin a new one") from error
@@ -268,7 +269,8 @@ def shots_to_decide(turn: Turn) -> Iterator[AskedShot]:
     for txn_id, shot in sorted(across.shots.as_dict().items()):
         votes = [across.votes.get((txn_id, place), None) for place in shot.command.places]
         is_ready = all(votes) or any(vote and not vote.timestamp for vote in votes)
-        if not is_ready and turn.now_ms < shot.until_ms:
+        has_room = turn.merge_limit != 0  # else its merge would not be in the round of its decision
+        if not (is_ready and has_room) and turn.now_ms < shot.until_ms:
             continue
         since = turn.work
         yield shot
@@ -511,7 +513,7 @@ def open_part(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None) -> r.Vote:
     try:
         check_open(turn)
         parts.check(turn, ending)
-    except GivesWay:
+    except (GivesWay, errors.TooManyTransactions):
         return participant.vote(txn_id, here, its, "AGAIN")
     except errors.NotReady:
         raise  # the vote waits

@@ -159,10 +159,11 @@ def next_due_ms(across: Across, now_ms: int) -> int | None:
         return None
     due = [one.next_ms for one in across.sent.as_dict().values()]
     due += [] if across.done_ms == NEVER_MS else [across.done_ms]
-    due += [at + HELD_MS for at in across.held_ms.as_dict().values()]
+    shots = across.shots.as_dict()  # they wait longer for votes: until their `until_ms`
+    due += [at + HELD_MS for txn_id, at in across.held_ms.as_dict().items() if txn_id not in shots]
     due += [at for at in across.again_ms.as_dict().values() if at > now_ms]
     due += [one.until_ms for one in across.parts.as_dict().values()]
-    due += [one.until_ms for one in across.shots.as_dict().values()]
+    due += [one.until_ms for one in shots.values()]
     due += [one.next_ms for one in across.undecided.as_dict().values()]
     due += [one.until_ms for waiting in across.joining.as_dict().values() for one in waiting]
     return min((max(0, at - now_ms) for at in due), default=None)
