@@ -244,7 +244,7 @@ class Pair:
         return all(state in ("COMMITTED", "ABORTED") for state, _ in rows)
 
     def check_soon(self) -> None:
-        """`check` when all is over: clients are answered before the last row, and a lost one's command may come late."""
+        """`check` when all is over: answers come before the last row, and a lost client's command may come late."""
         until = time.monotonic() + OVER_S
         while True:
             self.wait_settled()
