@@ -33,6 +33,8 @@ class Rows:
 
     keys: list[str] = field(default_factory=list)  # in order
     of: dict[str, list[Version]] = field(default_factory=dict)
+    # Keys, each with the timestamp of a commit, that it writes more than once.
+    often: set[tuple[str, int]] = field(default_factory=set)
 
     @classmethod
     def read(cls, history: History, table: str) -> Rows | None:
@@ -56,6 +58,8 @@ class Rows:
                 for offset, key, name, _ in there[first:]:
                     if offset >= end:
                         break
+                    if key and key in last:
+                        rows.often.add((key, record.timestamp))
                     if key:
                         last[key] = name
             for key, name in last.items():

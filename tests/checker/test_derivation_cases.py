@@ -37,22 +37,33 @@ class Shop:
         self._log: dict[str, list[list[Any]]] = {table: [] for table in (SOURCE, *of)}
         self._records: dict[str, list[list[Any]]] = {table: [] for table in (SOURCE, *of)}
 
-    def commit(self, rows: Rows | None = None, *, fewer: int = 0, **entries: Rows) -> None:
-        """``entries``: by the table's name and version; ``fewer``: so many events are not in the answer."""
+    def commit(
+        self,
+        rows: Rows | None = None,
+        *,
+        first: Rows | None = None,
+        fewer: int = 0,
+        **entries: Rows,
+    ) -> None:
+        """``entries``: by the table's name and version; ``fewer``: so many events are not in the answer.
+
+        ``first``: rows that the transaction writes before ``rows``.
+        """
         self._count += 1
         number, at = self._count, 10 * self._count
         txn, txn_id = f"t{number}", f"{number:x}" * 32
-        given = [[key, name] for key, name in (rows or {}).items()]
+        events = [*(first or {}).items(), *(rows or {}).items()]
+        given = [[key, name] for key, name in events]
         if rows:
             self.tape.begin(txn, None)
             self.tape.do("p", "write", txn=txn, writer="own", stream=SOURCE, events=given)
         count = -fewer
         for table, its in {
-            SOURCE: rows or {},
-            **{_table(n): e for n, e in entries.items()},
+            SOURCE: events,
+            **{_table(n): list(e.items()) for n, e in entries.items()},
         }.items():
             log, start = self._log[table], 2 * len(self._log[table])
-            log += [[start + n, key, row, txn_id] for n, (key, row) in enumerate(its.items())]
+            log += [[start + n, key, row, txn_id] for n, (key, row) in enumerate(its)]
             if its:
                 count += len(its)
                 ranges = [[0, start, start + len(its)]]
@@ -471,6 +482,24 @@ def an_entry_is_derived_twice(tape: Tape) -> None:
     shop = later(tape)
     shop.derive((10, "oslo a"))
     shop.derive((10, "oslo a"), (20, "-oslo a"), (20, "rome a"), through=20)
+    shop.end()
+
+
+@right
+def an_entry_comes_and_goes_with_the_parts_of_a_commit(tape: Tape) -> None:
+    shop = Shop(tape, LATER)
+    shop.commit({"a": None}, first={"a": "oslo/ann/1"})
+    shop.derive((10, "oslo a"))
+    shop.derive((10, "-oslo a"), through=10)
+    shop.end()
+
+
+@wrong("wrong-entry")
+def a_part_of_a_commit_is_promised_as_the_whole(tape: Tape) -> None:
+    shop = Shop(tape, LATER)
+    shop.commit({"a": None}, first={"a": "oslo/ann/1"})
+    shop.derive((10, "oslo a"), through=10)
+    shop.derive((10, "-oslo a"))
     shop.end()
 
 

@@ -16,6 +16,7 @@ import anabranch
 from anabranch.client.client import Client
 from anabranch.client.replica import Replica
 from anabranch.processing.worker import AllTasks, Worker
+from anabranch.protocol.defaults import CUT_BYTES
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas.codec import LEVEL
 from tests.sim.check_log import hold
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 TASKS = 2
 KEYS = tuple(b"f%d" % number for number in range(4))
+# A commit that changes the state of all keys takes so many bytes. If chunks are smaller, each commit has one event.
+_STATE_BYTES = 500
 _SOON_S = 2.0  # a snapshot may have to wait for a worker that nobody runs
 
 
@@ -60,8 +63,9 @@ class LaterMachine(TableMachine):
 
     def _app(self) -> anabranch.DerivedTable:
         function = function_of(BY_KIND, 1)
+        cut_bytes = 1 if self.faults.weather.chunk_bytes < _STATE_BYTES else CUT_BYTES
         return anabranch.DerivedTable(
-            FLATS, BY_KIND, function, tasks=TASKS, commit_interval=0, retries=0
+            FLATS, BY_KIND, function, tasks=TASKS, commit_interval=0, cut_bytes=cut_bytes, retries=0
         )
 
     def _open(self, client: Client) -> Replica:

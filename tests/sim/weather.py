@@ -231,6 +231,7 @@ class Weather:
         others["counters"] = Random(f"{own}/counters").choice((0, 0, 0, 1, 2))
         others["chains"] = Random(f"{own}/chains").choice((0, 0, 0, 1, 2))
         others["derivers"] = Random(f"{own}/derivers").choice((*[0] * 12, 1, 2))
+        others["later"] = Random(f"{own}/later").choice((*[0] * 12, 1, 2))
         others |= _draw_overlaps(Random(f"{own}/overlaps"))
         others["greedy_s"] = Random(f"{own}/greedy").choice((0.0, 0.0, 0.0, 0.0, 0.0, 3.0))
         return drawn.changed({"hop_s": hops, **others})

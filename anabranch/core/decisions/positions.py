@@ -157,7 +157,8 @@ def check_state_size(turn: Turn, size: int) -> None:
     if size > most:
         raise InvalidArgument(
             f"a state change of {size:,} bytes, bigger than a commit may have ({most:,}): commit after "
-            "fewer events, or let an operator raise the controllers' chunk bytes"
+            "fewer events (a worker does with lower `cut_bytes`), or let an operator raise the controllers' "
+            "`--chunk-bytes`"
         )
 
 
