@@ -96,6 +96,9 @@ def _txn(fold: _Fold, row: StatusRow) -> None:
     state = row.row.state
     if not fold.first(Entry.TXN, state):
         return
+    if state in ("COMMITTED", "ABORTED"):  # the end of the last part has no row of its own
+        for number in sorted(fold.parts):
+            _end_part(fold, row, number)
     if state == "OPEN":
         fold.add(row, "begun")
     elif state == "PREPARED":
@@ -129,7 +132,12 @@ def _part(fold: _Fold, row: StatusRow) -> None:
     if fold.first(Entry.PARTITION, number, row.row.scopes):
         scopes = ", ".join(row.row.scopes)
         fold.add(row, "part opened", f"control partition {number}: {scopes}")
-    if row.row.done and fold.first(Entry.PARTITION, number):
+    if row.row.done:
+        _end_part(fold, row, number)
+
+
+def _end_part(fold: _Fold, row: StatusRow, number: int) -> None:
+    if fold.first(Entry.PARTITION, number):
         fold.add(row, "part ended", f"control partition {number}")
 
 

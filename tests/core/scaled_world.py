@@ -152,6 +152,7 @@ class ScaledWorld(World):
             history=dict(self.history),
             rows=rows,
             streams=dict(state.streams),
+            scopes=dict(state.scopes),
             unfinished=[txn.row for txn in state.open.values()],
             participants={txn_id: state.participants(txn_id) for txn_id in rows},
             epoch_rows={stream: set(epochs) for stream, epochs in state.epochs.items()},
