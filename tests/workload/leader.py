@@ -80,6 +80,7 @@ class FastClock:
 def warm_up() -> None:
     """Import, and have compiled, whatever a controller uses, so that children have it."""
     from anabranch.controller import durability, rocksdb_table  # noqa: F401
+    from anabranch.kafka import calls
     from anabranch.ports import Fetched, RawBatch
     from anabranch.protocol.schemas import codec, records
 
@@ -90,6 +91,10 @@ def warm_up() -> None:
     Fetched([raw], 1, 1, 1, 0)
     for cls in codec.TYPES.values():
         codec.schema_of(cls)
+    for api in vars(calls).values():
+        if isinstance(api, calls.Api):
+            for kind in ("request", "response"):
+                calls._module(api, api.highest, kind)
 
 
 def _identities(producers: Iterable[Producer]) -> list[tuple[int, int]]:
