@@ -191,6 +191,8 @@ class Pair:
 
         self.play(cut.play, wake)
         reached = self.was_cut(victim, cut.who)
+        if not reached:
+            victim.kill()  # else it would be cut in another play
         self.tend()
         if reached:
             self.leaders[cut.who][-1].wait_leading(PATIENCE_S)
