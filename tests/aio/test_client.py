@@ -225,7 +225,7 @@ def test_a_thousand_commits_need_four_threads(run: Callable[[Scenario], None]) -
     seen: list[int] = []
 
     async def scenario(client: AsyncClient, scope: str, stream: str) -> None:
-        under_way = 0
+        under_way, all_wrote = 0, asyncio.Event()
 
         async def one(number: int) -> None:
             nonlocal under_way
@@ -234,8 +234,9 @@ def test_a_thousand_commits_need_four_threads(run: Callable[[Scenario], None]) -
                 under_way += 1
                 if under_way == COMMITS:
                     seen.append(len(set(threading.enumerate()) - before) + 1)
+                    all_wrote.set()
+                await all_wrote.wait()
                 await txn.commit(timeout=60)
-                under_way -= 1
                 if number % 100 == 0:
                     seen.append(len(set(threading.enumerate()) - before) + 1)
 
@@ -243,7 +244,7 @@ def test_a_thousand_commits_need_four_threads(run: Callable[[Scenario], None]) -
         assert len(await values(client, stream)) == COMMITS
 
     run(scenario)
-    assert len(seen) == 11  # all were under way together
+    assert len(seen) == 11
     assert max(seen) <= MOST_THREADS, seen
 
 
