@@ -219,7 +219,9 @@ def test_a_time_to_come_is_waited_for_at_each_control_partition(place: Place) ->
 
 def test_a_control_partition_without_a_controller_is_waited_for(place: Place) -> None:
     place.cluster.stop_controller(2)
-    with pytest.raises(DeadlineExceeded, match="control partition 2: no controller answered SafeTime"):
+    with pytest.raises(
+        DeadlineExceeded, match="control partition 2: no controller answered SafeTime"
+    ):
         place.reader.snapshot(TABLES, timeout=5)
     assert place.reader.snapshot(TABLES[:2]).timestamp
     place.cluster.start_controller(2)
