@@ -76,7 +76,9 @@ _RESTART_S = 1.0
 _TIMEOUT_S = 10.0
 # In calm, a change of the hot row takes so long at most, although others change it, too.
 _HOT_S = 2.0
-_REPEATED_S = 5.0  # … longer: a leader's message that was lost among the faults is sent again within this time
+# … and longer where a commit over control partitions waits for a stream in trouble: its locks stay frozen until it
+# times out.
+_COMMIT_S = 5.0
 _ANYWAY = (*FINE, *OF_POSITIONS, UnknownStream, UnknownScope, SnapshotExpired)
 
 
@@ -438,7 +440,8 @@ class TableMachine:
         rows = self._recorded(replica)
         result = rows.transact(use, timeout=_TIMEOUT_S)
         self._noted.told = max(self._noted.told, result.commit_timestamp)
-        most_s = _HOT_S + _REPEATED_S * self.faults.weather.across
+        is_frozen = self.faults.weather.across and bool(self.ledger.troubled)
+        most_s = _HOT_S + _COMMIT_S * is_frozen
         for _ in range(3):
             began = self.world.now
             self._hot(rows)
