@@ -23,7 +23,6 @@ from anabranch.protocol import limits
 from anabranch.protocol.defaults import FIRST_RETRY_S
 from anabranch.protocol.ids import AS_NOW, DIRECTORY, MAX_CONTROL_PARTITION
 from anabranch.protocol.legal_names import ADMIN_LANE, check_lane, check_type
-from anabranch.protocol.limits import GROWTH
 from anabranch.protocol.schemas import records as r
 from anabranch.topics.creation import (
     create_lane_topics,
@@ -168,10 +167,11 @@ class Administration:
             raise InvalidArgument(
                 f"the cluster has {in_use} control partitions, and they never become fewer: ask for more"
             )
-        if control_partitions > in_use + GROWTH.value:  # a mistyped number can't be taken back
+        # A mistyped number can't be taken back.
+        if control_partitions > in_use + limits.GROWTH.value:
             raise InvalidArgument(
                 f"{control_partitions:,} control partitions are asked for: the cluster has {in_use}, and one call "
-                f"adds at most {GROWTH.value}"
+                f"adds at most {limits.GROWTH.value}"
             )
         # Partitions can't be removed: a lane without the right admin is refused before any is added.
         self._await_leaders(range(in_use), deadline)

@@ -110,12 +110,13 @@ def _varint(number: int) -> bytes:
 _high_varint = lru_cache(1 << 10)(_varint)  # of times, which are often nearly the same
 
 
-_SOME = tuple(b"\x02" + _varint(2 * size) for size in range(4096))
+_SIZES = 4096
+_SOME = tuple(b"\x02" + _varint(2 * size) for size in range(_SIZES))
 
 
 def _some(size: int) -> bytes:
     """The bytes before a nullable field that has ``size`` bytes."""
-    return _SOME[size] if size < len(_SOME) else b"\x02" + _varint(2 * size)
+    return _SOME[size] if size < _SIZES else b"\x02" + _varint(2 * size)
 
 
 def _string(text: str) -> bytes:
@@ -208,8 +209,8 @@ def encoded_event(
         return b"".join((head, keyed, valued, _headers(headers or ()), write_long(timestamp)))
     # The usual form, without further calls.
     key_size, size = len(key), len(value)
-    before_key = _SOME[key_size] if key_size < 4096 else _some(key_size)
-    before_value = _SOME[size] if size < 4096 else _some(size)
+    before_key = _SOME[key_size] if key_size < _SIZES else _some(key_size)
+    before_value = _SOME[size] if size < _SIZES else _some(size)
     return b"".join((head, before_key, key, before_value, value, _PLAIN_TAIL))
 
 
