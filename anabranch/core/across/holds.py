@@ -302,7 +302,7 @@ class Holds:
                 del self._waiters[stream]
 
     def shots_on(self, streams: Iterable[str]) -> list[Entry]:
-        """The one-shots that wait for these streams, except those that an entry on one of them still precedes."""
+        """The one-shots that wait for these streams, without those that an entry of these streams precedes."""
         found = set()
         for stream in streams:
             line, waiters = self._of.get(stream, _NO_ENTRIES), self._waiters.get(stream, ())

@@ -195,8 +195,8 @@ def _decide_asked(turn: Turn) -> None:
 def _decide_shots(turn: Turn) -> None:
     """Decide the one-shots again that have waited for a hold.
 
-    After a broker refused a round, they are not decided: they will be `NotReady`, and come again as commands, of
-    which the one that is refused can be found.
+    After a broker refused a round, they are not decided: they end as `NotReady`, and their clients send them again.
+    Among commands the leader can find the one that the broker refuses.
     """
     if turn.merge_limit is not None:
         return
