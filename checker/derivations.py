@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from checker.model import Derivation, EntryCommit, EntryEvent, History
 from checker.reading import ASYNCHRONOUS, Operation
@@ -19,9 +19,6 @@ from checker.tables import Rows, is_serializable, snapshot_of
 STATE = "\0"  # the key of the row that says whether a derived table is ready
 PROGRESS = "\0\1"  # … how far it is built
 _ENTRY = re.compile("((?:[^\0]|\0\xff)*)\0\0(.*)", re.DOTALL)
-
-
-Changes: TypeAlias = "dict[int, list[tuple[str, str | None]]]"  # keys and rows, by commit
 
 
 class Entry(NamedTuple):
@@ -66,14 +63,10 @@ def judge_derivations(history: History, report: Report) -> None:
     """``wrong-entry``, ``two-of-a-value`` and ``mixed-versions``; and look-ups of totals, as other reads."""
     for source in sorted({each.source for each in history.derivations.values()}):
         rows = Rows.read(history, source)
-        changes: Changes = defaultdict(list)
-        for key, versions in rows.of.items() if rows is not None else ():
-            for version in versions:
-                changes[version.timestamp].append((key, version.id))
         for derivation in history.derivations.values():
             if derivation.source == source and rows is not None and derivation.is_read:
                 replay = _REPLAYS.get(derivation.type, _Replay)
-                replay(history, report, derivation).play(changes, rows.often)
+                replay(history, report, derivation).play(rows)
         for op in history.totals_read:
             if op.asked["table"] == source and rows is not None and op.ok:
                 _judge_total_read(history, report, rows, op)
@@ -99,7 +92,8 @@ class _Replay:
         self._state = ""
         self._at = 0
 
-    def play(self, changes: Changes, often: set[tuple[str, int]]) -> None:
+    def play(self, source: Rows) -> None:
+        changes = source.changes()
         written = {commit.timestamp: commit.rows for commit in self._of.changes}
         for at in sorted(changes.keys() | written.keys()):
             self._at, was_ready = at, self._state == "ready"
@@ -215,9 +209,9 @@ class _Later(_Replay):
         # Commits of progress, and the commit of the source up to which it says that all entries are there.
         self._through: list[tuple[int, int]] = []
 
-    def play(self, changes: Changes, often: set[tuple[str, int]]) -> None:
-        for at in sorted(changes):
-            for key, row in changes[at]:
+    def play(self, source: Rows) -> None:
+        for at, changes in sorted(source.changes().items()):
+            for key, row in changes:
                 for entry in self._change(key, row):
                     self._expected[entry][at] = bool(self._due[entry])
         known: dict[int, int] = {}
@@ -226,7 +220,7 @@ class _Later(_Replay):
             if event.key.startswith(PROGRESS):
                 self._note_progress(known, event)
             elif event.key != STATE:
-                self._note_entry(event, often)
+                self._note_entry(event, source.often)
         for entry in sorted(self._expected.keys() | self._came.keys()):
             self._compare_times(entry)
 

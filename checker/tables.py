@@ -69,6 +69,14 @@ class Rows:
         rows.keys = sorted(rows.of)
         return rows
 
+    def changes(self) -> dict[int, list[tuple[str, str | None]]]:
+        """By the timestamp of a commit: the rows that it wrote, each with the id of its version."""
+        found: dict[int, list[tuple[str, str | None]]] = defaultdict(list)
+        for key, versions in self.of.items():
+            for version in versions:
+                found[version.timestamp].append((key, version.id))
+        return found
+
     def newest(self, key: str, at: int) -> Version | None:
         """A row's version as of a time."""
         versions = self.of.get(key, [])
