@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 from anabranch.batches import packer
@@ -88,6 +88,7 @@ _COLLECT_S = 5.0
 _LONG_S = 86_400.0
 SPREAD = "commits over several control partitions"
 _DEATHS = ("crash", "full disk")
+Machine = TypeVar("Machine", TableMachine, TaskMachine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,10 +271,10 @@ class _Run:
     def __init__(self, world: World, faults: Faults) -> None:
         self.world = world
         self.faults = faults
-        world.across = faults.weather.across
-        world.switch_rate = faults.weather.switch
-        world.faults = faults
         weather = faults.weather
+        world.across = weather.across
+        world.switch_rate = weather.switch
+        world.faults = faults
         self.history = History(world)
         self.judged: dict[str, int] = {}
         self.ledger = Ledger(PREFIX, list(STREAMS)[: weather.streams], self.history)
@@ -286,61 +287,51 @@ class _Run:
         self.fleet.after_step = self._after_step
         self.hour = Hour(world, self.cluster, faults, self.ledger, self.fleet)
         self.operator = Operator(world, self.cluster, faults, self.ledger)
-        self.workers = [
-            Worker(
-                world,
-                self.cluster,
-                faults,
-                self.ledger,
-                f"k{i}",
-                faults.weather.jobs,
-                self.operator.lane_of(i),
-            )
-            for i in range(faults.weather.clients)
-        ]
-        for worker in self.workers:
-            worker.peers = [peer for peer in self.workers if peer is not worker]
-        self.grower = Grower(world, self.cluster, faults, self.ledger, self.workers)
         self.hopper = Hopper(world, self.cluster, faults, self.ledger)
         self.lives = Lives(world, self.cluster, faults, self.ledger)
         self.readers = [
             ReaderMachine(world, self.cluster, faults, self.ledger, number)
             for number in range(weather.readers)
         ]
-        self.counted = Counted()
-        self.noted = Noted(counted=self.counted if weather.counters else None)
-        self.tasks = [
-            TaskMachine(world, self.cluster, faults, self.ledger, self.noted, number)
-            for number in range(weather.workers)
+        self._make_workers()
+        self._make_tables()
+
+    def _make_workers(self) -> None:
+        """The clients, and the operator whose new stream they write to."""
+        world, cluster, faults, ledger = self.world, self.cluster, self.faults, self.ledger
+        jobs, lane_of = faults.weather.jobs, self.operator.lane_of
+        self.workers = [
+            Worker(world, cluster, faults, ledger, f"k{i}", jobs, lane_of(i))
+            for i in range(faults.weather.clients)
         ]
+        for worker in self.workers:
+            worker.peers = [peer for peer in self.workers if peer is not worker]
+        self.grower = Grower(world, cluster, faults, ledger, self.workers)
+
+    def _make_tables(self) -> None:
+        """The processes with replicas of tables, and those that work on tasks."""
+        weather = self.faults.weather
+        self.counted = Counted()
+        self.chained = Chained()
+        self.derived = Derived(self.world.seed)
+        self.noted = Noted(counted=self.counted if weather.counters else None)
+        self.tasks = self._machines(TaskMachine, self.noted, weather.workers)
         for machine in self.tasks:
             machine.peers = self.tasks
-        self.counters = [
-            CounterMachine(world, self.cluster, faults, self.ledger, self.counted, number)
-            for number in range(weather.counters)
-        ]
-        self.chained = Chained()
-        self.chains = [
-            ChainMachine(world, self.cluster, faults, self.ledger, self.chained, number)
-            for number in range(weather.chains)
-        ]
-        self.derived = Derived(world.seed)
-        self.derivers = [
-            DeriverMachine(world, self.cluster, faults, self.ledger, self.derived, number)
-            for number in range(weather.derivers)
-        ]
-        later = Noted()
-        self.later = [
-            LaterMachine(world, self.cluster, faults, self.ledger, later, number)
-            for number in range(weather.later)
-        ]
-        self.tables = [
-            TableMachine(world, self.cluster, faults, self.ledger, self.noted, number)
-            for number in range(weather.tables)
-        ]
         self.replicas: list[TableMachine] = [
-            *self.tables, *self.counters, *self.chains, *self.derivers, *self.later,
-        ]  # fmt: skip
+            *self._machines(TableMachine, self.noted, weather.tables),
+            *self._machines(CounterMachine, self.counted, weather.counters),
+            *self._machines(ChainMachine, self.chained, weather.chains),
+            *self._machines(DeriverMachine, self.derived, weather.derivers),
+            *self._machines(LaterMachine, Noted(), weather.later),
+        ]
+
+    def _machines(self, make: Callable[..., Machine], all_did: object, count: int) -> list[Machine]:
+        """So many processes of a kind. ``all_did``: what they all know."""
+        return [
+            make(self.world, self.cluster, self.faults, self.ledger, all_did, number)
+            for number in range(count)
+        ]
 
     @property
     def partitions(self) -> int:

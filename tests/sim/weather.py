@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from random import Random
+from typing import Any
 
 FAIR = "fair"
 
@@ -154,68 +155,11 @@ class Weather:
     @classmethod
     def draw(cls, random: Random) -> Weather:
         """The weather of a run: each kind of fault may be absent, rare or frequent."""
-
-        def some(*values: float) -> float:
-            return random.choice(values)
-
         state = random.getstate()
         own = random.random()
-        outside = Random(f"{own}/topics")  # chance of its own: other draws stay
         random.setstate(state)
-        drawn = cls(
-            switch=some(0.2, 0.5, 0.9),
-            delay=some(0, 0.005, 0.03),
-            delay_s=some(0.02, 0.2, 1.0),
-            slow_lead=some(0, 0, 0.3),
-            crash=some(0, 0.001, 0.004),
-            freeze=some(0, 0.0005, 0.003),
-            freeze_s=some(0.5, 3.0, 12.0),
-            uncertain=some(0, 0.005, 0.03),
-            late_end=some(0, 0.01),
-            unavailable=some(0, 0, 0.003, 0.01),
-            client_crash=some(0, 0, 0.001),
-            client_freeze=some(0, 0, 0.001),
-            lose_command=some(0, 0, 0.05),
-            late_command=some(0, 0, 0.05),
-            double_command=some(0, 0, 0.05),
-            lose_reply=some(0, 0, 0.05),
-            write_uncertain=some(0, 0, 0.02),
-            late_write=some(0, 0, 0.02),
-            hide=some(0, 0, 0.05, 0.3),
-            marker_delay_s=some(0, 0.002, 0.05, 0.5),
-            skew_s=some(0, 0, 0.05, 3.0),
-            jump_s=some(0, 0, 3.0),
-            jump_by_s=some(2.0, 30.0, 600.0),
-            slow_disk=some(0, 0, 0.02, 0.2),
-            slow_disk_s=some(0.05, 1.0),
-            full_disk=some(0, 0, 0.01),
-            full_disk_s=some(0.5, 5.0),
-            director_s=some(2.0, 6.0, 20.0),
-            compact_s=some(0, 3.0),
-            expire_s=some(0, 0, 5.0),
-            checkpoint_loss=some(0, 0.5),
-            transaction_version=random.choice((2, 2, 2, 1)),
-            native_timeout_s=some(2.0, 10.0, 60.0),
-            retention_s=some(7 * 86_400.0, 7 * 86_400.0, 15.0),
-            control_partitions=random.choice((1, 1, 1, 2)),
-            mixed_batches=random.random() < 0.3,
-            small=random.random() < 0.3,
-            scale_s=some(0, 0.7, 2.0, 5.0),
-            linger=some(0, 0.3, 0.8),
-            chunk_bytes=random.choice((16 << 20, 1000, 500, 250)),
-            collate_ms=random.choice((200, 0, 1000)),
-            cleaning=random.random() < 0.5,
-            carriers_beside=random.random() < 0.6,
-            tight=random.random() < 0.15,
-            machines=random.choice((1, 2, 2, 3)),
-            clients=random.choice((1, 2, 3)),
-            jobs=random.randint(4, 8),
-            readers=random.choice((0, 1, 2, 3)),
-            work_s=float(random.randint(10, 40)),
-            retain_s=some(0, 0, 1.5, 6.0),
-            lose_s=outside.choice((0, 0, 0, 0, 0, 5.0, 12.0)),
-            lag_s=outside.choice((0, 0, 0, 0, 3.0)),
-        )
+        drawn = cls(**_draw_first(random), **_draw_topics(Random(f"{own}/topics")))
+        # What came later has chance of its own, so that the other draws of a seed stay.
         drawn = drawn.changed(_draw_trouble(Random(f"{own}/what lasts")))
         drawn = drawn.changed(_draw_lanes(Random(f"{own}/lanes")))
         drawn = drawn.changed(_draw_workers(Random(f"{own}/workers")))
@@ -300,6 +244,74 @@ CLEAR: dict[str, float] = (
     | {"across": False, "grow_s": 0.0, "messages": 0.0, "gentle": False}
     | {"greedy_s": 0.0, "hour_s": 0.0, "bursts": 0.0, "late_answer": 0.0, "no_answer": 0.0}
 )  # none of it
+
+
+def _draw_first(random: Random) -> dict[str, Any]:
+    """What all runs may have. The order of draws is a part of what a seed means."""
+
+    def some(*values: float) -> float:
+        return random.choice(values)
+
+    return {
+        "switch": some(0.2, 0.5, 0.9),
+        "delay": some(0, 0.005, 0.03),
+        "delay_s": some(0.02, 0.2, 1.0),
+        "slow_lead": some(0, 0, 0.3),
+        "crash": some(0, 0.001, 0.004),
+        "freeze": some(0, 0.0005, 0.003),
+        "freeze_s": some(0.5, 3.0, 12.0),
+        "uncertain": some(0, 0.005, 0.03),
+        "late_end": some(0, 0.01),
+        "unavailable": some(0, 0, 0.003, 0.01),
+        "client_crash": some(0, 0, 0.001),
+        "client_freeze": some(0, 0, 0.001),
+        "lose_command": some(0, 0, 0.05),
+        "late_command": some(0, 0, 0.05),
+        "double_command": some(0, 0, 0.05),
+        "lose_reply": some(0, 0, 0.05),
+        "write_uncertain": some(0, 0, 0.02),
+        "late_write": some(0, 0, 0.02),
+        "hide": some(0, 0, 0.05, 0.3),
+        "marker_delay_s": some(0, 0.002, 0.05, 0.5),
+        "skew_s": some(0, 0, 0.05, 3.0),
+        "jump_s": some(0, 0, 3.0),
+        "jump_by_s": some(2.0, 30.0, 600.0),
+        "slow_disk": some(0, 0, 0.02, 0.2),
+        "slow_disk_s": some(0.05, 1.0),
+        "full_disk": some(0, 0, 0.01),
+        "full_disk_s": some(0.5, 5.0),
+        "director_s": some(2.0, 6.0, 20.0),
+        "compact_s": some(0, 3.0),
+        "expire_s": some(0, 0, 5.0),
+        "checkpoint_loss": some(0, 0.5),
+        "transaction_version": random.choice((2, 2, 2, 1)),
+        "native_timeout_s": some(2.0, 10.0, 60.0),
+        "retention_s": some(7 * 86_400.0, 7 * 86_400.0, 15.0),
+        "control_partitions": random.choice((1, 1, 1, 2)),
+        "mixed_batches": random.random() < 0.3,
+        "small": random.random() < 0.3,
+        "scale_s": some(0, 0.7, 2.0, 5.0),
+        "linger": some(0, 0.3, 0.8),
+        "chunk_bytes": random.choice((16 << 20, 1000, 500, 250)),
+        "collate_ms": random.choice((200, 0, 1000)),
+        "cleaning": random.random() < 0.5,
+        "carriers_beside": random.random() < 0.6,
+        "tight": random.random() < 0.15,
+        "machines": random.choice((1, 2, 2, 3)),
+        "clients": random.choice((1, 2, 3)),
+        "jobs": random.randint(4, 8),
+        "readers": random.choice((0, 1, 2, 3)),
+        "work_s": float(random.randint(10, 40)),
+        "retain_s": some(0, 0, 1.5, 6.0),
+    }
+
+
+def _draw_topics(random: Random) -> dict[str, float]:
+    """Topics that somebody deletes, or that a broker does not know."""
+    return {
+        "lose_s": random.choice((0, 0, 0, 0, 0, 5.0, 12.0)),
+        "lag_s": random.choice((0, 0, 0, 0, 3.0)),
+    }
 
 
 def _draw_trouble(random: Random) -> dict[str, float]:
