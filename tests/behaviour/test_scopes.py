@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -158,124 +158,160 @@ class Interrupted(Exception):
     """What ends a call of `grow_cluster` in the middle."""
 
 
+class Load:
+    """Somebody who commits all the time, until it is closed or a commit fails."""
+
+    def __init__(self, client: anabranch.Client, stream: str) -> None:
+        self._client, self._stream = client, stream
+        self._stop = threading.Event()
+        self._errors = list[Exception]()
+        self.done = 0
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._client.transact(lambda txn: txn.write(self._stream, b"v"))
+                self.done += 1
+            except Exception as error:  # noqa: BLE001 - the test fails with it
+                self._errors.append(error)
+                return
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        assert not self._errors
+
+
+class OldClient:
+    """A process that was connected before the cluster grew."""
+
+    def __init__(self, bootstrap: str) -> None:
+        command = [sys.executable, "-c", OLD, bootstrap]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+
+    def commit(self, stream: str) -> int:
+        """Commit an event there. Returns the control partition."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(stream, file=self._process.stdin, flush=True)
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()  # closes its pipes
+
+
+class Growing:
+    """A cluster with two controllers, which one operator lets grow from 1 to 3 control partitions."""
+
+    def __init__(self, bootstrap: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        how = ("--session-timeout", "2")
+        self.bootstrap, self._monkeypatch = bootstrap, monkeypatch
+        with ExitStack() as stack:
+            self.first = start_cluster(bootstrap, folder / "a", GROWING, how).controller
+            stack.callback(self.first.kill)
+            self.second = ControllerProcess(bootstrap, folder / "b", GROWING, how).start()
+            stack.callback(self.second.kill)
+            self.old = stack.enter_context(closing(OldClient(bootstrap)))
+            self.client = stack.enter_context(self.connect("open"))
+            self.operator = stack.enter_context(self.connect("admin"))
+            self.client.create_stream(f"{GROWING}-a/s")
+            self.load = stack.enter_context(closing(Load(self.client, f"{GROWING}-a/s")))
+            assert self.old.commit(f"{GROWING}-a/s") == 0
+            self.close = stack.pop_all().close
+
+    def connect(self, lane: str) -> anabranch.Client:
+        return anabranch.connect(self.bootstrap, prefix=GROWING, lane=lane, timeout=90)
+
+    def prepare(self) -> None:
+        """Raise the level, and make a lane and rights that the new control partitions have to get, too."""
+        with pytest.raises(FeatureNotEnabled, match="needs feature level 4"):
+            self.operator.grow_cluster(3)
+        self.operator.feature_level(raise_to=4)
+        self.operator.add_lane("etl")
+        self.operator.grant("etl", f"{GROWING}-a/*", ["write"])
+        self.operator.revoke("open", "*", ["scale"])
+        with pytest.raises(NotAuthorized):
+            self.client.grow_cluster(3)
+
+    def stop_after_two_topics(self) -> None:
+        """Let the operator end when two topics have grown."""
+        add, grown = KafkaLog.add_partitions, list[str]()
+
+        def add_two(log: KafkaLog, topic: str, partitions: int) -> None:
+            if len(grown) == 2:
+                raise Interrupted
+            grown.append(topic)
+            add(log, topic, partitions)
+
+        with self._monkeypatch.context() as patch:
+            patch.setattr(KafkaLog, "add_partitions", add_two)
+            with pytest.raises(Interrupted):
+                self.operator.grow_cluster(3)
+        assert grown == [f"{GROWING}.status", f"{GROWING}.control"]
+
+    def stop_at(self, step: str) -> None:
+        """Let the operator end at this step."""
+        with self._monkeypatch.context() as patch:
+            patch.setattr(Administration, step, Mock(side_effect=Interrupted))
+            with pytest.raises(Interrupted):
+                self.operator.grow_cluster(3)
+
+    def check_scopes(self) -> None:
+        """New scopes are spread over the new control partitions, also for an old client; no scope moves."""
+        places = {}
+        for scope in "def":
+            self.client.create_stream(f"{GROWING}-{scope}/s")
+            places[scope] = self.old.commit(f"{GROWING}-{scope}/s")
+        assert places == {"d": 1, "e": 2, "f": 1}
+        assert self.old.commit(f"{GROWING}-b/s") == 0, "no scope moves"
+        assert {n for each in (self.first, self.second) for n in each.leading()} == {0, 1, 2}
+
+    def check_lanes(self) -> None:
+        """Each control partition has the lane, and the rights; what is granted now holds everywhere."""
+        (etl,) = (lane for lane in self.operator.lanes() if lane.name == "etl")
+        assert etl.trouble == ""
+        for number in range(3):
+            ask = self.operator._session.ask
+            rows = ask(number, r.ListGrants(), r.GrantList, time.monotonic() + 30).grants
+            rights = {(row.lane, row.pattern): right_words(row.rights) for row in rows}
+            assert rights["etl", f"{GROWING}-a/*"] == ("write",)
+            assert "scale" not in rights["open", "*"]
+        with self.connect("etl") as worker:
+            self.operator.grant("etl", "*", ["write", "describe"])
+            assert worker.transact(lambda txn: txn.write(f"{GROWING}-e/s", b"v")).is_merged
+
+
 @pytest.mark.long
 def test_a_cluster_grows_under_load(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From 1 to 3, with two controllers, in several attempts; nobody notices but those who make new scopes."""
-    how = ("--session-timeout", "2")
-    first = start_cluster(broker.bootstrap, tmp_path / "a", GROWING, how).controller
-    second = ControllerProcess(broker.bootstrap, tmp_path / "b", GROWING, how).start()
-    old = subprocess.Popen(
-        [sys.executable, "-c", OLD, broker.bootstrap],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert old.stdin is not None
-    assert old.stdout is not None
-    stop, errors, done = threading.Event(), list[Exception](), [0]
-
-    def committed_by_old(stream: str) -> int:
-        print(stream, file=old.stdin, flush=True)
-        return int(old.stdout.readline())  # type: ignore[union-attr]
-
-    def load(client: anabranch.Client) -> None:
-        while not stop.is_set():
-            try:
-                client.transact(lambda txn: txn.write(f"{GROWING}-a/s", b"v"))
-                done[0] += 1
-            except Exception as error:  # noqa: BLE001 - the test fails with it
-                errors.append(error)
-                return
-
-    def interrupted(operator: anabranch.Client, name: str) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(Administration, name, Mock(side_effect=Interrupted))
-            with pytest.raises(Interrupted):
-                operator.grow_cluster(3)
-
-    try:
-        with (
-            anabranch.connect(broker.bootstrap, prefix=GROWING, timeout=90) as client,
-            anabranch.connect(
-                broker.bootstrap, prefix=GROWING, lane="admin", timeout=90
-            ) as operator,
-        ):
-            client.create_stream(f"{GROWING}-a/s")
-            loading = threading.Thread(target=load, args=[client])
-            loading.start()
-            assert committed_by_old(f"{GROWING}-a/s") == 0
-            with pytest.raises(FeatureNotEnabled, match="needs feature level 4"):
-                operator.grow_cluster(3)
-            operator.feature_level(raise_to=4)
-            operator.add_lane("etl")
-            operator.grant("etl", f"{GROWING}-a/*", ["write"])
-            operator.revoke("open", "*", ["scale"])
-            with pytest.raises(NotAuthorized):
-                client.grow_cluster(3)
-
-            add, grown = KafkaLog.add_partitions, list[str]()
-
-            def add_two(log: KafkaLog, topic: str, partitions: int) -> None:
-                if len(grown) == 2:
-                    raise Interrupted
-                grown.append(topic)
-                add(log, topic, partitions)
-
-            with monkeypatch.context() as patch:
-                patch.setattr(KafkaLog, "add_partitions", add_two)
-                with pytest.raises(Interrupted):
-                    operator.grow_cluster(3)
-            assert grown == [f"{GROWING}.status", f"{GROWING}.control"]
-            interrupted(operator, "_await_leaders")
-            first.kill()
-            first.start()
-            interrupted(operator, "_make_alike")
-            with pytest.raises(
-                NotReady, match="does not know lane 'etl' yet, as the cluster grows"
-            ):
-                operator.grant("etl", f"{GROWING}-a/*", ["write"])
-            second.stop()  # so the first one leads, which has found three control partitions
-            second.start()
-            for scope in "bc":  # they are not ready for new scopes
-                operator.create_stream(f"{GROWING}-{scope}/s")
-                assert committed_by_old(f"{GROWING}-{scope}/s") == 0
-            assert operator.grow_cluster(3, timeout=90) == 3
-            assert operator.grow_cluster(3) == 3, "repeated"
-            for wrong, why in (
-                (2, "has 3 control partitions, and they never"),
-                (68, "one call adds at most 64"),
-            ):
-                with pytest.raises(InvalidArgument, match=why):
-                    operator.grow_cluster(wrong)
-            places = {}
-            for scope in "def":
-                client.create_stream(f"{GROWING}-{scope}/s")
-                places[scope] = committed_by_old(f"{GROWING}-{scope}/s")
-            assert places == {"d": 1, "e": 2, "f": 1}
-            assert committed_by_old(f"{GROWING}-b/s") == 0, "no scope moves"
-            assert {n for each in (first, second) for n in each.leading()} == {0, 1, 2}
-            (etl,) = (lane for lane in operator.lanes() if lane.name == "etl")
-            assert etl.trouble == ""
-            for number in range(3):
-                ask = operator._session.ask
-                rows = ask(number, r.ListGrants(), r.GrantList, time.monotonic() + 30).grants
-                rights = {(row.lane, row.pattern): right_words(row.rights) for row in rows}
-                assert rights["etl", f"{GROWING}-a/*"] == ("write",)
-                assert "scale" not in rights["open", "*"]
-            with anabranch.connect(broker.bootstrap, prefix=GROWING, lane="etl") as worker:
-                operator.grant("etl", "*", ["write", "describe"])
-                assert worker.transact(lambda txn: txn.write(f"{GROWING}-e/s", b"v")).is_merged
-            before = done[0]
-            time.sleep(1.0)
-            stop.set()
-            loading.join()
-            assert not errors
-            assert done[0] > before
-    finally:
-        stop.set()
-        old.kill()
-        old.communicate()  # closes its pipes
-        first.kill()
-        second.kill()
+    with closing(Growing(broker.bootstrap, tmp_path, monkeypatch)) as its:
+        its.prepare()
+        its.stop_after_two_topics()
+        its.stop_at("_await_leaders")
+        its.first.kill()
+        its.first.start()
+        its.stop_at("_make_alike")
+        with pytest.raises(NotReady, match="does not know lane 'etl' yet, as the cluster grows"):
+            its.operator.grant("etl", f"{GROWING}-a/*", ["write"])
+        its.second.stop()  # so the first one leads, which has found three control partitions
+        its.second.start()
+        for scope in "bc":  # they are not ready for new scopes
+            its.operator.create_stream(f"{GROWING}-{scope}/s")
+            assert its.old.commit(f"{GROWING}-{scope}/s") == 0
+        assert its.operator.grow_cluster(3, timeout=90) == 3
+        assert its.operator.grow_cluster(3) == 3, "repeated"
+        with pytest.raises(InvalidArgument, match="has 3 control partitions, and they never"):
+            its.operator.grow_cluster(2)
+        with pytest.raises(InvalidArgument, match="one call adds at most 64"):
+            its.operator.grow_cluster(68)
+        its.check_scopes()
+        its.check_lanes()
+        before = its.load.done
+        time.sleep(1.0)
+        assert its.load.done > before
