@@ -15,7 +15,11 @@ from tests.sim.world import Violation
 
 MOST_SEEDS = 150
 # Some that are found within two seconds, in the test command; scripts/soak looks for all quick ones.
-FIRST = ("answer after an uncertain commit", "a merge is done twice")
+FIRST = (
+    "answer after an uncertain commit",
+    "a merge is done twice",
+    "messages leave before their round",
+)
 
 
 def by_tier() -> list[pytest.ParameterSet]:

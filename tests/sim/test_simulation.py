@@ -22,7 +22,7 @@ from anabranch.protocol import limits
 from anabranch.protocol.schemas.codec import encode
 from anabranch.topics.names import status_topic
 from checker import judge
-from tests.mutants.catalogue import CALM
+from tests.mutants.catalogue import CALM, OVER
 from tests.mutants.decisions import wall_clock_only
 from tests.mutants.rounds import safe_ahead, safe_unlogged
 from tests.sim.check_clients import check_deal
@@ -114,6 +114,21 @@ def test_what_must_hold_holds_under_every_seed() -> None:
     assert not FAULTS - faults.keys(), "faults that never strike"
     assert all(judged[what] > 20 for what in JUDGED), dict(judged)
     assert parts.keys() >= set(PARTS), dict(parts)
+
+
+@pytest.mark.slow(4)
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(1), id="one"),
+        pytest.param(range(100), id="many", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
+    ],
+)
+def test_a_transaction_over_two_control_partitions_has_one_outcome(seeds: range) -> None:
+    """One outcome and one timestamp, though controllers die, and messages are lost, late or doubled."""
+    for seed in seeds:
+        report = simulate(seed, **CLEAR | OVER)
+        assert not report.violation, str(report)
 
 
 @pytest.mark.parametrize(
