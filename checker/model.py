@@ -347,9 +347,14 @@ class History:
         return event.part is not None or not self.may_be_left_out(event)
 
     def may_be_left_out(self, event: Event) -> bool:
-        """Whether its transaction may be committed without it: a prepared one may, if the stream lost a topic."""
+        """Whether its transaction may be committed without it, as the stream lost a topic.
+
+        A prepared one may, or one over several control partitions: it may be decided elsewhere before the loss.
+        """
         txn = event.txn
-        if txn is None or not txn.is_prepared or not self.is_spoiled(event.stream):
+        if txn is None or not self.is_spoiled(event.stream):
+            return False
+        if not (txn.is_prepared or self.is_spread(txn)):
             return False
         return all(answer.left_out != 0 for answer in txn.answered("committed"))
 
@@ -372,6 +377,11 @@ class History:
         """The clock of a scope or stream: scopes of one control partition have the same, and share transactions."""
         scope = name.split("/")[0]
         return self.near.get(scope, scope)
+
+    def is_spread(self, txn: Txn) -> bool:
+        """Whether it wrote to streams of several control partitions."""
+        names = {txn.scope, *[event.stream for event in txn.events]} - {""}
+        return len({self.clock_of(name) for name in names}) > 1
 
     def clocks_of(self, txn: Txn) -> list[str]:
         """The clocks of a transaction's scope, and of all streams in which it is: its time is later by each."""

@@ -69,15 +69,18 @@ def the_other_stream_lost_its_part(tape: Tape) -> None:
     tape.log(0)
 
 
-def prepare_in_two(tape: Tape, left_out: int | None) -> None:
-    """A prepared transaction with one event in s/a, whose journal is deleted, and one in s/b; and the log."""
+def lose_one_of_two(
+    tape: Tape, left_out: int | None, other: str = "s/b", *, prepares: bool = True
+) -> None:
+    """A transaction with one event in s/a, whose journal is deleted, and one in another stream; and its log."""
     begin_one(tape)
-    tape.write("t", "b", stream="s/b")
+    tape.write("t", "b", stream=other)
     delete(tape, "journal")
     told: dict[str, Any] = {} if left_out is None else {"left_out": left_out}
-    tape.commit("t", ONE, 10, 2 if left_out == 0 else 1, prepares=True, **told)
-    tape.log(0, [0, "k", "b", ONE], stream="s/b")
-    tape.commits([1, 10, [ONE], [[0, 0, 1]]], stream="s/b")
+    told |= {"prepares": True} if prepares else {}
+    tape.commit("t", ONE, 10, 2 if left_out == 0 else 1, **told)
+    tape.log(0, [0, "k", "b", ONE], stream=other)
+    tape.commits([1, 10, [ONE], [[0, 0, 1]]], stream=other)
 
 
 def read_both(tape: Tape) -> None:
@@ -89,7 +92,7 @@ def read_both(tape: Tape) -> None:
 
 @right
 def of_a_prepared_one_some_was_carried_before(tape: Tape) -> None:
-    prepare_in_two(tape, 1)
+    lose_one_of_two(tape, 1)
     read_both(tape)
     tape.log(0, [0, "k", "a", ONE])
     tape.commits()
@@ -97,7 +100,7 @@ def of_a_prepared_one_some_was_carried_before(tape: Tape) -> None:
 
 @right
 def no_answer_says_whether_a_prepared_one_left_something_out(tape: Tape) -> None:
-    prepare_in_two(tape, None)
+    lose_one_of_two(tape, None)
     read_both(tape)
     tape.log(0)
     tape.commits()
@@ -105,8 +108,23 @@ def no_answer_says_whether_a_prepared_one_left_something_out(tape: Tape) -> None
 
 @wrong("lost-write", "torn-transaction", "snapshot-not-prefix")
 def a_prepared_one_was_answered_to_be_whole(tape: Tape) -> None:
-    prepare_in_two(tape, 0)
+    lose_one_of_two(tape, 0)
     read_both(tape)
+    tape.log(0)
+    tape.commits()
+
+
+@right
+def one_over_two_control_partitions_was_decided_before_the_loss(tape: Tape) -> None:
+    lose_one_of_two(tape, 1, "t/b", prepares=False)
+    tape.log(0)
+    tape.commits()
+
+
+@wrong("lost-write", "torn-transaction")
+def one_within_a_control_partition_left_out_what_was_lost(tape: Tape) -> None:
+    tape.do("final", "near", scopes=["s", "t"])
+    lose_one_of_two(tape, 1, "t/b", prepares=False)
     tape.log(0)
     tape.commits()
 
