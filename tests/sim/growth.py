@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from anabranch.client.client import Client
-from anabranch.errors import ClockSkew, InvalidArgument, NotAuthorized
+from anabranch.errors import InvalidArgument, NotAuthorized
 from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.protocol.schemas.codec import LEVEL
 from tests.sim.clients import settings_of
@@ -67,8 +67,6 @@ class Grower:
                 *FINE,
             ) as error:  # an operator may have taken a lane's right away
                 self._world.note("grower", f"{type(error).__name__}: {error}"[:200])
-                if isinstance(error, ClockSkew) and self._faults.calm:
-                    self._world.set_clocks()  # as the error asks; in the calm no clock goes right by itself
             self._world.sleep(_PAUSE_S)
 
     def _go_on(self, client: Client) -> None:

@@ -368,15 +368,7 @@ class _Run:
         self.fleet.calm_down()
         self.outages.outlast()
         self.hour.play()
-        # A commit of a transaction that is stuck is asked for during all of its deadline.
-        limit = world.now + CALM_S * (2 if self.ledger.deleted else 1)
-        if (apart_s := self.faults.weather.jump_by_s) > CALM_S:
-            # No client can begin anything while clocks are minutes apart: an operator sets them. Ids of a right
-            # clock are refused until it has passed the time of a clock that was ahead.
-            world.set_clocks()
-            limit += apart_s
-        if not world.run(self._ended, limit) and world.violation is None:
-            world.fail(f"no end {CALM_S:.0f} s after the faults: {self._what_is_open()}")
+        limit = self._await_end()
         settled = world.now + _SETTLE_S
         world.run(lambda: world.now >= settled and self._ended(), limit + CALM_S)
         self._consume_all()
@@ -390,6 +382,24 @@ class _Run:
         except AnabranchError as error:
             world.fail(f"the log can't be read: {error!r}")
         return 0, Epochs()
+
+    def _await_end(self) -> float:
+        """Let all come to its end; an operator sets the clocks if they are in the way. Returns the last moment."""
+        world, weather = self.world, self.faults.weather
+        apart_s = max(weather.skew_s, weather.jump_by_s if weather.jump_s else 0.0)
+        # A commit of a transaction that is stuck is asked for during all of its deadline.
+        limit = world.now + CALM_S * (2 if self.ledger.deleted else 1)
+        # No client can begin anything while clocks are minutes apart.
+        if apart_s <= CALM_S and world.run(self._ended, limit):
+            return limit
+        if apart_s:
+            # A client whose clock is wrong may be refused each time. One whose clock is right is refused until that
+            # has passed the time of a clock that was ahead.
+            world.set_clocks()
+            limit = max(limit, world.now + CALM_S) + apart_s
+        if not world.run(self._ended, limit) and world.violation is None:
+            world.fail(f"no end {CALM_S:.0f} s after the faults: {self._what_is_open()}")
+        return limit
 
     def _start_trouble(self) -> None:
         """What comes now and then, and lasts."""
