@@ -21,8 +21,12 @@ class Tables(Leaders):
             one.created(f"{SCOPES[number]}/t", 0, 0)
         self.sets = 0
 
+    def number(self, stream: str) -> int:
+        """Of the control partition that has it."""
+        return SCOPES.index(stream.partition("/")[0])
+
     def of(self, stream: str) -> Leader:
-        return self[SCOPES.index(stream.partition("/")[0])]
+        return self[self.number(stream)]
 
     def open(self, label: str, home: int = 0) -> None:
         for one in self.all:
