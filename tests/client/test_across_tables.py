@@ -52,9 +52,7 @@ def blind(cluster: MemoryCluster, table: str, key: bytes, value: bytes) -> None:
         other.transact(lambda txn: txn.write(table, value, key=key))
 
 
-def rows(
-    replica: Replica, tables: tuple[str, ...] = TABLES
-) -> dict[str, dict[bytes, bytes]]:
+def rows(replica: Replica, tables: tuple[str, ...] = TABLES) -> dict[str, dict[bytes, bytes]]:
     with replica.snapshot() as view:
         return {table: dict(view.scan(table)) for table in tables}
 

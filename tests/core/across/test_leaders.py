@@ -17,6 +17,7 @@ from tests.core.harness import event
 
 MINUTES_US = 600_000_000
 
+
 def assert_committed_once(leaders: Leaders, *streams: str) -> None:
     """Each stream has transaction A once, all at one timestamp."""
     merges = leaders.merges()
