@@ -55,7 +55,7 @@ from anabranch.batches.splice import Piece, Splice
 from anabranch.batches.split import Split
 from anabranch.controller.history_tail import check_unread
 from anabranch.controller.leadership import STATUS_POSITION
-from anabranch.core.across.messages import MAC_HEADER, mac_of
+from anabranch.core.across.messages import MAC_HEADER, mac_of, time_of
 from anabranch.core.history_records import Tail, anchored, history_records
 from anabranch.core.round import Answer, Landed, Message, NewEpoch, Part, Round, StreamCommit
 from anabranch.core.state import Overlay, State
@@ -371,9 +371,10 @@ def messages_of(
     logged (`docs/inside/across.md`, M1 and M2).
     """
     rows: dict[int, list[Row]] = {}
+    brings = hybrid_time.to_bytes(time_of(time, wall_ms * 1000))
     for receiver, record, secret in messages:
         payload = encode(record)
-        headers: list[tuple[str, bytes | None]] = [(TIME_HEADER, hybrid_time.to_bytes(time))]
+        headers: list[tuple[str, bytes | None]] = [(TIME_HEADER, brings)]
         if secret is not None:
             headers.append((MAC_HEADER, mac_of(secret, sender, receiver, payload)))
         rows.setdefault(receiver, []).append((b"", payload, tuple(headers), wall_ms))

@@ -17,12 +17,15 @@ from anabranch.testing import MemoryCluster
 from tests.tables.test_isolation import HERMITAGE, play
 
 HERE, THERE = TABLES = ("ams/t", "ber/t")  # on control partitions 0 and 1
+THREE = *TABLES, "tok/t"
 
 
-def cluster_of(count: int = 2, *, level: int = LEVEL) -> MemoryCluster:
+def cluster_of(
+    count: int = 2, *, tables: tuple[str, ...] = TABLES, level: int = LEVEL
+) -> MemoryCluster:
     made = MemoryCluster(control_partitions=count, controllers=count, feature_level=level)
     with made.connect() as client:
-        for number, table in enumerate(TABLES):
+        for number, table in enumerate(tables):
             client.create_table(table)
             with client.begin(table.partition("/")[0]) as txn:
                 txn.write(table, b"100", key=b"k")
@@ -49,9 +52,9 @@ def blind(cluster: MemoryCluster, table: str, key: bytes, value: bytes) -> None:
         other.transact(lambda txn: txn.write(table, value, key=key))
 
 
-def rows(replica: Replica) -> dict[str, dict[bytes, bytes]]:
+def rows(replica: Replica, tables: tuple[str, ...] = TABLES) -> dict[str, dict[bytes, bytes]]:
     with replica.snapshot() as view:
-        return {table: dict(view.scan(table)) for table in TABLES}
+        return {table: dict(view.scan(table)) for table in tables}
 
 
 @pytest.mark.parametrize("keepalive", [None, 60])
@@ -230,7 +233,7 @@ def history(seed: int) -> list[Step]:
             one = chance.choice(sorted(left))
             left[one] -= 1
             if left[one] >= 0:
-                row = chance.choice(TABLES), chance.choice((b"x", b"y"))
+                row = chance.choice(THREE), chance.choice((b"x", b"y"))
                 steps.append(Step(one, chance.choice(("read", "write", "write")), *row))
             else:
                 steps.append(Step(one, "commit"))
@@ -241,7 +244,7 @@ def history(seed: int) -> list[Step]:
 def outcomes(cluster: MemoryCluster, steps: list[Step]) -> dict[str, Any]:
     """What became of each transaction, what it read, and the rows in the end."""
     begun, found = dict[int, Any](), dict[str, Any]()
-    with cluster.connect(timeout=120) as client, client.replica(*TABLES) as replica:
+    with cluster.connect(timeout=120) as client, client.replica(*THREE) as replica:
         for number, (who, what, table, key) in enumerate(steps):
             if what.startswith("begin"):
                 begun[who] = replica.begin(keepalive=600 if what == "begin long" else None)
@@ -258,13 +261,13 @@ def outcomes(cluster: MemoryCluster, steps: list[Step]) -> dict[str, Any]:
                 # It may be broken as soon as the replica knows that, or with its commit.
                 told = "broken" if what == "commit" else ""
             found[f"{number} {who} {what}"] = told
-        return found | rows(replica)
+        return found | rows(replica, THREE)
 
 
 @pytest.mark.parametrize("seed", [0, *[soak(seed) for seed in range(1, 30)]])
-def test_a_history_ends_over_two_control_partitions_as_within_one(seed: int) -> None:
+def test_a_history_ends_over_three_control_partitions_as_within_one(seed: int) -> None:
     steps = history(seed)
-    apart, together = outcomes(cluster_of(), steps), outcomes(cluster_of(1), steps)
+    apart, together = (outcomes(cluster_of(count, tables=THREE), steps) for count in (3, 1))
     assert apart == together
     assert "broken" in together.values() or seed
 

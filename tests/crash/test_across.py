@@ -44,16 +44,19 @@ WHO = COORDINATOR, PARTICIPANT = 0, 1
 NAMES = "coordinator", "participant"
 KILL, FREEZE, SLEEP = "kill", "freeze until another leads", "freeze until all is over"
 NOT_REACHED = "not reached"
+SENDS = "send:*"
 # By call and phase. What is frozen before an append or an end writes nothing more, whenever it wakes up; what is
 # frozen after an end sends its messages late.
 ACTIONS = {
-    ("append:", "before"): (KILL,),
+    ("append:*", "before"): (KILL,),
     ("end:commit", "before"): (KILL, FREEZE),
     ("end:commit", "after"): (KILL, FREEZE, SLEEP),
-    ("send:", "before"): (KILL, FREEZE),
-    ("send:", "after"): (KILL, FREEZE),
+    (SENDS, "before"): (KILL, FREEZE),
+    (SENDS, "after"): (KILL, FREEZE),
 }
 ROUND = " of a round with "
+CHUNK = ">chunk:"  # in the site of a step of a staged merge
+SHOT = "one-shot"
 GONE = "one-shot of a client that is gone"
 CHUNK_BYTES, BIG = 20_000, 60  # events of 1 kB of noise: staged
 PATIENCE_S, GIVES_UP_S = 60.0, 0.3
@@ -76,7 +79,7 @@ class Cut(NamedTuple):
     def title(self) -> str:
         """For people."""
         point = self.point
-        at = point.site.rpartition(ROUND)[2]
+        at = point.site.rpartition(ROUND)[2].strip("*")
         times = f" {point.n}" if point.n > 1 else ""
         return f"{self.play}: {NAMES[self.who]}: {self.action} {point.phase} {point.name}{times} ({at})"
 
@@ -94,6 +97,7 @@ class Pair:
     leaders: list[list[Child]] = field(default_factory=lambda: [[], []])
     tended: list[int] = field(default_factory=lambda: [*WHO])
     count: int = 0
+    gives_up_s: float = GIVES_UP_S
     expected: dict[bytes, tuple[int, str]] = field(default_factory=dict)
 
     @property
@@ -178,8 +182,11 @@ class Pair:
             self.expected[value] = running.result()
         self.wait_settled()
 
-    def cut(self, cut: Cut) -> bool:
-        """Play it with this cut, and check all. Returns whether the cut came."""
+    def cut(self, cut: Cut, number: int) -> bool:
+        """Play it with this cut, and check all. Returns whether the cut came. ``number``: of the try."""
+        self.gives_up_s = (
+            GIVES_UP_S * 4**number
+        )  # a busy machine may need longer for what the client begins
         how = "kill" if cut.action == KILL else "stop"
         victim = self.replace(cut.who, (f"{how} {cut.point}",))
         victim.arm()
@@ -259,7 +266,9 @@ class Pair:
             time.sleep(0.1)
 
     def check(self) -> None:
-        """Each transaction has one outcome, and what clients were answered is true."""
+        """Each transaction has one outcome, and what clients were answered is true. No leader has failed."""
+        for child in itertools.chain(*self.leaders):
+            assert child.running or child.killed or (child.status or 0) >> 8 == FENCED, child.events
         first, second = self.states()
         for txn_id in first.keys() & second.keys():
             ends = first[txn_id], second[txn_id]
@@ -302,6 +311,17 @@ def one_shot(pair: Pair, value: bytes) -> Played:
     return 1, "COMMITTED"
 
 
+def named_shot(pair: Pair, value: bytes) -> Played:
+    """The same with a name: the coordinator logs its part before the decision."""
+
+    def write(txn: anabranch.Transaction) -> None:
+        for stream in pair.streams:
+            txn.write(stream, value, key=b"k")
+
+    pair.client.transact(write, name=value.decode())
+    return 1, "COMMITTED"
+
+
 def abandoned(pair: Pair, value: bytes) -> Played:
     """The same, by a client that does not repeat anything."""
 
@@ -310,7 +330,7 @@ def abandoned(pair: Pair, value: bytes) -> Played:
             txn.write(stream, value, key=b"k")
 
     try:
-        pair.client.transact(write, timeout=GIVES_UP_S)
+        pair.client.transact(write, timeout=pair.gives_up_s)
     except OutcomeUnknown:
         return 1, "COMMITTED or ABORTED"
     except (RetryError, TransactionAborted):
@@ -361,7 +381,8 @@ def stage(pair: Pair, value: bytes) -> Played:
 
 PLAYS: dict[str, Callable[[Pair, bytes], Played]] = {
     "commit": commit,
-    "one-shot": one_shot,
+    SHOT: one_shot,
+    "one-shot with a name": named_shot,
     GONE: abandoned,
     "abort": abort,
     "prepare, then commit": prepare,
@@ -372,7 +393,15 @@ PLAYS: dict[str, Callable[[Pair, bytes], Played]] = {
 # -- the table ----------------------------------------------------------------------------------------
 
 
-def steps(pair: Pair, play: str) -> list[tuple[int, Point]]:
+class Step(NamedTuple):
+    """A call of a leader in a play. ``holds``: what its round holds; empty: it is a message."""
+
+    who: int
+    point: Point
+    holds: str
+
+
+def steps(pair: Pair, play: str) -> list[Step]:
     """Each append and end of a round that holds rows, and each message, of both leaders in this play."""
     traces = [pair.folder / f"trace-{who}-{uuid.uuid4().hex[:6]}" for who in WHO]
     for who in WHO:
@@ -382,23 +411,49 @@ def steps(pair: Pair, play: str) -> list[tuple[int, Point]]:
     found = []
     for who in WHO:
         pair.replace(who)
-        counted: Counter[Point] = Counter()
-        for point in map(Point.parse, traces[who].read_text().splitlines()):
-            _, inside, rows = point.site.rpartition(ROUND)
-            where = f"*{ROUND}{rows}" if inside and rows != "suspect" else ""
-            where = where or ("*>chunk:*" if ">chunk:" in point.site else "")  # of a staged merge
-            for name, phase in ACTIONS if where and rows else ():
-                if point.name.startswith(name) and point.phase == phase and name != "send:":
-                    counted[Point(point.name, where, 1, phase)] += 1
-            for kind in re.findall(r"control\.(\w+)", point.name):
-                if point.phase == "after" or not inside:  # it is logged, or made from memory
-                    counted[Point(message(kind), "*", 1, point.phase)] += 1
-        found += [
-            (who, at._replace(n=n))
-            for at, count in counted.items()
-            for n in range(1, min(count, MOST_ALIKE) + 1)
-        ]
+        calls = [*map(Point.parse, traces[who].read_text().splitlines())]
+        # A one-shot is logged before its decision, and its messages are sent twice, only if answers are late. One
+        # with a name is always logged before.
+        sent = messages(calls, 1 if play == SHOT else MOST_ALIKE)
+        found += [Step(who, *each) for each in rounds(calls, "OPEN" if play == SHOT else "")]
+        found += [Step(who, point, "") for point in sent]
     return found
+
+
+def messages(calls: list[Point], most: int) -> Iterator[Point]:
+    """Each message that is sent, up to this often of a kind."""
+    counted = Counter(
+        (message(kind), call.phase)
+        for call in calls
+        for kind in re.findall(r"control\.(\w+)", call.name)
+        if call.phase == "after" or ROUND not in call.site  # it is logged, or made from memory
+    )
+    for (name, phase), count in counted.items():
+        yield from (Point(name, "*", n, phase) for n in range(1, min(count, most) + 1))
+
+
+def rounds(calls: list[Point], passed: str) -> Iterator[tuple[Point, str]]:
+    """A point for each append and end of a round, and what the round holds. ``passed``: a kind that is passed over.
+
+    The point is the n-th call of a round with a kind of row, of the kind that fewest rounds have: what a round
+    holds beside that is a matter of time. Rows of streams alone are no step: for a stream's first staged merge, a
+    partition is added.
+    """
+    its = []
+    for call in calls:
+        _, inside, rows = call.site.rpartition(ROUND)
+        kinds = {CHUNK} if CHUNK in call.site else {*rows.split("+")} if inside else set()
+        where = call_of(call), call.phase
+        if kinds - {"", "suspect", "stream"} and passed not in kinds and where[0] != SENDS:
+            its += [(where, kinds)] if where in ACTIONS else []
+    total = Counter((where, kind) for where, kinds in its for kind in kinds)
+    seen: Counter[tuple[tuple[str, str], str]] = Counter()
+    for where, kinds in its:
+        seen.update((where, kind) for kind in kinds)
+        kind = min(kinds, key=lambda kind: (total[where, kind], kind))
+        site = f"*{CHUNK}*" if kind == CHUNK else f"*{ROUND}*{kind}*"
+        if (n := seen[where, kind]) <= MOST_ALIKE:
+            yield Point(where[0], site, n, where[1]), "+".join(sorted(kinds))
 
 
 def message(kind: str) -> str:
@@ -408,25 +463,30 @@ def message(kind: str) -> str:
 
 def cuts(pair: Pair) -> list[Cut]:
     """The table: each step in the first play that has it, and those of a one-shot by a client that is gone, too."""
-    done: set[tuple[int, Point]] = set()
+    done: set[Step] = set()
     found = []
     for play in PLAYS:
         its = [] if play == GONE else steps(pair, play)
-        new = [each for each in its if each not in done]
-        done.update(new)
-        found += [Cut(play, *step, action) for step in new for action in actions(step[1])]
-        if play == "one-shot":
-            found += [Cut(GONE, *step, action) for step in its for action in actions(step[1])]
+        new = [(play, each) for each in its if each not in done]
+        done.update(its)
+        if play == SHOT:
+            new += [(GONE, each) for each in its]
+        found += [
+            Cut(name, step.who, step.point, action)
+            for name, step in new
+            for action in actions(step.point)
+        ]
     return found
+
+
+def call_of(point: Point) -> str:
+    """The call as `ACTIONS` names it: whatever is appended or sent with it is a matter of time."""
+    return point.name if point.name.startswith("end:") else point.name.partition(":")[0] + ":*"
 
 
 def actions(point: Point) -> tuple[str, ...]:
     """What befalls a leader at this point."""
-    return next(
-        found
-        for (name, phase), found in ACTIONS.items()
-        if point.name.startswith(name) and point.phase == phase
-    )
+    return ACTIONS[call_of(point), point.phase]
 
 
 def run(
@@ -438,7 +498,7 @@ def run(
             for _ in range(CUTS_A_PAIR):
                 cut = todo.popleft()
                 try:
-                    reached = any(pair.cut(cut) for _ in range(TRIES))
+                    reached = any(pair.cut(cut, number) for number in range(TRIES))
                 except Exception as error:  # noqa: BLE001 - reported with its cut, after all others
                     wrong[cut.title] = f"{type(error).__name__}: {error}"
                     break

@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from anabranch.batches import framing
 from anabranch.batches.records import Record, encode_batch
 from anabranch.controller.rocksdb_table import open_checkpoint
 from anabranch.core.decisions.turn import Settings
@@ -84,6 +85,7 @@ def warm_up() -> None:
     from anabranch.ports import Fetched, RawBatch
     from anabranch.protocol.schemas import codec, records
 
+    framing.warm()  # a leader that loads it decides nothing for seconds on a busy machine
     record = records.Begin(bytes(16), "s", None, 1000, SECRET)
     codec.decode(codec.encode(record))
     data = memoryview(encode_batch([Record(0, 0, b"k", b"v")]))

@@ -24,7 +24,7 @@ class Step(Enum):
     TAKE_BACK = (
         "ask for votes without timestamps, in the next round of votes, so that nothing is held"
     )
-    AGAIN = "reopen the participants in the next round of votes, and ask again later"
+    AGAIN = "take all promises back in the next round of votes, and ask again later"
     REFUSE = "reopen the participants in the next round of votes, and answer with the refusal"
     DECIDE = "log the commit timestamp, and merge the coordinator's own part"
     DECIDE_LATER = "log that it commits: the timestamp follows when all merges are staged"
@@ -52,8 +52,8 @@ def next_step(asks: r.Asks, partitions: Mapping[int, r.PartitionRow], votes: Vot
     if not decided:
         if "NO" in answers or late:
             return Step.REFUSE
-        if "AGAIN" in answers:
-            return Step.AGAIN
+    if "AGAIN" in answers:
+        return Step.AGAIN
     if votes.keys() < partitions.keys() or answers - {"YES"}:
         if any(one.timestamp for one in votes.values()) and held_ms >= HELD_MS:
             return Step.TAKE_BACK

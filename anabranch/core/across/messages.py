@@ -39,6 +39,14 @@ def ends_of(message: ToCoordinator | ToParticipant, other: int) -> tuple[int, in
     return (other, coordinator) if isinstance(message, TO_COORDINATOR) else (coordinator, other)
 
 
+def time_of(clock: int, now_us: int) -> int:
+    """The time that a message brings: about what its sender would give now (T1).
+
+    Its hybrid time alone may be of a commit long ago, and would not show that the sender's clock is wrong.
+    """
+    return max(clock, hybrid_time.from_us(now_us))
+
+
 def raised(clock: int, brought: int, now_us: int, skew_ms: int) -> int:
     """The hybrid time after a message that brings a time (T1). `ClockSkew`: it is too far ahead of the wall clock.
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from anabranch.core import rows as k
-from anabranch.core.across.messages import mac_of
+from anabranch.core.across.messages import mac_of, time_of
 from anabranch.core.decisions.across import receiving
 from anabranch.core.decisions.across.coordinating import DONE_MS
 from anabranch.core.decisions.decide import decide_due
@@ -71,7 +71,7 @@ class Leader(World):
         self.is_former = False
 
     def close(self, turn: Any, expired_ms: int | None = None, asker: str | None = None) -> str:
-        number, seen = self.settings.control_partition, turn.hybrid_time
+        number, seen = self.settings.control_partition, time_of(turn.hybrid_time, turn.now_us)
         own = [*turn.round.questions]
         if self.is_former and turn.round.empty:
             self.state.take_changes()

@@ -277,6 +277,7 @@ NO, AGAIN, WAITING = _vote("NO"), _vote("AGAIN"), _vote("WAITING")
         ("VOTE", [YES, YES], {"decided": True}, Step.TIMESTAMPS),
         ("TIMESTAMP", [STAMPED, STAMPED], {"decided": True}, Step.DECIDE),
         ("TIMESTAMP", [STAMPED, AGAIN], {}, Step.AGAIN),
+        ("TIMESTAMP", [STAMPED, AGAIN], {"decided": True}, Step.AGAIN),
         ("TIMESTAMP", [NO, AGAIN], {}, Step.REFUSE),
         ("TIMESTAMP", [STAMPED, None], {"late": True}, Step.REFUSE),
         ("REOPEN", [NO, None], {"late": True}, Step.WAIT),

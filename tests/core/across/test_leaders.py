@@ -15,6 +15,8 @@ from anabranch.protocol.schemas import records as r
 from tests.core.across.leaders import Leaders, Sent, losing
 from tests.core.harness import event
 
+MINUTES_US = 600_000_000
+
 
 def assert_committed_once(leaders: Leaders, *streams: str) -> None:
     """Each stream has transaction A once, all at one timestamp."""
@@ -419,17 +421,51 @@ def test_c2_the_commit_is_not_before_a_participants_promise_whose_clock_is_ahead
     assert_committed_once(leaders, "nyc/a", "ber/a")
 
 
-def test_t1_a_participant_whose_clock_is_minutes_ahead_is_refused_by_name() -> None:
-    leaders = Leaders()
-    leaders.begin()
-    leaders[1].wall_us += 600_000_000
-    leaders.commit()
-    assert leaders.settle() == "[commit A] ClockSkew"
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "when"),
+    [
+        *[(kind, "before") for kind in ("commit", "one-shot", "staged", "prepared")],
+        *[(kind, "decided") for kind in ("staged", "prepared")],
+    ],
+)
+def test_t1_a_clock_that_is_minutes_ahead_is_refused_by_name_and_stops_nobody_else(
+    ahead: int, kind: str, when: str
+) -> None:
+    """Before the decision it is an error. After it, the merge waits for the clock, and holds nothing meanwhile."""
+    leaders = Leaders(chunk_bytes=1_000)
+    if kind != "one-shot":
+        leaders.begin()
+    if kind == "staged":
+        leaders.write("A", "w1", "ber/a", size=5_000)
+    if when == "before":
+        leaders[ahead].wall_us += MINUTES_US
+    if kind == "one-shot":
+        leaders.one_shot("A", "nyc/a", "ber/a")
+    else:
+        (leaders.prepare if kind == "prepared" else leaders.commit)()
+    said = leaders.settle()
+    if when == "decided":
+        leaders[ahead].wall_us += MINUTES_US
+        if kind == "prepared":
+            leaders.commit_prepared()
+    for ms in (0, 60, 300, 1_200):
+        leaders.carry()
+        leaders.wait(ms)
     assert leaders[0].one_shot("B", event("nyc/a")) == "B COMMITTED 1"
     assert leaders[1].one_shot("C", event("ber/a"), scope="ber") == "C COMMITTED 1"
-    assert leaders.states() == ["OPEN", "OPEN"]
     merged = {stream: [label for label, _ in its] for stream, its in leaders.merges().items()}
     assert merged == {"nyc/a": ["B"], "ber/a": ["C"]}
+    if when == "before":
+        assert "] ClockSkew" in said
+        assert leaders.states() == ["ABORTED" if kind == "one-shot" else "OPEN"] * 2
+        return
+    times = [its.hybrid_time >> 12 for its in (leaders[0].state.round, leaders[1].state.round)]
+    assert abs(times[0] - times[1]) > MINUTES_US / 2, "one clock has moved the other"
+    leaders[1 - ahead].wall_us += MINUTES_US
+    settled(leaders)
+    assert leaders.states() == ["COMMITTED"] * 2
+    assert [its[-1] for its in leaders.merges().values()] == [leaders.merges()["nyc/a"][-1]] * 2
 
 
 def test_what_comes_between_the_vote_and_the_decision_waits_and_is_merged_after_it() -> None:

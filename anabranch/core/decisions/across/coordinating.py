@@ -49,6 +49,7 @@ ELSEWHERE = r.Prepare(b"", b"")
 # The messages that are sent to a participant again until it has answered; "commit_later": without a timestamp.
 _KINDS = ("ask", "commit", "commit_later", "abort")
 ENDING = ("FINALIZE_IN_PROGRESS", "ABORT_IN_PROGRESS")
+_SKEW = errors.ClockSkew.__name__
 _FOR_GOOD = ("StreamLost", "TransactionAborted")  # refusals that no later commit can mend
 
 
@@ -99,10 +100,11 @@ def head_of(row: r.TxnRow) -> r.TxnHead:
     return r.TxnHead(row.scope, row.owner, row.keepalive_ms, row.begun_ms, row.secret, row.snapshot)
 
 
-def voted(turn: Turn, vote: r.Vote) -> None:
-    """Keep a vote if it counts (C1). A timestamp that is too far ahead makes it a no (T1).
+def voted(turn: Turn, vote: r.Vote, seen: int) -> None:
+    """Keep a vote if it counts (C1). ``seen``: the participant's time. If it is too far ahead, a yes is a no (T1).
 
-    A no for good aborts a transaction that is open without a commit, in whatever round of votes it was given.
+    After the decision nobody can say no, so then such a vote is asked for again later. A no for good aborts a
+    transaction that is open without a commit, in whatever round of votes it was given.
     """
     txn, shot = turn.state.open.get(vote.txn_id), turn.across.shots.get(vote.txn_id, None)
     if txn is None:
@@ -116,11 +118,13 @@ def voted(turn: Turn, vote: r.Vote) -> None:
     elif txn.row.state not in ("OPEN", "FINALIZE_IN_PROGRESS") or txn.row.commit_timestamp:
         return  # a late copy: it is decided, or its program decides
     try:
-        turn.hybrid_time = raised(
-            turn.hybrid_time, vote.timestamp, turn.now_us, turn.settings.max_clock_skew_ms
-        )
+        if vote.answer == "YES":
+            time, most_ms = max(vote.timestamp, seen), turn.settings.max_clock_skew_ms
+            turn.hybrid_time = raised(turn.hybrid_time, time, turn.now_us, most_ms)
     except errors.ClockSkew as error:
         vote = vote._replace(answer="NO", timestamp=0, error=refuse(error))
+    if txn is not None and txn.lacks_time and vote.error is not None and vote.error.code == _SKEW:
+        vote = vote._replace(answer="AGAIN")
     key = vote.txn_id, vote.partition
     if turn.across.votes.get(key, None) is None:
         _note_answer(turn, (*key, "ask"))
@@ -314,15 +318,23 @@ def carry_out(turn: Turn, txn_id: bytes, step: Step) -> None:
     elif step is Step.TAKE_BACK:
         ask(turn, txn_id, "VOTE")
     elif step is Step.AGAIN:
-        # Each time raises the round of votes by two: to reopen, and to ask again.
-        times = 0 if txn.votes is None else txn.votes.votes_round // 2
-        pause_ms = AGAIN_MS << min(times, MOST_DOUBLED)
-        turn.across.again_ms.put(txn_id, turn.now_ms + pause_ms)
-        ask(turn, txn_id, "REOPEN")
+        _ask_again(turn, txn)
     elif step is Step.REFUSE:
         _refuse(turn, txn_id)
     else:
         check(step is Step.WAIT, f"{step} decides something")
+
+
+def _ask_again(turn: Turn, txn: OpenTxn) -> None:
+    """Let participants give back what they have promised, and ask again after a pause that grows."""
+    txn_id, before_ms = txn.row.txn_id, turn.across.again_ms.get(txn.row.txn_id, 0)
+    if txn.lacks_time and turn.now_ms < before_ms:
+        return
+    # Each time raises the round of votes by two: to reopen, and to ask again.
+    times = 0 if txn.votes is None else txn.votes.votes_round // 2
+    pause_ms = AGAIN_MS << min(times, MOST_DOUBLED)
+    turn.across.again_ms.put(txn_id, turn.now_ms + pause_ms)
+    ask(turn, txn_id, "VOTE" if txn.lacks_time else "REOPEN")
 
 
 def _refuse(turn: Turn, txn_id: bytes) -> None:
@@ -369,7 +381,9 @@ def waits_for(turn: Turn, txn: OpenTxn) -> r.WaitInfo | None:
         asks = turn.across.sent.get((txn_id, partition, "ask"), None) is not None
         text = f"for {'the vote' if asks else 'the end'} of control partition {partition}"
         if partition in votes:
-            text += ", which answered that its vote has to wait"
+            error = votes[partition].error
+            why = "" if error is None else f": {error.message}"
+            text += f", which answered that its vote has to wait{why}"
         elif age_ms >= MOST_FIRST_MS:
             text += ", whose leader does not answer"
         texts.append(text)

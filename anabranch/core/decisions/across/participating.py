@@ -80,7 +80,7 @@ def asked(turn: Turn, ask: r.AskVote, skewed: errors.ClockSkew | None) -> Action
     if action is Action.VOTE:
         _vote(turn, ask, None if skewed is None else refuse(skewed))
     elif action is Action.PROMISE:
-        _promise(turn, ask)
+        _promise(turn, ask, None if skewed is None else refuse(skewed))
     elif action is Action.REOPEN:
         _reopen(turn, ask)
     elif action is Action.ANSWER:
@@ -182,10 +182,11 @@ def _that_count(receipts: tuple[r.Receipt, ...], known: Container[int]) -> tuple
     return tuple(one for one in receipts if one.extents or one.writer in known)
 
 
-def _promise(turn: Turn, ask: r.AskVote) -> None:
+def _promise(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None = None) -> None:
     """Vote yes: log the round of votes, with a prepare timestamp if one is asked for, and answer.
 
     If a stream was lost since it was prepared, the vote says so: there is a way back until the decision (C4).
+    ``refusal``: the coordinator's clock is too far ahead. Then no timestamp is given, also after the decision.
     """
     txn_id, its = ask.txn_id, turn.state.coordinator_row(ask.txn_id)
     row = turn.row(txn_id)
@@ -199,13 +200,12 @@ def _promise(turn: Turn, ask: r.AskVote) -> None:
     txn = turn.open(txn_id)
     gone = _gone(turn, txn)
     if gone and txn.row.state == "PREPARED":
-        noted = participant.promise(its, ask._replace(asks="VOTE"), staged=True, fresh=0)
-        turn.put(k.coordinator_key(txn_id), noted)
-        _answer(turn, txn_id, "NO", refuse(errors.StreamLost(f"{gone[0]} is lost: abort it")))
-        return
+        refusal = refuse(errors.StreamLost(f"{gone[0]} is lost: abort it"))
     check(its is not None, "a prepared participant has no row of its promise")
     if its is None:
         return
+    if refusal is not None:
+        ask = ask._replace(asks="VOTE")
     before = turn.hybrid_time
     after = participant.promise(its, ask, staged=its.staged, fresh=turn.next_timestamp())
     if after.prepare_timestamp in (0, its.prepare_timestamp):
@@ -213,7 +213,7 @@ def _promise(turn: Turn, ask: r.AskVote) -> None:
     if after != its:
         turn.put(k.coordinator_key(txn_id), after)
         holding.put_entry(turn, txn_id)
-    _answer(turn, txn_id, "YES")
+    _answer(turn, txn_id, "YES" if refusal is None else "NO", refusal)
 
 
 def _reopen(turn: Turn, ask: r.AskVote) -> None:

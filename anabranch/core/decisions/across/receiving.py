@@ -112,7 +112,7 @@ def _decide(turn: Turn, message: Message, seen: int) -> str:
     elif isinstance(message, r.Enlisted):
         joining.enlisted(turn, message)
     elif isinstance(message, r.Vote):
-        coordinating.voted(turn, message)
+        coordinating.voted(turn, message, seen)
     elif isinstance(message, r.Done):
         coordinating.done(turn, message)
     elif isinstance(message, r.AskDecision):
