@@ -225,19 +225,19 @@ def describe(
             return
         while True:
             info = client.state(txn_id)
-            if ended := info.state in _FINISHED:
-                _show(info, as_json=options.json)
-            else:
-                _show(info, client.open_transaction(txn_id), as_json=options.json)
-            if ended or not watch:
+            _show(info, client.open_transaction(txn_id), as_json=options.json)
+            if info.state in _FINISHED or not watch:
                 return
             time.sleep(_WATCH_S)
 
 
-_PART_COLUMNS: Columns = (
+_ENDED_PART_COLUMNS: Columns = (
     "control_partition",
-    "scopes",
+    Column("scopes", lambda row: row["scopes"] or "known only there"),
     "state",
+)
+_PART_COLUMNS: Columns = (
+    *_ENDED_PART_COLUMNS,
     Column("round of votes", "votes_round"),
     "vote",
     Column("waited for", _span_of("waited_s")),
@@ -423,8 +423,11 @@ def _show(
     info: TransactionInfo, opened: OpenTransaction | None = None, *, as_json: bool = False
 ) -> None:
     document = transaction_row(info)
-    if opened is not None and opened.info.state not in _FINISHED:
-        document = open_transaction_row(opened)
+    if opened is not None:
+        of_open = open_transaction_row(opened)
+        ended = opened.info.state in _FINISHED
+        parts_alone = {"control_partitions": of_open["control_partitions"]}
+        document = document | parts_alone if ended else of_open
     fields = dict(document)
     counts = fields.pop("counts")
     merge = [
@@ -448,7 +451,8 @@ def _show(
     fields |= counts if info.state in _FINISHED else {}
     columns = ("writer", Column("label", lambda row: row.get("label")), "events", "finished")
     tables = [Grid("Writers", writers, columns)] if writers else []
-    tables += [Grid("Parts on other control partitions", parts, _PART_COLUMNS)] if parts else []
+    part_columns = _ENDED_PART_COLUMNS if info.state in _FINISHED else _PART_COLUMNS
+    tables += [Grid("Parts on other control partitions", parts, part_columns)] if parts else []
     print_result(document, *merge, fields_of("Transaction", fields), *tables, as_json=as_json)
 
 

@@ -373,10 +373,23 @@ def test_txn_describe(run: Run, fake: FakeClient) -> None:
         assert shown in told
     fake.several = [fake.info, transaction(txn_id=TXN_ID[:8] + bytes(8))]
     assert json.loads(run("txn", "describe", ID[-8:], "--json").stdout)["txn_id"] == ID
+    assert "round of votes" in told
     ambiguous = run("txn", "describe", ID[:8])
     assert ambiguous.exit_code == ExitCode.USAGE
     assert "2 transactions of the newest 10,000 begin or end with" in ambiguous.stderr
     assert run("txn", "describe", "xyz").exit_code == ExitCode.USAGE
+
+
+def test_txn_describe_of_one_that_has_ended(run: Run, fake: FakeClient) -> None:
+    """It has its parts on other control partitions, and nothing that it would wait for."""
+    document = json.loads(run("txn", "describe", ID, "--json").stdout)
+    parts = document["control_partitions"]
+    assert [(one["scopes"], one["state"]) for one in parts] == [(["ber"], "COMMITTED"), ([], "COMMITTED")]
+    assert "waits_for" not in document
+    told = run("txn", "describe", ID).stdout
+    for shown in ("Parts on other control partitions", "ber", "known only there", "left out"):
+        assert shown in told
+    assert "round of votes" not in told
 
 
 def test_txn_describe_with_its_timeline(run: Run, fake: FakeClient) -> None:
