@@ -301,7 +301,7 @@ class UndecodableValue(FixCallError):
 
 
 class EventTooLarge(FixCallError):
-    """An event, or a one-shot, is larger than the broker's limit: split it, or raise the limit.
+    """An event, a one-shot, or a commit's change of state is larger than a limit: split it, or raise the limit.
 
     ``stream``: the stream of the event. ``limit``: the limit of key, value and headers in bytes; 0: not known.
     """

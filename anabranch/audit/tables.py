@@ -292,12 +292,16 @@ def find_scopes(
     unknown = [scope for scope in scopes if scope_key(scope) not in rows]
     if unknown:
         raise UnknownScope(f"there is no scope {unknown[0]!r} in {topic}")
-    served = {decode_as(ScopeRow, rows[scope_key(s)][0]).control_partition for s in scopes}
-    control_partition = served.pop()
-    if served:
+    served: dict[int, list[str]] = {}
+    for scope in scopes:
+        row = decode_as(ScopeRow, rows[scope_key(scope)][0])
+        served.setdefault(row.control_partition, []).append(scope)
+    if len(served) > 1:
+        apart = "; ".join(f"{', '.join(its)} (on {number})" for number, its in sorted(served.items()))
         raise InvalidArgument(
-            f"audit scopes of different control partitions one by one: {', '.join(scopes)}"
+            f"an audit reads the logs of one control partition: audit these scopes one after another: {apart}"
         )
+    (control_partition,) = served
     if control_partition != DIRECTORY:
         rows = _newest_rows(spark, connection, log, control_partition)
     return scopes_of(control_partition, times[control_partition], rows.values())

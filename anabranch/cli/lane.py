@@ -170,7 +170,7 @@ def status(
 ) -> None:
     """Show the load of each control partition, and which one another controller should lead.
 
-    BUSY is the share of a core that its leader takes; leaders in one process share a core.
+    The column busy is the share of a core that its leader takes; leaders in one process share a core.
     """
     from anabranch.presentation.load import advice, loads
 
@@ -295,7 +295,8 @@ def _work(row: Row) -> str:
 def _uses(row: Row) -> str:
     quotas, usage = row["quotas"], row["usage"]
     kinds = sorted({*quotas, *usage} - {"work", "debt", "journals"})
-    return ", ".join(f"{k} {usage.get(k, 0):,} of {quotas.get(k, '-')}" for k in kinds)
+    most = {kind: f" of {quota}" for kind, quota in quotas.items()}
+    return ", ".join(f"{kind} {usage.get(kind, 0):,}{most.get(kind, '')}" for kind in kinds)
 
 
 _LANE_COLUMNS = (
@@ -308,8 +309,8 @@ _LANE_COLUMNS = (
 )
 _LOAD_COLUMNS = (
     "control_partition",
-    Column("commits a second", lambda row: _known(row["commits"], "{:,.1f}")),
-    Column("busy", lambda row: _known(row["busy"], "{:.0%}")),
+    Column("commits a second", lambda row: _known(row["commits"], "{:,.1f}"), True),
+    Column("busy", lambda row: _known(row["busy"], "{:.0%}"), True),
     "waiting",
     "open",
     Column("bytes in journals", "uncommitted_bytes"),

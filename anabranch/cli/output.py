@@ -59,10 +59,14 @@ _LEAST_CELL = 8  # characters of a column that may be folded
 
 
 class Column(NamedTuple):
-    """A column of a table. ``value``: a key of the rows, or a function of a row."""
+    """A column of a table. ``value``: a key of the rows, or a function of a row.
+
+    ``are_numbers``: whether its texts are numbers. Values that are no texts are looked at.
+    """
 
     title: str
     value: str | Callable[[Row], object]
+    are_numbers: bool = False
 
 
 Columns = Sequence[str | Column]
@@ -189,14 +193,14 @@ def print_table(title: str, rows: Iterable[Row], columns: Columns) -> None:
 
     chosen = [Column(_title(one), one) if isinstance(one, str) else one for one in columns]
     cells = [
-        [row[value] if isinstance(value, str) else value(row) for _, value in chosen]
+        [row[value] if isinstance(value, str) else value(row) for _, value, _ in chosen]
         for row in rows
     ]
     shown = [
         _Shown(
             escaped(column.title),
             [escaped(cell_text(row[at])) for row in cells],
-            bool(cells) and all(_is_number(row[at]) for row in cells),
+            bool(cells) and all(column.are_numbers or _is_number(row[at]) for row in cells),
         )
         for at, column in enumerate(chosen)
     ]

@@ -146,7 +146,7 @@ _LIST_COLUMNS = (
     "kind",
     "state",
     Column("segments", lambda row: len(row["segments"])),
-    Column("events", lambda row: events_text(row["events"], row["exact"])),
+    Column("events", lambda row: events_text(row["events"], row["exact"]), True),
     "bytes",
     "newest_commit",
     "trouble",

@@ -79,6 +79,12 @@ def _age(row: Row) -> str:
     return span_text(time.time() - datetime.fromisoformat(row["prepared_at"]).timestamp())
 
 
+def _streams_of(row: Row) -> list[str]:
+    """Streams; on other control partitions only their scopes are known."""
+    scopes = [scope for part in row["control_partitions"] for scope in part["scopes"]]
+    return [*row["streams"], *(f"{scope}/…" for scope in scopes)]
+
+
 _ABORTED_COLUMNS = ("txn_id", "owner", "state")
 _FINISHED_COLUMNS: Columns = (
     "txn_id",
@@ -112,7 +118,7 @@ _OPEN_COLUMNS: Columns = (
     Column("keepalive left", _span_of("keepalive_left_s")),
     Column("bytes", "uncommitted_bytes"),
     Column("writers", "writer_count"),
-    "streams",
+    Column("streams", _streams_of),
 )
 _WAITING_COLUMNS: Columns = (
     "txn_id",
@@ -202,7 +208,7 @@ def commits(
     end = None if until is None else moment_of(until, "--to")
     with options.client() as client:
         found = client.system("commits", of, start=begin, until=end, limit=limit)
-    columns = ("committed_at", "txn_id", "rows", "streams")
+    columns = ("committed_at", "txn_id", Column("events", "rows"), "streams")
     show("commits", map(system_row, found), columns, as_json=options.json)
 
 
@@ -225,19 +231,19 @@ def describe(
             return
         while True:
             info = client.state(txn_id)
-            if ended := info.state in _FINISHED:
-                _show(info, as_json=options.json)
-            else:
-                _show(info, client.open_transaction(txn_id), as_json=options.json)
-            if ended or not watch:
+            _show(info, client.open_transaction(txn_id), as_json=options.json)
+            if info.state in _FINISHED or not watch:
                 return
             time.sleep(_WATCH_S)
 
 
-_PART_COLUMNS: Columns = (
+_ENDED_PART_COLUMNS: Columns = (
     "control_partition",
-    "scopes",
+    Column("scopes", lambda row: row["scopes"] or "known only there"),
     "state",
+)
+_PART_COLUMNS: Columns = (
+    *_ENDED_PART_COLUMNS,
     Column("round of votes", "votes_round"),
     "vote",
     Column("waited for", _span_of("waited_s")),
@@ -266,7 +272,12 @@ def id_of(client: Client, text: str, *, of_open: bool = False) -> bytes:
     ``of_open``: among the open ones, of which there must be fewer. Raises: InvalidArgument if not exactly one fits.
     """
     digits = text.lower()
-    if len(digits) == 2 * TXN_ID_SIZE or not re.fullmatch(r"[0-9a-f]{4,31}", digits):
+    if not re.fullmatch(r"[0-9a-f]{4,32}", digits):
+        raise InvalidArgument(
+            f"{text!r:.100} is no transaction id: give its 32 hexadecimal digits, or at least 4 of its first or last "
+            "ones, as `anabranch txn list --finished` shows them, beside names"
+        )
+    if len(digits) == 2 * TXN_ID_SIZE:
         return parse_txn_text(text)
     if of_open:
         kept = [t.info for t in client.open_transactions(limit=_MOST).check()]
@@ -423,8 +434,11 @@ def _show(
     info: TransactionInfo, opened: OpenTransaction | None = None, *, as_json: bool = False
 ) -> None:
     document = transaction_row(info)
-    if opened is not None and opened.info.state not in _FINISHED:
-        document = open_transaction_row(opened)
+    if opened is not None:
+        of_open = open_transaction_row(opened)
+        ended = opened.info.state in _FINISHED
+        parts_alone = {"control_partitions": of_open["control_partitions"]}
+        document = document | parts_alone if ended else of_open
     fields = dict(document)
     counts = fields.pop("counts")
     merge = [
@@ -444,11 +458,13 @@ def _show(
     if waiting := sorted({txn_id for one in segments[0] for txn_id in one["waiting"]}):
         fields["others wait"] = ", ".join(waiting)
     writers, parts = fields.pop("writers"), fields.pop("control_partitions", ())
-    fields["commit_timestamp"] = fields["commit_timestamp"] or None
+    # Without commas, as options such as --at take it.
+    fields["commit_timestamp"] = str(fields["commit_timestamp"] or "")
     fields |= counts if info.state in _FINISHED else {}
     columns = ("writer", Column("label", lambda row: row.get("label")), "events", "finished")
     tables = [Grid("Writers", writers, columns)] if writers else []
-    tables += [Grid("Parts on other control partitions", parts, _PART_COLUMNS)] if parts else []
+    part_columns = _ENDED_PART_COLUMNS if info.state in _FINISHED else _PART_COLUMNS
+    tables += [Grid("Parts on other control partitions", parts, part_columns)] if parts else []
     print_result(document, *merge, fields_of("Transaction", fields), *tables, as_json=as_json)
 
 

@@ -127,9 +127,9 @@ def segment_text(found: r.LockedSegment) -> str:
     """A locked segment of an exclusive stream, and who waits for it."""
     waiting = f"; {len(found.waiting):,} wait: " if found.waiting else ""
     waiting += ", ".join(txn_id.hex() for txn_id in found.waiting)
-    left = f", for {span_text(found.left_ms / 1000)} at most" if found.left_ms >= 0 else ""
+    left = f", {span_text(found.left_ms / 1000)} more at most" if found.left_ms >= 0 else ""
     return (
-        f"segment {found.segment} of {found.stream}: locked by {found.txn_id.hex()} of lane {found.owner} since "
+        f"segment {found.segment} of {found.stream}: locked by {found.txn_id.hex()} of lane {found.owner} for "
         f"{span_text(found.held_ms / 1000)}{left}{waiting}"
     )
 

@@ -63,6 +63,7 @@ _TIME = 8  # bytes of a time
 _NUMBER = 2  # bytes of a store's number
 _NEVER = 1 << 63
 _LAST = b"\xff" * (_TIME + 1)
+LEAST = (1, 1)  # the limits of a batch that has one event or timer
 
 
 class Limits:
@@ -133,6 +134,9 @@ class WorkBatch:
         self.most_of_row = inf if of_row is None else of_row - _INCARNATION
         self.open = True
         self.size = 0  # bytes of outputs and changes, about
+        self.events = 0  # events that were handled
+        self.limit: tuple[float, int] = (inf, 0)  # how many events and bytes it may have
+        self.alone: Event | None = None  # the event of a batch that may have only one
         self.outputs: dict[str, list[Written | pa.RecordBatch]] = {}  # events and batches in order
         self.batched = set[str]()  # streams whose outputs may include Arrow batches
         self.rows: dict[int, dict[bytes, bytes | None]] = {}
@@ -256,6 +260,17 @@ class BatchConflict(BeginAgainError):
         if isinstance(error, LocksBroken):
             return cls(str(error), table=error.table, key=error.key)
         return cls(str(error))
+
+
+class BatchTooBig(BeginAgainError):
+    """No commit takes all that a batch changes: it has no effect, and is handled again in smaller ones.
+
+    ``error``: what refused it.
+    """
+
+    def __init__(self, batch: WorkBatch, error: EventTooLarge) -> None:
+        super().__init__(str(error))
+        self.batch, self.error = batch, error
 
 
 class RowRefused(BatchConflict):

@@ -11,6 +11,9 @@
 
 A batch with tables is handled after the previous one is committed: its snapshot has to include that one's rows. If
 its locks are broken, it is dropped as in step 1, and handled again (`BatchConflict`).
+
+A batch that is too big for a commit is dropped, too. The tasks are taken again, and its events handled in smaller
+batches (`BatchTooBig`).
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ from anabranch.errors import (
     WriteFailed,
 )
 from anabranch.ports import Clock, TopicPartition
-from anabranch.processing.batch import BatchConflict, Limits, WorkBatch, Written
+from anabranch.processing.batch import BatchConflict, BatchTooBig, Limits, WorkBatch, Written
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.program import Program
 from anabranch.processing.state import StateReader
@@ -231,11 +234,13 @@ class Commits:
                     raise BeginAgainError(str(error)) from error
                 found = self._client.processor(ownership.processor).tasks
                 stand = {row.task: row.sequence + 1 for row in found}
-                if all(stand[task] == sequence for task, sequence in sequences.items()):
-                    raise
-                raise OwnershipLost(
-                    f"positions of tasks are not the known ones: {error}"
-                ) from error
+                if any(stand[task] != sequence for task, sequence in sequences.items()):
+                    raise OwnershipLost(
+                        f"positions of tasks are not the known ones: {error}"
+                    ) from error
+                if isinstance(error, EventTooLarge):
+                    raise BatchTooBig(batch, error) from error
+                raise
         marks = {
             task: self.state.mark_after(task, sequence if task in state else None, ends.get(task))
             for task, sequence in sequences.items()
@@ -315,7 +320,8 @@ class FirstEvents:
             while left:
                 still_wanted()
                 batch = self.commits.new_batch(self.app.tasks)
-                left = self.handlers.handle(batch, left)
+                left = self.handlers.handle_part(batch, left)
+                self.handlers.set_size(was_full=bool(left))
                 if batch.rows or batch.outputs:
                     of = batch.rows.keys() or set(of_events)
                     ownership = self._commit(ownership, batch, of, ())

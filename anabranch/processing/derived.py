@@ -42,9 +42,9 @@ class DerivedTable(Processor):
 
         app = anabranch.DerivedTable("shop/orders", "by-city", city)
 
-    The source may have any writers. ``function``, ``version``: as of `Client.derive`. ``tasks``,
-    ``commit_interval``, ``cut_bytes``, ``retries``: as of `Processor`. If the function fails in every try, the
-    worker stops, since the table would lack entries.
+    The source may have any writers. ``function``, ``version``: as of `Client.derive`; a changed function needs a
+    higher version here, too. ``tasks``, ``commit_interval``, ``cut_bytes``, ``retries``: as of `Processor`. If the
+    function fails in every try, the worker stops, since the table would lack entries.
     """
 
     def __init__(

@@ -22,8 +22,8 @@ from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 from anabranch.controller.monitor import Numbers
-from anabranch.errors import AnabranchError, IllegalState
-from anabranch.processing.batch import HandlerContext, TaskRows, WorkBatch, begin_context
+from anabranch.errors import AnabranchError, EventTooLarge, IllegalState
+from anabranch.processing.batch import LEAST, HandlerContext, TaskRows, WorkBatch, begin_context
 from anabranch.processing.failures import (
     FAILURES,
     Case,
@@ -52,6 +52,7 @@ _END_S = 5.0  # how long cancelled asyncio tasks may take
 _SAID = 1000  # the most characters of a log line that names them
 log = logging.getLogger("anabranch.processor")
 Given = tuple[Event, int]  # an event and its task
+_Place = tuple[str, int, int]  # of an event: stream, partition and offset
 
 
 @dataclass(slots=True)
@@ -87,6 +88,9 @@ class Handlers:
         self._part_s = part_s
         self._most_bytes = min(app.cut_bytes, FULL_BYTES)
         self.batch_bytes = min(app.first_bytes, self._most_bytes)
+        self._most_events = math.inf  # of a batch; fewer after a batch that was too big
+        # The place of an event that is too big alone, and its error.
+        self._refused: tuple[_Place, EventTooLarge] | None = None
         self._left: list[Piece] = []  # input that the previous batch had no room for
         self._stop = stop or threading.Event()
         self._failures = Failures(app, metrics or Numbers(TABLE), self._stop, pauses=pauses)
@@ -130,7 +134,7 @@ class Handlers:
             self._left = some
             self._fire(batch, tasks, wall)  # timers that became due while it waited
         self._left = some  # for `again`, if this fails
-        self._left = self.handle(batch, some)
+        self._left = self.handle_part(batch, some)
         read_bytes = sum(piece.size for piece in some) if read_now else 0
         batch.note_input(_without(some, self._left), self._left, read=read_bytes)
         return some
@@ -182,10 +186,59 @@ class Handlers:
         self.batch_bytes = min(
             2 * self.batch_bytes if was_full else self._app.first_bytes, self._most_bytes
         )
+        self._most_events = 2 * self._most_events if was_full else math.inf
+
+    def shrink(self, batch: WorkBatch, error: EventTooLarge) -> None:
+        """Let the next batches be smaller than one that is too big for a commit.
+
+        An event that is too big alone fails with the error when it comes again. Raises: the error, if nothing
+        smaller can be tried.
+        """
+        if (batch.commits if self._app.whole else batch.events) > 1:
+            # Its state alone has more bytes than a commit may have, so this is more than half of what one may have.
+            self._most_bytes = max(1, min(self._most_bytes, batch.size // 2))
+            self.batch_bytes = min(self.batch_bytes, self._most_bytes)
+            self._most_events = batch.events // 2
+        elif batch.limit != LEAST:  # timers may have fired in it
+            self._most_events, self.batch_bytes = LEAST
+        elif batch.alone is None or (self._refused and self._refused[0] == _place(batch.alone)):
+            raise error
+        else:
+            self._most_events, self.batch_bytes = LEAST
+            self._refused = _place(batch.alone), error
 
     def _fire(self, batch: WorkBatch, tasks: Collection[int], wall: Callable[[], float]) -> None:
         if not batch.pieces:
             self.fire_wall(batch, tasks, int(wall() * 1000))
+
+    def handle_part(self, batch: WorkBatch, pieces: Sequence[Piece]) -> list[Piece]:
+        """As `handle`, with as many events as the batch may have."""
+        batch.limit = self._most_events, self.batch_bytes
+        count = _count(pieces)
+        some, later = list(pieces), list[Piece]()
+        if count > self._most_events - batch.events:
+            some, later = split_pieces(pieces, self._room_of(batch, pieces))
+        if some and later and _of_commit(some[-1]) == _of_commit(later[0]):
+            some[-1] = some[-1]._replace(whole=False)
+        if self._most_events == 1 and _count(some) == 1:  # else they are a whole transaction
+            batch.alone = next(iter(some[0].events))
+        left = [*self.handle(batch, some), *later]
+        batch.events += count - _count(left)
+        batch.is_ended = batch.is_ended or batch.events >= self._most_events
+        return left
+
+    def _room_of(self, batch: WorkBatch, pieces: Sequence[Piece]) -> int:
+        """How many of these events the batch may have, up to the end of an input commit if these are whole."""
+        room = int(self._most_events) - batch.events
+        if not self._app.whole:
+            return room
+        count = 0
+        for _, commit in groupby(pieces, key=_of_commit):
+            size = _count(commit)
+            if count and count + size > room:
+                break
+            count += size
+        return count
 
     def handle(self, batch: WorkBatch, pieces: Sequence[Piece]) -> list[Piece]:
         """Call the handlers with these events. Returns those for which the batch has no room, or no time.
@@ -212,7 +265,8 @@ class Handlers:
                 if self._is_full(batch) or (len(left) < len(pieces) and self._is_late()):
                     break
                 self._begin_commit(some[0].stream)
-                handled, rest = split_pieces(some, self._handle_together(at, some))
+                count = self._bury_refused(at, some) or self._handle_together(at, some)
+                handled, rest = split_pieces(some, count)
                 left = rest + left[len(some) :]
                 self._check_not_stopped()
                 if self._time is not None:
@@ -223,6 +277,17 @@ class Handlers:
                 batch.commits += handled[-1].whole
             self._check_not_stopped()
         return left
+
+    def _bury_refused(self, at: HandlerContext, pieces: Sequence[Piece]) -> int:
+        """Let the first event fail if it is too big for a commit. Returns how many events failed. Raises: as `handle`."""
+        if self._refused is None:
+            return 0
+        event, at.task = next(_given(pieces[0]))
+        place, error = self._refused
+        if place != _place(event):
+            return 0
+        self._failures.bury(at, Case.of(event), error)
+        return 1
 
     def _together(self, batch: WorkBatch, pieces: Sequence[Piece]) -> list[Piece]:
         """The first commit's pieces. Without timers and tables, ``async`` handlers take several commits at once."""
@@ -577,6 +642,10 @@ def _forget_cancellation(error: BaseException | None) -> None:
         task.uncancel()
 
 
+def _place(event: Event) -> _Place:
+    return event.stream, event.partition, event.offset
+
+
 def _given(piece: Piece) -> Iterator[Given]:
     return zip(piece.events, piece.tasks, strict=True)
 
@@ -597,8 +666,11 @@ def _decoded(
 
 def _without(pieces: Sequence[Piece], left: Sequence[Piece]) -> list[Piece]:
     """The handled part of pieces. ``left``: what `split_pieces` left of them."""
-    counts = (sum(len(piece.tasks) for piece in some) for some in (pieces, left))
-    return split_pieces(pieces, next(counts) - next(counts))[0]
+    return split_pieces(pieces, _count(pieces) - _count(left))[0]
+
+
+def _count(pieces: Iterable[Piece]) -> int:
+    return sum(len(piece.tasks) for piece in pieces)
 
 
 def _move_time(

@@ -34,7 +34,7 @@ from anabranch.errors import (
     SnapshotExpired,
 )
 from anabranch.ports import Clock, GroupMember, TopicPartition
-from anabranch.processing.batch import SLICE_BYTES, BatchConflict, Limits, WorkBatch
+from anabranch.processing.batch import SLICE_BYTES, BatchConflict, BatchTooBig, Limits, WorkBatch
 from anabranch.processing.commits import FIRST_PAUSE_S, LONGEST_PAUSE_S, Commits, FirstEvents
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.metrics import TABLE
@@ -418,11 +418,7 @@ class Worker:
             except (RetryError, BeginAgainError, AskOutcomeError) as error:
                 if self.stop.is_set():
                     break
-                log.warning("%s: %s; its tasks are taken again", self._app.name, error)
-                self.metrics.add("processor_taken_again", type(error).__name__)
-                self._drop()
-                if isinstance(error, OwnershipLost):
-                    self._lost, self._check_at = Lost(self._clock, range(self._app.tasks)), 0.0
+                self.begin_again(error)
                 self.stop.wait(pauses.begin())
             except TableDamaged as error:
                 self._drop()
@@ -431,6 +427,19 @@ class Worker:
                     raise
                 self.stop.wait(pause)
                 self.on_damage(error)
+
+    def begin_again(self, error: AnabranchError) -> None:
+        """After an error that `run` goes on after: drop the tasks, which the next step takes again.
+
+        Raises: EventTooLarge (no smaller batch can be tried).
+        """
+        log.warning("%s: %s; its tasks are taken again", self._app.name, error)
+        self.metrics.add("processor_taken_again", type(error).__name__)
+        if isinstance(error, BatchTooBig):
+            self._handlers.shrink(error.batch, error.error)
+        self._drop()
+        if isinstance(error, OwnershipLost):
+            self._lost, self._check_at = Lost(self._clock, range(self._app.tasks)), 0.0
 
     def close(self) -> None:
         """Release the tasks and leave the group, after the commit under way has ended."""

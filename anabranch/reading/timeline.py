@@ -123,7 +123,9 @@ def _txn(fold: _Fold, row: StatusRow) -> None:
 
 
 def _of_parts(what: str, parts: Iterable[int]) -> str:
-    return f"the {what} of control partitions {', '.join(map(str, sorted(parts)))}"
+    numbers = sorted(parts)
+    of = "control partition" if len(numbers) == 1 else "control partitions"
+    return f"the {what} of {of} {', '.join(map(str, numbers))}"
 
 
 def _part(fold: _Fold, row: StatusRow) -> None:

@@ -317,7 +317,8 @@ def test_txn_list(run: Run, fake: FakeClient) -> None:
     assert document["counts"] == {"committed": 10, "rejected": 1, "left_out": 2}
     assert document["committed_at"] == "2023-11-14T22:13:20.000000Z"
     assert document["begun_at"] == "2023-11-14T22:13:20.000+00:00"
-    assert ID in run("txn", "list").stdout
+    for shown in (ID, "nyc/flights, ber/…"):
+        assert shown in run("txn", "list").stdout
     (opened,) = json.loads(run("txn", "list", "--json").stdout)["transactions"]
     assert (opened["uncommitted_bytes"], opened["keepalive_left_s"], opened["age_s"]) == (
         7,
@@ -373,10 +374,23 @@ def test_txn_describe(run: Run, fake: FakeClient) -> None:
         assert shown in told
     fake.several = [fake.info, transaction(txn_id=TXN_ID[:8] + bytes(8))]
     assert json.loads(run("txn", "describe", ID[-8:], "--json").stdout)["txn_id"] == ID
+    assert "round of votes" in told
     ambiguous = run("txn", "describe", ID[:8])
     assert ambiguous.exit_code == ExitCode.USAGE
     assert "2 transactions of the newest 10,000 begin or end with" in ambiguous.stderr
     assert run("txn", "describe", "xyz").exit_code == ExitCode.USAGE
+
+
+def test_txn_describe_of_one_that_has_ended(run: Run, fake: FakeClient) -> None:
+    """It has its parts on other control partitions, and nothing that it would wait for."""
+    document = json.loads(run("txn", "describe", ID, "--json").stdout)
+    parts = document["control_partitions"]
+    assert [(one["scopes"], one["state"]) for one in parts] == [(["ber"], "COMMITTED"), ([], "COMMITTED")]
+    assert "waits_for" not in document
+    told = run("txn", "describe", ID).stdout
+    for shown in ("Parts on other control partitions", "ber", "known only there", "left out", "6963200000000000000"):
+        assert shown in told
+    assert "round of votes" not in told
 
 
 def test_txn_describe_with_its_timeline(run: Run, fake: FakeClient) -> None:
@@ -491,7 +505,7 @@ def test_txn_abort_leaves_what_was_prepared(run: Run, fake: FakeClient) -> None:
     [
         ((), "give ids, or --owner and --older-than"),
         ((ID, "--owner", "etl"), "give ids, or --owner and --older-than"),
-        (("xyz",), "'xyz' is not a transaction id"),
+        (("xyz",), "'xyz' is no transaction id: give its 32"),
         (("--older-than", "1"), "'1' must be a span of time"),
         (("--older-than", "-1h"), "'-1h' must be a span of time"),
         (("--older-than", "1w"), "'1w' must be a span of time"),

@@ -113,7 +113,11 @@ def test_while_it_waits_it_is_listed_once_and_then_its_timeline_has_each_part(
         cluster.start_controller(0)
         txn.commit()
     assert [one.txn_id for one in client.transactions(finished=True)].count(txn.txn_id) == 1
-    steps = {step.what: step.about for step in client.timeline(txn.txn_id).steps}
+    (part,) = client.open_transaction(txn.txn_id).partitions
+    assert (part.partition, part.scopes, part.state) == (1, ("ber",), "COMMITTED")
+    timeline = client.timeline(txn.txn_id).steps
+    assert "the votes of control partition 1" in {step.waited_for for step in timeline}
+    steps = {step.what: step.about for step in timeline}
     assert steps["part opened"] == "control partition 1: ber"
     assert steps["part ended"] == "control partition 1"
     order = ["part opened", "commit asked", "votes asked", "decided", "part ended", "merged"]

@@ -101,7 +101,7 @@ def test_journals_change_state() -> None:
     w.journal("Y", "a", 1)
     assert w.end("Y", w.consumed("a", 2, 12, tasks=(0, 2))) == "InvalidArgument", "not its tasks"
     w.journal("Z", "a", 1, size=CHUNK + 1)
-    assert w.end("Z", w.consumed("a", 2, 12)) == "InvalidArgument", "not in one round"
+    assert w.end("Z", w.consumed("a", 2, 12)) == "EventTooLarge", "not in one round"
     assert w.message.startswith("a state change of 1,001 bytes, bigger than a commit may have")
     assert w.get("Z") == "Z OPEN"
     assert w.state_of() == [0, 1, 0, 1]

@@ -207,7 +207,7 @@ POSITIONS: dict[str, Row] = {
     "state of no task": (stored(4), INVALID, "that of these tasks"),
     "state of a negative task": (stored(-1), INVALID, "that of these tasks"),
     "state without a key": (stored(0, key=None), INVALID, "has a key"),
-    "much state": (stored(0, value=bytes(CHUNK)), INVALID, "--chunk-bytes"),
+    "much state": (stored(0, value=bytes(CHUNK)), "EventTooLarge", "--chunk-bytes"),
     "state of another processor": (stored(0, stream="nyc/q.state"), INVALID, "that of these tasks"),
     "state that moves nothing": (
         lambda w: r.OneShot(w.id("P2"), "nyc", None, (event(STATE, segment_id=0),)), INVALID, "",

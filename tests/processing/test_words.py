@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -67,6 +68,7 @@ class Runner:
         handlers = Handlers(self.app, tuple(self.app.stores), pauses=False)
         if self.rng is not None:
             handlers.batch_bytes = self.rng.choice([300, 2000, 1 << 20])
+            handlers._most_events = self.rng.choice([1, 3, math.inf])
         handlers.resume(self.rows, range(TASKS))
         return handlers
 
@@ -89,7 +91,7 @@ class Runner:
     def _batch(self, pieces: list[Piece]) -> list[Piece]:
         batch = WorkBatch(self.rows, TASKS)
         self.handlers.fire_wall(batch, range(TASKS), 0)
-        left = self.handlers.handle(batch, pieces)
+        left = self.handlers.handle_part(batch, pieces)
         batch.open = False
         for task, rows in batch.rows.items():
             self.rows.by_task[task].change(rows)

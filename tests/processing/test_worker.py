@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -26,7 +27,14 @@ from anabranch.batches.records import Record
 from anabranch.cli.errors import failure_of
 from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
-from anabranch.errors import BeginAgainError, IllegalState, InvalidArgument, NotReady, OwnershipLost
+from anabranch.errors import (
+    BeginAgainError,
+    EventTooLarge,
+    IllegalState,
+    InvalidArgument,
+    NotReady,
+    OwnershipLost,
+)
 from anabranch.ports import TableError, TopicPartition, TopicSpec
 from anabranch.processing.app import Processor
 from anabranch.processing.failures import HandlerFailed
@@ -345,12 +353,72 @@ def test_an_event_is_no_dead_letter_when_the_worker_s_disk_fails(place: Place) -
     assert place.written("nyc/dead") == []
 
 
-def steps(worker: Worker) -> None:
-    for _ in range(6):
+def steps(worker: Worker, count: int = 6) -> None:
+    for _ in range(count):
         try:
             worker.step()
-        except BeginAgainError:
-            worker._drop()
+        except BeginAgainError as error:
+            worker.begin_again(error)
+
+
+def rows_of(app: Processor, place: Place, most: int) -> Processor:
+    """Stores as many bytes for each event as its value says, and for its window. ``most``: of a commit's state."""
+    (controller,) = place.controllers.values()
+    controller.settings = replace(controller.settings, chunk_bytes=most)
+    rows, out = app.store("rows"), app.output("nyc/out")
+    spans = app.windows("spans", 1, value=json)
+
+    @app.on(app.input("nyc/in"))
+    def store(event: Any) -> None:
+        rows[event.key] = bytes(int(event.value))
+        for window in spans.of(event):
+            window.value = 1
+        out.write(b"event", key=event.key)
+
+    @spans.on_close
+    def close(window: Any) -> None:
+        rows[b"closed " + window.key] = bytes(200)
+        out.write(b"window", key=window.key)
+
+    return app
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_is_too_big_for_a_commit_comes_in_smaller_batches(place: Place, whole: bool) -> None:
+    """The rows of a transaction's events are, and then those of its windows, which close together."""
+    app = rows_of(place.with_dead_letters(whole=whole), place, 2000)
+    keys = [b"%02d" % n for n in range(16)]
+    with closing(place.worker(app)) as worker:
+        for some in [keys[:4], keys[4:8], keys[8:]] if whole else [keys]:
+            place.write(*some, value=b"200")
+        place.write(b"end", timestamp=5000)
+        steps(worker, 30)
+        assert worker.metrics.values["processor_taken_again"].keys() == {("BatchTooBig",)}
+    written = [(each.key, each.value) for each in place.events("nyc/out")]
+    wanted = [(key, what) for what in (b"event", b"window") for key in keys]
+    assert (sorted(written), place.events("nyc/dead")) == (sorted([*wanted, (b"end", b"event")]), [])
+
+
+@pytest.mark.parametrize("how", ["dead letters", "none", "whole"])
+def test_an_event_that_is_too_big_alone_fails_by_name(place: Place, how: str) -> None:
+    dead = place.with_dead_letters(whole=how == "whole")
+    app = rows_of(dead if how != "none" else Processor("nyc/p", tasks=1), place, 4000)
+    place.write(*(b"%02d" % n for n in range(9)))
+    place.write(b"bad", *([b"worse"] if how == "whole" else []), value=b"5000")
+    place.write(b"end")
+    says = r"a state change of [\d,]+ bytes"
+    with closing(place.worker(app)) as worker:
+        if how == "dead letters":
+            steps(worker, 20)
+            (letter,) = place.events("nyc/dead")
+            assert (letter.key, dict(letter.headers)["from"]) == (b"bad", b"nyc/in[0]@10")
+            assert re.search(says.encode(), dict(letter.headers)["error"] or b"")
+            assert len(place.written()) == 10
+            return
+        with pytest.raises(HandlerFailed if how == "none" else EventTooLarge, match=says) as error:
+            steps(worker, 20)
+    assert ("nyc/in[0]@10, key bad" in str(error.value)) == (how == "none")
+    assert "--chunk-bytes" in str(error.value)
 
 
 def test_what_a_stream_takes_may_change(place: Place) -> None:

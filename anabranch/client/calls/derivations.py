@@ -147,6 +147,12 @@ class Deriving:
             command = r.CreateStream(made.table, len(source.segments), wanted | kept, adopt=False)
             found = self._session.create_stream(command, deadline)
         if (there := derived_from(found.settings)) is not None:
+            if there.of == made.of and there.kind != kind:
+                raise StreamExists(
+                    f"version {made.of.version} of derivation {made.of.name!r} of {made.of.source} is of kind "
+                    f"{there.kind!r}, and not {kind!r}: give a derivation of another kind a higher version, or "
+                    "another name"
+                )
             wanted[DERIVED] = Derived(made.of, kind, there.since).text
         if unlike := differences(wanted, found.settings, only_asked=True):
             raise StreamExists(f"{made.table} exists, but {', '.join(unlike)}")

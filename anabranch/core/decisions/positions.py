@@ -15,7 +15,13 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_right
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.state import OpenTxn
-from anabranch.errors import InvalidArgument, NotReady, OwnershipLost, UnknownProcessor
+from anabranch.errors import (
+    EventTooLarge,
+    InvalidArgument,
+    NotReady,
+    OwnershipLost,
+    UnknownProcessor,
+)
 from anabranch.protocol.ids import FENCING_TOKEN_SIZE, HASH_SIZE, NO_TXN, hash_of, txn_text
 from anabranch.protocol.legal_names import is_state, split_stream, state_stream
 from anabranch.protocol.schemas import records as r
@@ -152,13 +158,13 @@ def check_state(consumed: r.Consumed | None, written: Mapping[str, Collection[in
 
 
 def check_state_size(turn: Turn, size: int) -> None:
-    """`InvalidArgument` for a change of state that can't be merged in one round."""
+    """`EventTooLarge` for a change of state that can't be merged in one round."""
     most = turn.settings.chunk_bytes
     if size > most:
-        raise InvalidArgument(
+        raise EventTooLarge(
             f"a state change of {size:,} bytes, bigger than a commit may have ({most:,}): commit after "
-            "fewer events (a worker does with lower `cut_bytes`), or let an operator raise the controllers' "
-            "`--chunk-bytes`"
+            "fewer events (a worker does so by itself), change less for one event, or let an operator raise the "
+            "controllers' `--chunk-bytes`"
         )
 
 

@@ -166,7 +166,8 @@ def open_info(turn: Turn, row: r.TxnRow, *, full: bool, after: bytes | None = No
     streams = tuple(sorted(turn.state.participants(row.txn_id)))
     outcome = outcome._replace(streams=streams)
     if txn is None:
-        return r.OpenInfo(outcome, 0, 0, 0, -1, 0, (), (), {})
+        parts = coordinating.parts_of(turn, row)
+        return r.OpenInfo(outcome, 0, 0, 0, -1, 0, (), (), {}, partitions=parts)
     silent_ms = max(0, turn.now_ms - turn.keepalives.last(row.txn_id))
     runs = outcome.state == "OPEN"
     stays = turn.index.uncommitted.stays.get(row.txn_id, {})

@@ -28,6 +28,7 @@ def test_one_shot_over_two_control_partitions() -> None:
     ]  # fmt: skip
     assert_committed_once(leaders, *BOTH)
     assert leaders.states() == ["COMMITTED", "COMMITTED"]
+    assert leaders.parts() == (r.PartInfo(1, (), "COMMITTED", 0, None, -1),)
 
 
 @pytest.mark.parametrize("number", [0, 1])

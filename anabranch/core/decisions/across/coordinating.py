@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from anabranch import errors
 from anabranch.core import rows as k
+from anabranch.core import work
 from anabranch.core.across import coordinator
 from anabranch.core.across.coordinator import HELD_MS, Step
 from anabranch.core.across.messages import raised
@@ -404,9 +405,19 @@ def waited_ms(turn: Turn, txn_id: bytes, partition: int) -> int:
 
 
 def parts_of(turn: Turn, row: r.TxnRow) -> tuple[r.PartInfo, ...]:
-    """The parts of a transaction on other control partitions, as its coordinator knows them."""
+    """The parts of a transaction on other control partitions, as its coordinator knows them.
+
+    Their rows are kept as long as the transaction's.
+    """
     if row.txn_id not in turn.state.open:
-        return ()
+        rows = sorted(turn.state.partition_rows(row.txn_id).items())
+        turn.charge(work.of_items(len(rows)))
+        # An operator may have committed a part of an aborted transaction by force.
+        states: list[r.TxnState] = ["COMMITTED" if its.committed else row.state for _, its in rows]
+        return tuple(
+            r.PartInfo(number, its.scopes, state, 0, None, -1)
+            for (number, its), state in zip(rows, states, strict=True)
+        )
     txn, votes = turn.open(row.txn_id), votes_of(turn, row.txn_id)
     votes_round = 0 if txn.votes is None else txn.votes.votes_round
     found = []
