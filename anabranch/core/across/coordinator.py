@@ -1,8 +1,9 @@
 """The coordinator's next step after a vote, and the messages that it still has to send.
 
-`docs/inside/across.md`, section 5, has the rules. Votes are kept in memory: a successor asks again, and gets the same ones. The round of votes (`VotesRow`) is logged,
-and so is the decision, before anything is sent because of it. A `PartitionRow` is the row of one participant.
-`core.decisions.across` calls these functions, and does what they return.
+`docs/inside/across.md`, section 5, has the rules. Votes are kept in memory: a successor asks again, and gets the
+same ones. The round of votes (`VotesRow`) is logged, and so is the decision, before anything is sent because of it.
+A `PartitionRow` is the row of one participant. `core.decisions.across` calls these functions, and does what they
+return.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ partition where it has streams or locks is a *participant*. One leader is both, 
 `core.across` has the rules as pure functions of rows and messages; a file here reads rows, calls these functions,
 and puts rows and messages into the turn's round. The files in the order in which a commit meets them:
 
-- ``joining``: at a participant, a client's first touch or lock opens a part; the coordinator is asked whether it may.
+- ``joining``: at a participant, a client's first touch or lock opens a part, if the coordinator allows it.
 - ``deciding``: at the coordinator, the steps of a commit: when votes are asked for, and when it is decided.
 - ``coordinating``: at the coordinator, what these steps do: votes, repeated messages, `Done`, the end.
 - ``participating``: at a participant, what a question for a vote and a decision do.
@@ -15,6 +15,6 @@ and puts rows and messages into the turn's round. The files in the order in whic
 - ``locking``: what votes and frozen locks do to each other.
 - ``forcing``: the ends that an operator forces.
 
-A promise (`CoordinatorRow`) says what a participant has promised; a `VotesRow` has the coordinator's present round of
-votes; a `PartitionRow` is one participant, as its coordinator knows it.
+Rows of their own: a `CoordinatorRow` is a participant's *promise*. At the coordinator, a `VotesRow` has the present
+round of votes, and a `PartitionRow` is one participant.
 """
