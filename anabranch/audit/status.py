@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import NamedTuple
 
 from pyspark.sql import DataFrame
@@ -125,9 +126,45 @@ _ACROSS = (
         "across",
         "judged and their_state is not null and (their_fate != state or their_timestamp != timestamp)",
         "{their_fate} at {their_timestamp}, as on control partition {other}",
-        "{state} at {timestamp}",
+        "{state} at {timestamp}{why}",
+    ),
+    Rule(
+        "across",
+        "judged and state = 'COMMITTED' and their_state is not null and not named",
+        "a row of this part at its coordinator, control partition {other}",
+        "none: the outcome does not count its events",
     ),
 )
+
+
+def _reasons(status: DataFrame, name: str) -> DataFrame:
+    """What rows say of the end of a part, if they say anything: txn_id, other, and the text as ``name``.
+
+    ``other``: the participant, if this is its coordinator's status; else the coordinator.
+    """
+    says = F.col("entry").isin(Entry.PARTITION, Entry.COORDINATOR) & (F.col("reason") != "")
+    other = F.coalesce("partition", F.expr(_COORDINATOR)).alias("other")
+    found = status.where(says).select("txn_id", other, "reason")
+    return found.groupBy("txn_id", "other").agg(F.max("reason").alias(name))
+
+
+def _beside(pairs: DataFrame, here: int, number: int, rows: DataFrame) -> DataFrame:
+    """The pairs with a control partition, and what its status rows say of them. ``pairs``: txn_id, other."""
+    expired = rows.where(F.col("entry") == Entry.ROUND).agg(F.max("expired_ms")).collect()
+    ends = rows.where(F.col("entry") == Entry.TXN).select(
+        "txn_id",
+        F.col("state").alias("their_state"),
+        F.col("timestamp").alias("their_timestamp"),
+    )
+    parts = rows.where((F.col("entry") == Entry.PARTITION) & (F.col("partition") == here))
+    reasons = _reasons(rows, "their_reason").where(F.col("other") == here).drop("other")
+    return (
+        pairs.where(F.col("other") == number)
+        .withColumn("expired", F.lit(expired[0][0] or 0))
+        .join(ends, "txn_id", "left")
+        .join(parts.select("txn_id", F.lit(True).alias("their_part")), "txn_id", "left")
+        .join(reasons, "txn_id", "left")
+    )
 
 
 def check_across(
@@ -135,7 +172,8 @@ def check_across(
 ) -> None:
     """Compare the ends of transactions with those on other control partitions, whose status was read later.
 
-    Participants are compared with their coordinator, and the other way round. ``others``: their status logs.
+    Participants are compared with their coordinator, and the other way round. A coordinator also has a row of each
+    part that has committed. ``others``: the status logs of the others.
     """
     txns = status.where(F.col("entry") == Entry.TXN)
     coordinator = F.expr(_COORDINATOR)
@@ -143,30 +181,23 @@ def check_across(
     pairs = parts.select("txn_id", F.col("partition").alias("other")).union(
         txns.where(coordinator != here).select("txn_id", coordinator.alias("other"))
     )
-    theirs = None
-    for number, rows in others.items():
-        expired = rows.where(F.col("entry") == Entry.ROUND).agg(F.max("expired_ms")).collect()
-        its = rows.where(F.col("entry") == Entry.TXN).select(
-            "txn_id",
-            F.lit(number).alias("other"),
-            F.col("state").alias("their_state"),
-            F.col("timestamp").alias("their_timestamp"),
-        )
-        ours = pairs.where(F.col("other") == number).withColumn(
-            "expired", F.lit(expired[0][0] or 0)
-        )
-        its = ours.join(its, ["txn_id", "other"], "left")
-        theirs = its if theirs is None else theirs.unionByName(its)
-    if theirs is None:
+    pairs = pairs.join(_reasons(status, "our_reason"), ["txn_id", "other"], "left")
+    compared = [_beside(pairs, here, number, rows) for number, rows in others.items()]
+    if not compared:
         findings.add("across", 0)
         return
+    theirs = reduce(DataFrame.unionByName, compared)
     both = txns.select("txn_id", "state", "timestamp").join(theirs, "txn_id")
+    why = F.concat_ws("; ", "our_reason", "their_reason")
     rows = findings.keep(
         both.withColumns(
             {
                 "judged": F.expr("state in ('COMMITTED', 'ABORTED')"),
                 "their_fate": F.expr(_FATE.format("their_")),
                 "old": F.expr(f"their_state is null and {_MADE_MS} <= expired"),
+                # A coordinator has no row of itself at a participant.
+                "named": F.col("their_part").isNotNull() | (coordinator == here),
+                "why": F.when(why == "", "").otherwise(F.concat(F.lit(" ("), why, F.lit(")"))),
             }
         )
     )

@@ -38,6 +38,7 @@ from anabranch.protocol.ids import DIRECTORY
 from anabranch.protocol.schemas.codec import decode, decode_as
 from anabranch.protocol.schemas.records import (
     CommitRecord,
+    CoordinatorRow,
     EpochRecord,
     ForgottenRow,
     LowWaterRow,
@@ -137,12 +138,14 @@ def _history_rows(span: Span, batches: Iterable[RawBatch]) -> Iterator[dict[str,
 _RAW = columns("partition int32, offset int64, key binary, value binary, written int64")
 # Each extent of a receipt is a row, with the highest time that its writer had seen as ``timestamp``. ``offset``: of
 # low waters and plain writes. A PREPARED row has its secret's hash as ``writer``, and Unix milliseconds as
-# ``timestamp``. A PARTITION row has the control partition of a participant, and how many events that committed.
+# ``timestamp``. A PARTITION row has the control partition of a participant, how many events that committed, and as
+# ``reason`` what it said of its end. A COORDINATOR row is here if an operator ended the part: ``reason`` says so.
 STATUS = columns(
     "entry int32, txn_id binary, scope string, state string, timestamp int64, committed int64, "
     "expired_ms int64, stream string, reference int32, writer binary, partition int32, "
-    "first int64, end int64, count int64, crc int64, offset int64"
+    "first int64, end int64, count int64, crc int64, offset int64, reason string"
 )
+FORCED = "an operator ended a part of it alone"
 
 
 def _hex(entry: Entry) -> str:
@@ -161,6 +164,7 @@ _OF_INTEREST = tuple(
             Entry.WRITER,
             Entry.PREPARED,
             Entry.PARTITION,
+            Entry.COORDINATOR,
         ),
     )
 )
@@ -253,7 +257,12 @@ def _status_rows(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
     elif isinstance(row, PreparedRow):
         yield common | {"writer": row.prepare.by, "timestamp": row.prepared_ms}
     elif isinstance(row, PartitionRow):
-        yield common | {"partition": partition_of(key[17:]), "committed": row.committed}
+        yield common | {
+            "partition": partition_of(key[17:]), "committed": row.committed, "reason": row.reason,
+        }  # fmt: skip
+    elif isinstance(row, CoordinatorRow):
+        if row.forced:
+            yield common | {"reason": FORCED}
     elif isinstance(row, RoundRow):
         yield common | {"timestamp": row.hybrid_time, "expired_ms": row.expired_ms}
 

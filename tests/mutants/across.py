@@ -373,13 +373,13 @@ def unknown_ids_are_not_used_up() -> Planted:
 
 def questions_prove_themselves() -> Planted:
     """M5: a first question is proven by the secret that it brings, without the client's command."""
-    real = receiving._ignored
+    real = receiving._why_ignored
 
     def ignored(turn: Turn, message: receiving.Message, *rest: Any) -> str:
         why = real(turn, message, *rest)
         return "" if why == "forged" and isinstance(message, r.AskVote) else why
 
-    return patch.object(receiving, "_ignored", ignored)
+    return patch.object(receiving, "_why_ignored", ignored)
 
 
 def parts_are_logged_at_once() -> Planted:

@@ -1,7 +1,9 @@
 """The coordinator's next step after a vote, and the messages that it still has to send.
 
-Votes are kept in memory: a successor asks again, and gets the same ones. The round of votes is logged, and so is
-the decision, before anything is sent because of it.
+`docs/inside/across.md`, section 5, has the rules. Votes are kept in memory: a successor asks again, and gets the
+same ones. The round of votes (`VotesRow`) is logged, and so is the decision, before anything is sent because of it.
+A `PartitionRow` is the row of one participant. `core.decisions.across` calls these functions, and does what they
+return.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ class Step(Enum):
     PREPARE = "log that it is prepared: all have voted, and somebody else decides"
 
 
-def counts(votes: r.VotesRow | None, one: r.Vote) -> bool:
+def counts(votes_row: r.VotesRow | None, vote: r.Vote) -> bool:
     """Whether a vote counts: only one of the present round of votes does (C1)."""
-    return votes is not None and votes.votes_round == one.votes_round
+    return votes_row is not None and votes_row.votes_round == vote.votes_round
 
 
 def next_step(asks: r.Asks, partitions: Mapping[int, r.PartitionRow], votes: Votes, *, late: bool,
@@ -48,40 +50,41 @@ def next_step(asks: r.Asks, partitions: Mapping[int, r.PartitionRow], votes: Vot
     """
     if asks == "REOPEN":
         return Step.WAIT
-    answers = {one.answer for one in votes.values()}
+    answers = {vote.answer for vote in votes.values()}
+    some_dated = any(vote.timestamp for vote in votes.values())
     if not decided:
         if "NO" in answers or late:
             return Step.REFUSE
     if "AGAIN" in answers:
         return Step.AGAIN
     if votes.keys() < partitions.keys() or answers - {"YES"}:
-        if any(one.timestamp for one in votes.values()) and held_ms >= HELD_MS:
+        if some_dated and held_ms >= HELD_MS:
             return Step.TAKE_BACK
         return Step.WAIT
     if prepares and not decided:
         return Step.PREPARE
-    if all(one.timestamp for one in votes.values()) and not own_stages:
+    if all(vote.timestamp for vote in votes.values()) and not own_stages:
         return Step.DECIDE
-    if own_stages or any(one.stages for one in votes.values()):
-        if any(one.timestamp for one in votes.values()):
+    if own_stages or any(vote.stages for vote in votes.values()):
+        if some_dated:
             return Step.TAKE_BACK
         return Step.WAIT if decided else Step.DECIDE_LATER
     return Step.TIMESTAMPS if asks == "VOTE" else Step.WAIT
 
 
-def raise_round(votes: r.VotesRow | None, asks: r.Asks) -> r.VotesRow:
+def raise_round(votes_row: r.VotesRow | None, asks: r.Asks) -> r.VotesRow:
     """The next round of votes, which is logged before it is asked for (C1)."""
-    return r.VotesRow(1 if votes is None else votes.votes_round + 1, asks)
+    return r.VotesRow(1 if votes_row is None else votes_row.votes_round + 1, asks)
 
 
-def with_timestamps(votes: r.VotesRow) -> r.VotesRow:
+def with_timestamps(votes_row: r.VotesRow) -> r.VotesRow:
     """The same round of votes, with timestamps. They are never taken back within a round of votes."""
-    return votes._replace(asks="TIMESTAMP")
+    return votes_row._replace(asks="TIMESTAMP")
 
 
 def commit_timestamp(votes: Votes, fresh: int) -> int:
     """The commit timestamp: not below any prepare timestamp, nor below what the coordinator would give (C2)."""
-    return max([fresh, *[one.timestamp for one in votes.values()]])
+    return max([fresh, *[vote.timestamp for vote in votes.values()]])
 
 
 class Due(NamedTuple):
@@ -98,26 +101,27 @@ def may_enlist(row: r.TxnRow, pending: r.PendingCommitRow | None) -> bool:
 
 def due(
     row: r.TxnRow,
-    votes: r.VotesRow | None,
+    votes_row: r.VotesRow | None,
     partitions: Mapping[int, r.PartitionRow],
-    answered: Votes,
+    votes: Votes,
 ) -> Iterator[Due]:
-    """The messages that are due, by the coordinator's rows (M1). ``answered``: votes that count."""
+    """The messages that are due, by the coordinator's rows (M1). ``votes``: those that count."""
+    not_done = [number for number, participant in partitions.items() if not participant.done]
     if row.state in ("ABORT_IN_PROGRESS", "ABORTED"):
-        yield from (Due(one, "abort") for one, its in partitions.items() if not its.done)
+        yield from (Due(number, "abort") for number in not_done)
         return
     if row.state == "FINALIZE_IN_PROGRESS" and row.commit_timestamp:
-        yield from (Due(one, "commit") for one, its in partitions.items() if not its.done)
+        yield from (Due(number, "commit") for number in not_done)
         return
-    if votes is None or row.state in ("PREPARED", "COMMITTED"):
+    if votes_row is None or row.state in ("PREPARED", "COMMITTED"):
         return
-    for one in [one for one, its in partitions.items() if not its.done]:
-        last = answered.get(one)
-        unready = last is None or last.stages or last.answer != "YES"
-        if row.state == "FINALIZE_IN_PROGRESS" and unready:
-            yield Due(one, "commit_later")
-        if _lacks(votes.asks, last):
-            yield Due(one, "ask")
+    for number in not_done:
+        last = votes.get(number)
+        is_unready = last is None or last.stages or last.answer != "YES"
+        if row.state == "FINALIZE_IN_PROGRESS" and is_unready:
+            yield Due(number, "commit_later")
+        if _lacks(votes_row.asks, last):
+            yield Due(number, "ask")
 
 
 def _lacks(asks: r.Asks, last: r.Vote | None) -> bool:
@@ -127,7 +131,7 @@ def _lacks(asks: r.Asks, last: r.Vote | None) -> bool:
     return last.answer != "YES" or last.stages or (asks == "TIMESTAMP" and not last.timestamp)
 
 
-def is_over(row: r.TxnRow, votes: r.VotesRow, partitions: Mapping[int, r.PartitionRow]) -> bool:
+def is_over(row: r.TxnRow, votes_row: r.VotesRow, partitions: Mapping[int, r.PartitionRow]) -> bool:
     """Whether a decided transaction is finished everywhere, so that COMMITTED or ABORTED is logged (O2)."""
-    merged = votes.own_merged or row.state != "FINALIZE_IN_PROGRESS"
-    return merged and all(its.done for its in partitions.values())
+    own_is_done = votes_row.own_merged or row.state != "FINALIZE_IN_PROGRESS"
+    return own_is_done and all(participant.done for participant in partitions.values())

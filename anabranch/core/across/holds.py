@@ -37,19 +37,21 @@ class Entry(NamedTuple):
     since_ms: int = -1
 
 
-def entry_of(row: r.TxnRow, its: r.CoordinatorRow | None, votes: r.VotesRow | None) -> Entry | None:
+def entry_of(
+    row: r.TxnRow, promise: r.CoordinatorRow | None, votes_row: r.VotesRow | None
+) -> Entry | None:
     """The entry that a transaction's rows give on the streams that it writes; None: it holds nothing.
 
-    So a successor holds the same streams. ``its``: the promise of a participant; ``votes``: of a coordinator.
+    So a successor holds the same streams. ``promise``: of a participant; ``votes_row``: of a coordinator.
     """
     if row.state not in ("PREPARED", "FINALIZE_IN_PROGRESS"):
         return None
     if row.state == "FINALIZE_IN_PROGRESS" and row.commit_timestamp:
-        merged = votes is not None and votes.own_merged
+        merged = votes_row is not None and votes_row.own_merged
         return None if merged else Entry(row.commit_timestamp, row.txn_id, fixed=True)
-    if its is None or not its.prepare_timestamp:
+    if promise is None or not promise.prepare_timestamp:
         return None
-    return Entry(its.prepare_timestamp, row.txn_id, fixed=False)
+    return Entry(promise.prepare_timestamp, row.txn_id, fixed=False)
 
 
 class WaitingShot(NamedTuple):
@@ -157,12 +159,12 @@ class Holds:
         if entry is None and txn_id not in self._entries:
             return
         self._own()
-        former, its = self._entries.pop(txn_id, (None, ()))
+        former, held = self._entries.pop(txn_id, (None, ()))
         if former is not None:
-            self.freed |= {*its}
+            self.freed |= {*held}
             self._taken.pop(txn_id, None)
             self._drop_waiter(txn_id, former)
-            for stream in its:
+            for stream in held:
                 left = self._of[stream].without(former)
                 if left.open or left.fixed:
                     self._of[stream] = left

@@ -1,7 +1,9 @@
 """A participant's answer to a message of its coordinator, and the promise that is logged with it.
 
 A message may come late, twice, out of order, or from a former leader: the table says what each one means in each
-state. A participant ends only by a decision of its coordinator (O2), and never decides alone.
+state. A participant ends only by a decision of its coordinator (O2), and never decides alone. The *promise* is the
+participant's `CoordinatorRow`; ``promise`` is None while nothing of the transaction is logged here.
+`core.decisions.across.participating` calls these functions, and carries out the actions that they return.
 """
 
 from __future__ import annotations
@@ -75,9 +77,9 @@ def known_as(row: r.TxnRow | None) -> Known:
     return row.state
 
 
-def asked(row: r.TxnRow | None, its: r.CoordinatorRow | None, ask: r.AskVote) -> Action:
-    """The action after a question. ``its``: what was promised so far."""
-    before = -1 if its is None else its.votes_round
+def asked(row: r.TxnRow | None, promise: r.CoordinatorRow | None, ask: r.AskVote) -> Action:
+    """The action after a question. ``promise``: what was promised so far."""
+    before = -1 if promise is None else promise.votes_round
     said: Said = "vote"
     if ask.votes_round < before:
         said = "old"
@@ -85,7 +87,8 @@ def asked(row: r.TxnRow | None, its: r.CoordinatorRow | None, ask: r.AskVote) ->
         said = "reopen" if ask.votes_round > before else "reopen_again"
     if row is not None and row.state == "FINALIZE_IN_PROGRESS" and row.commit_timestamp:
         return Action.PASS  # the question is older than the decision
-    if its is not None and its.forced and said != "old" and known_as(row) == "COMMITTED":
+    forced = promise is not None and promise.forced
+    if forced and said != "old" and known_as(row) == "COMMITTED":
         return Action.PROMISE  # an operator presumed that it commits
     return TRANSITIONS[known_as(row), said]
 
@@ -124,39 +127,40 @@ def decided(
 
 
 def promise(
-    its: r.CoordinatorRow | None, ask: r.AskVote, *, staged: bool, fresh: int
+    former: r.CoordinatorRow | None, ask: r.AskVote, *, staged: bool, fresh: int
 ) -> r.CoordinatorRow:
-    """The promise of a yes. ``fresh``: a timestamp later than all that were given here.
+    """The promise of a yes. ``former``: what was promised before; ``fresh``: later than all timestamps given here.
 
     A timestamp is kept within its round of votes, however often it is asked for, and taken back by a higher one.
     A merge that has to be staged gets none before that (``staged`` False).
     """
-    kept = its.prepare_timestamp if its is not None and its.votes_round == ask.votes_round else 0
+    is_same_round = former is not None and former.votes_round == ask.votes_round
+    kept = former.prepare_timestamp if former is not None and is_same_round else 0
     if ask.asks == "TIMESTAMP" and staged and not kept:
         kept = fresh
     return r.CoordinatorRow(ask.votes_round, kept, staged)
 
 
-def reopened(its: r.CoordinatorRow | None, ask: r.AskVote) -> r.CoordinatorRow:
+def reopened(promise: r.CoordinatorRow | None, ask: r.AskVote) -> r.CoordinatorRow:
     """The row after a promise is taken back."""
-    if its is None:
+    if promise is None:
         return r.CoordinatorRow(ask.votes_round)
-    return its._replace(votes_round=ask.votes_round, prepare_timestamp=0)
+    return promise._replace(votes_round=ask.votes_round, prepare_timestamp=0)
 
 
 def vote(
-    txn_id: bytes, partition: int, its: r.CoordinatorRow, answer: r.VoteAnswer, *,
+    txn_id: bytes, partition: int, promise: r.CoordinatorRow, answer: r.VoteAnswer, *,
     committed: int = 0, left_out: int = 0, error: r.Refusal | None = None,
     revalidate: r.Revalidate | None = None,
 ) -> r.Vote:  # fmt: skip
-    """The message with a vote, as the rows have it."""
+    """The message with a vote, as the rows have it (M2)."""
     return r.Vote(
         txn_id,
         partition,
-        its.votes_round,
+        promise.votes_round,
         answer,
-        its.prepare_timestamp if answer == "YES" else 0,
-        answer == "YES" and not its.staged,
+        promise.prepare_timestamp if answer == "YES" else 0,
+        answer == "YES" and not promise.staged,
         committed,
         left_out,
         error,

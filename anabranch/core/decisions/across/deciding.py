@@ -1,12 +1,19 @@
-"""The coordinator's steps in a commit, or prepare, over several control partitions (`docs/inside/across.md`, 5).
+"""The coordinator's steps in a commit, or prepare, through journals (`docs/inside/across.md`, section 5).
+
+`decide_due` calls `advance` in each turn. For each commit with participants it asks for votes, looks at those that
+have come, and takes the step that follows (`core.across.coordinator.next_step`). `coordinating` keeps the votes,
+and sends the questions. A one-shot comes here when `parts_of_one_shots` has logged it as a pending commit.
 
 The coordinator's own part votes last, in the round of the decision, by the same checks as a commit within one
 control partition (`core.parts`). There are three decisions:
 
-- *with a timestamp*: all have voted with one, and the coordinator's part is merged in the same round;
-- *later*: a part has to be staged, so it is logged that the transaction commits; when all parts are staged, the
-  participants are asked for timestamps;
-- *prepared*: all have voted, and a program or a database decides. Its commit continues as the second one.
+- `DECIDE`: all have voted with a timestamp. The commit timestamp is logged (C2), and the coordinator's part is
+  merged in the same round, if no hold stops it.
+- `DECIDE_LATER`: a part has to be staged. It is logged that the transaction commits, without a timestamp (C3); when
+  all parts are staged, the participants are asked for timestamps.
+- `PREPARE`: all have voted, and a program or a database decides. Its commit then goes as after `DECIDE_LATER`.
+
+After `DECIDE` and `DECIDE_LATER` there is no way back (C4).
 """
 
 from __future__ import annotations
@@ -29,26 +36,28 @@ _DECISIONS = (Step.DECIDE, Step.DECIDE_LATER, Step.PREPARE)
 
 
 def advance(turn: Turn) -> None:
-    """Take the next step of each commit with participants. Call it after the merges of the round."""
+    """Take the next step of each commit with participants. `decide_due` calls it after the merges of the round."""
     for txn_id in sorted(turn.state.committing) if turn.state.coordinated else ():
         txn = turn.state.open.get(txn_id)
         if txn is None or txn.pending is None or not txn.partitions:
             continue
         if txn.lacks_time:
             since = turn.work
-            _go_on(turn, txn_id, txn)
+            _advance_decided(turn, txn_id, txn)
             turn.owe(txn.row.owner, since)
         elif not txn.pending.decided:
             if turn.wall_ms < txn.pending.deadline_ms and coordinating.only_waits(turn, txn):
                 continue
             with trying(turn, txn_id):
-                _coordinate(turn, txn_id, txn, txn.pending)
+                _advance_undecided(turn, txn_id, txn, txn.pending)
 
 
-def _coordinate(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommitRow) -> None:
-    """Take the next step of a commit that is not decided.
+def _advance_undecided(
+    turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommitRow
+) -> None:
+    """Refuse a commit after its deadline, or take the step that its votes allow, or ask for votes.
 
-    The others are asked when the journals here are read up to the receipts, so that they hold nothing meanwhile.
+    Participants are asked once the journals here are read up to the receipts, so that they hold nothing meanwhile.
     """
     missing = coordinating.missing_text(turn, txn) if turn.wall_ms >= pending.deadline_ms else ""
     if missing:
@@ -62,7 +71,7 @@ def _coordinate(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommi
         elif step is Step.DECIDE and turn.merge_limit == 0:
             _wait_for_room(turn, txn_id, pending)
         elif (ending := judge(turn, txn_id, txn, pending)) is not None:
-            _decide(turn, txn, pending, ending, step)
+            _log_decision(turn, txn, pending, ending, step)
         elif txn.row.state == "OPEN" and txn.pending is not None:
             coordinating.hold_nothing(turn, txn_id)  # its part here has to wait
     elif coordinating.may_ask(turn, txn) and turn.index.covers(receipts_here(txn, pending.writers)):
@@ -84,15 +93,18 @@ def _wait_for_room(turn: Turn, txn_id: bytes, pending: r.PendingCommitRow) -> No
 
 
 def _is_big(turn: Turn, txn_id: bytes) -> bool:
-    """Whether the part here may have to be staged. If it then needs no staging, two messages were sent in vain."""
+    """Whether the part here may have to be staged. If it then needs no staging, it has cost two more messages."""
     return turn.index.uncommitted.size_of((txn_id,)) > turn.settings.chunk_bytes
 
 
-def _decide(
+def _log_decision(
     turn: Turn, txn: OpenTxn, pending: r.PendingCommitRow, ending: parts.Ending, step: Step
 ) -> None:
-    """Log a decision, and merge the part here if that can be done now."""
-    txn_id, weighed, prepares = txn.row.txn_id, ending.weighed, step is Step.PREPARE
+    """Log a decision, and merge the part here if that can be done now.
+
+    ``ending``: the part here, which `judge` has checked (L4).
+    """
+    txn_id, prepares = txn.row.txn_id, step is Step.PREPARE
     shot = shot_of(turn.state, txn_id)
     here = receipts_here(txn, pending.writers)
     # There is no way back, so it ends as prepared ones do, also if a stream is lost.
@@ -103,22 +115,7 @@ def _decide(
     if prepares:
         ending.pending = kept
     parts.hold(turn, ending)
-    changes = dict(ending.gains)
-    if weighed is not None:
-        changes |= {"committed": weighed.committed, "left_out": weighed.left_out}
-    elif shot is not None:
-        changes |= {"committed": len(shot.events)}
-    else:
-        raise errors.InvariantViolation("a commit is decided whose journals were not weighed")
-    coordinating.note_counts(turn, txn_id)
-    row = turn.move(txn.row, "prepare" if prepares else "begin_commit", **changes)
-    if step is Step.DECIDE:
-        row = turn.move(row, "begin_finalize", commit_timestamp=coordinating.decide(turn, txn_id))
-    elif step is Step.DECIDE_LATER:
-        row = turn.move(row, "begin_finalize")
-        coordinating.ask(turn, txn_id, "VOTE")
-    else:
-        coordinating.forget_messages(turn, txn_id)
+    row = _moved(turn, txn, ending, step)
     turn.across.exactly.put(txn_id, None)
     turn.put(k.txn_key(txn_id), row)
     take_exactly(turn, txn, pending.writers)
@@ -135,8 +132,32 @@ def _decide(
     merge_decided(turn, [txn_id])
 
 
-def _go_on(turn: Turn, txn_id: bytes, txn: OpenTxn) -> None:
-    """Take the next step of a commit that is decided without a timestamp."""
+def _moved(turn: Turn, txn: OpenTxn, ending: parts.Ending, step: Step) -> r.TxnRow:
+    """The transaction's row after a decision, with the counts of the part here. The votes are used up.
+
+    This logs the counts of the other parts, by their votes; after `DECIDE_LATER` also the next round of votes.
+    """
+    txn_id, weighed, shot = txn.row.txn_id, ending.weighed, shot_of(turn.state, txn.row.txn_id)
+    changes = dict(ending.gains)
+    if weighed is not None:
+        changes |= {"committed": weighed.committed, "left_out": weighed.left_out}
+    elif shot is not None:
+        changes |= {"committed": len(shot.events)}
+    else:
+        raise errors.InvariantViolation("a commit is decided whose journals were not weighed")
+    coordinating.note_counts(turn, txn_id)
+    row = turn.move(txn.row, "prepare" if step is Step.PREPARE else "begin_commit", **changes)
+    if step is Step.DECIDE:
+        return turn.move(row, "begin_finalize", commit_timestamp=coordinating.decide(turn, txn_id))
+    if step is Step.DECIDE_LATER:
+        coordinating.ask(turn, txn_id, "VOTE")
+        return turn.move(row, "begin_finalize")
+    coordinating.forget_messages(turn, txn_id)
+    return row
+
+
+def _advance_decided(turn: Turn, txn_id: bytes, txn: OpenTxn) -> None:
+    """Take the next step of a commit that is decided without a timestamp: wait for staged parts, or give it one."""
     wait = turn.merging.waits.get(txn_id, None)
     is_ready = wait is not None and wait.why == "timestamp"
     step = coordinating.next_step(turn, txn, own_stages=not is_ready)

@@ -1,13 +1,16 @@
-"""Ends that an operator forces: of stuck merges, of prepared transactions, of one part of a transaction across.
+"""The ends that an operator forces, with `anabranch txn force` (the command `Force`).
 
-Three things can stop a transaction over several control partitions (`docs/inside/across.md`, 5) for good.
+Within one control partition (`_force_whole`), a stuck merge is aborted, and a prepared transaction ends as the
+operator says. Three things can stop a transaction over several control partitions for good
+(`docs/inside/across.md`, section 5, *who goes on when a process stops*):
 
-- Its *coordinator* can't be led any more. Then an operator ends each participant's part alone, and says which way.
-  The end is *presumed*: the row says so (`CoordinatorRow.forced`), and a coordinator that is led again after all is
-  answered from that row.
-- A *participant* can't be led any more, after the decision. Then the coordinator ends the transaction without it.
+- Its *coordinator* can't be led any more. Then an operator ends each participant's part alone, and says which way
+  (`_end_part`). The end is *presumed*: the row says so (`CoordinatorRow.forced`), and a coordinator that is led
+  again after all is answered from that row.
+- A *participant* can't be led any more, after the decision. Then the coordinator ends the transaction without it
+  (`_end_without_silent`). If that participant is led again, O4 says what it may do.
 - A *merge* is stuck after the decision. Other control partitions have committed, so the part is committed too,
-  without the events that can't be merged (C4).
+  without the events that can't be merged (`_leave_out`; C4).
 """
 
 from __future__ import annotations
@@ -34,14 +37,15 @@ GONE_MS = 10_000
 def force(turn: Turn, command: r.Force, to: ReplyTo | None) -> None:
     """End a transaction, or the part here of one over several control partitions. Repeating it is harmless."""
     txn_id = id_named(command.token)
-    txn, its = turn.state.open.get(txn_id), turn.state.coordinator_row(txn_id)
-    if its is None and (
+    txn = turn.state.open.get(txn_id)
+    promise = turn.state.coordinator_row(txn_id)  # None: this is not a participant
+    if promise is None and (
         txn is None or txn.row.state not in coordinating.ENDING or not txn.partitions
     ):
-        _force_own(turn, command, to)
+        _force_whole(turn, command, to)
         return
     row = turn.transaction(txn_id, Rights(0), anywhere=True)
-    if its is not None and command.outcome is None:
+    if promise is not None and command.outcome is None:
         raise errors.IllegalState(
             f"control partition {control_partition_of(txn_id)} coordinates it, and may have decided already: say "
             "which way its part here ends (`--outcome`)"
@@ -49,20 +53,20 @@ def force(turn: Turn, command: r.Force, to: ReplyTo | None) -> None:
     if is_finished(row):
         if (row.state == "COMMITTED") != command.outcome:
             raise errors.IllegalState(f"its part here is {row.state} already")
-    elif its is None and command.outcome == _is_decided(row):
-        _end_without(turn, command, turn.open(txn_id))
+    elif promise is None and command.outcome == _is_decided(row):
+        _end_without_silent(turn, command, turn.open(txn_id))
     elif _is_decided(row) and not command.outcome:
         _leave_out(turn, command, row)
-    elif its is not None and not its.forced:
-        _end_part(turn, command, row, its)
+    elif promise is not None and not promise.forced:
+        _end_part(turn, command, row, promise)
     turn.answer(to, turn.row(txn_id))
 
 
-def _force_own(turn: Turn, command: r.Force, to: ReplyTo | None) -> None:
+def _force_whole(turn: Turn, command: r.Force, to: ReplyTo | None) -> None:
     """Abort a transaction whose merge is stuck, or end a PREPARED one. Repeating it is harmless.
 
-    The chunks of a staged merge are in the streams already. No history may ever name them, so their partitions are
-    never used again (`RetiredRow`).
+    If it has participants, it is not decided yet, and they follow the outcome. The chunks of a staged merge are in
+    the streams already. No history may ever name them, so their partitions are never used again (`RetiredRow`).
     """
     row = turn.transaction(id_named(command.token), Rights(0))
     txn_id = row.txn_id
@@ -116,11 +120,12 @@ def _check_stuck(turn: Turn, txn_id: bytes) -> str:
 
 
 def _is_decided(row: r.TxnRow) -> bool:
+    """Whether it is decided that the transaction commits."""
     return row.state == "FINALIZE_IN_PROGRESS"
 
 
-def _end_part(turn: Turn, command: r.Force, row: r.TxnRow, its: r.CoordinatorRow) -> None:
-    """End a part without its coordinator."""
+def _end_part(turn: Turn, command: r.Force, row: r.TxnRow, promise: r.CoordinatorRow) -> None:
+    """At a participant, end the part without its coordinator."""
     txn_id, how = row.txn_id, "commit" if command.outcome else "abort"
     if command.outcome and row.state == "OPEN":
         raise errors.IllegalState(
@@ -131,46 +136,47 @@ def _end_part(turn: Turn, command: r.Force, row: r.TxnRow, its: r.CoordinatorRow
         f"the part here of {txn_text(txn_id)} of {row.owner}, presumed to {how} without its coordinator, control "
         f"partition {control_partition_of(txn_id)}: {command.reason!r}",
     )
-    turn.put(k.coordinator_key(txn_id), its._replace(forced=True))
+    turn.put(k.coordinator_key(txn_id), promise._replace(forced=True))
     if not command.outcome:
         abort_txn(turn, txn_id, command.reason or "aborted by an operator's force")
     elif not row.commit_timestamp:
-        at = max(turn.next_timestamp(), its.prepare_timestamp)
+        at = max(turn.next_timestamp(), promise.prepare_timestamp)
         participating.commit_part(turn, txn_id, at)
 
 
-def _end_without(turn: Turn, command: r.Force, txn: OpenTxn) -> None:
+def _end_without_silent(turn: Turn, command: r.Force, txn: OpenTxn) -> None:
     """At the coordinator, end a decided transaction without participants that have not answered for `GONE_MS`.
 
     Other participants may wait for these, and owe no answer: they are committed without them.
     """
-    row, owing = txn.row, {n: one for n, one in sorted(txn.partitions.items()) if not one.done}
+    row = txn.row
+    owing = {number: owed for number, owed in sorted(txn.partitions.items()) if not owed.done}
     waited = {number: coordinating.waited_ms(turn, row.txn_id, number) for number in owing}
-    gone = {number: one for number, one in owing.items() if waited[number] >= GONE_MS}
+    silent = {number: owing[number] for number in owing if waited[number] >= GONE_MS}
     if not owing:
         return
-    if not gone:
+    if not silent:
         number = max(waited, key=waited.__getitem__)
         raise errors.IllegalState(
             f"control partition {number} has not answered for {max(0, waited[number]) // 1000} s: the transaction "
             f"ends when it does; if it can't be led any more, call again after {GONE_MS // 1000} s of silence"
         )
-    named = ", ".join(map(str, gone))
+    named = ", ".join(map(str, silent))
     turn.audit(
         command,
         f"{txn_text(row.txn_id)} of {row.owner}, ended without its part at control partition {named}, from which "
         f"no answer came: {command.reason!r}",
     )
-    for number, one in gone.items():
+    for number, before in silent.items():
         said = f"ended by force without control partition {number}"
-        after = one._replace(done=True, reason=said)
+        after = before._replace(done=True, reason=said)
         if _is_decided(row):
-            after = after._replace(committed=0, left_out=one.committed + one.left_out)
+            after = after._replace(committed=0, left_out=before.committed + before.left_out)
         turn.put(k.partition_key(row.txn_id, number), after)
 
 
 def _leave_out(turn: Turn, command: r.Force, row: r.TxnRow) -> None:
-    """Commit the part here of a decided transaction without all events of its stuck merge."""
+    """Commit the part here of a decided transaction without any event of its stuck merge (C4)."""
     txn_id = row.txn_id
     why = _check_stuck(turn, txn_id)
     streams = sorted(turn.open(txn_id).participants)

@@ -1,8 +1,11 @@
-"""How a transaction of another control partition gets a part here: by its first touch, or its first locks.
+"""How a transaction of another control partition gets a part here (`docs/inside/across.md`, section 4).
 
-The command waits in memory while its coordinator is asked (`Enlist`), and is decided when that has answered
-(`Enlisted`). Nothing is logged before: only the answer, which the command's token proves, shows that there is such
-a transaction. `docs/inside/across.md`, section 4, has the rules.
+A client's first touch, or its first locks, opens the part (`touch`, `lock_reads`). The command waits in memory
+while the coordinator is asked (`Enlist`), and is decided when the answer has come (`enlisted`); after `WAIT_MS`
+without an answer it is refused (`refuse_late`). Nothing is logged before the answer: only that shows that there is
+such a transaction, and the command's token proves it (M3). `coordinating.enlist` is the other side (O1).
+
+A one-shot opens its part in another way: `parts_of_one_shots`.
 """
 
 from __future__ import annotations
@@ -28,8 +31,9 @@ from anabranch.protocol.legal_names import split_stream
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import id_named, is_genuine, peek
 
-WAIT_MS = 5_000  # how long a command waits for the coordinator
+WAIT_MS = 5_000  # how long a command waits for the coordinator's answer
 
+# The decisions within one control partition: once a transaction has its part here, they are the same.
 _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.Touch: transactions.touch,
     r.LockReads: registering.lock_reads,
@@ -37,50 +41,51 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
 
 
 def touch(turn: Turn, command: r.Touch, to: ReplyTo | None) -> None:
-    """Touch a stream here. If the transaction is another control partition's, its coordinator is asked first."""
-    _decide(turn, command, (command.stream,), to)
+    """Decide a `Touch`. If the transaction is of another control partition, its coordinator is asked first."""
+    _decide_or_ask(turn, command, (command.stream,), to)
 
 
 def lock_reads(turn: Turn, command: r.LockReads, to: ReplyTo | None) -> None:
-    """Register locks here. Otherwise as `touch`: so a transaction may have a part here without a stream."""
-    _decide(turn, command, tuple(sorted({*named(command.locks), *command.tables})), to)
+    """Decide a `LockReads`, as `touch` does. So a transaction may have a part here without a stream."""
+    _decide_or_ask(turn, command, tuple(sorted({*named(command.locks), *command.tables})), to)
 
 
 def has_joined(turn: Turn, txn_id: bytes, stream: str) -> bool:
-    """Whether no coordinator need be asked before the transaction touches a stream here.
+    """Whether the transaction may touch a stream here without a question to its coordinator.
 
     A coordinator sends receipts by the scopes that it was asked for, so it is asked for each scope that is written.
     """
     if txn_id not in turn.state.promised:
         return control_partition_of(txn_id) == turn.settings.control_partition
     scope = split_stream(stream)[0]
-    return any(split_stream(one)[0] == scope for one in turn.open(txn_id).participants)
+    return any(split_stream(touched)[0] == scope for touched in turn.open(txn_id).participants)
 
 
-def _decide(
+def _decide_or_ask(
     turn: Turn, command: r.Touch | r.LockReads, streams: tuple[str, ...], to: ReplyTo | None
 ) -> None:
+    """Decide a command, or let it wait while the coordinator is asked. ``streams``: what it touches or locks."""
     txn_id = id_named(command.token)
     is_own = control_partition_of(txn_id) == turn.settings.control_partition
     if isinstance(command, r.Touch):
-        is_known = has_joined(turn, txn_id, command.stream)
+        joined = has_joined(turn, txn_id, command.stream)
     else:
-        is_known = txn_id in turn.state.promised or not streams
+        joined = txn_id in turn.state.promised or not streams
     row = turn.state.txn_row(txn_id)
-    has_ended = row is not None and txn_id not in turn.state.promised  # this is refused
-    if is_own or is_known or has_ended or not turn.settings.across:
+    has_ended = row is not None and txn_id not in turn.state.promised  # its decision refuses it
+    if is_own or joined or has_ended or not turn.settings.across:
         _DECISIONS[type(command)](turn, command, to)
         return
     turn.state.check_enabled(LEVEL, "a transaction over several control partitions")
-    _check(turn, command, txn_id, streams)
+    _check_before_asking(turn, command, txn_id, streams)
     if to is not None:
-        _wait(turn, command, split_stream(streams[0])[0], to)
+        _wait_and_ask(turn, command, split_stream(streams[0])[0], to)
 
 
-def _check(
+def _check_before_asking(
     turn: Turn, command: r.Touch | r.LockReads, txn_id: bytes, streams: tuple[str, ...]
 ) -> None:
-    """Check what needs no word of the coordinator."""
+    """Check a command as far as that is possible without the coordinator's answer."""
     if len(command.token) == TXN_ID_SIZE or control_partition_of(txn_id) >= turn.control_partitions:
         raise errors.InvalidToken(
             "streams and tables of another control partition are touched and locked with a token of the transaction"
@@ -97,63 +102,71 @@ def _check(
             check_table(turn, stream)
 
 
-def _wait(turn: Turn, command: r.Touch | r.LockReads, scope: str, to: ReplyTo) -> None:
+def _wait_and_ask(turn: Turn, command: r.Touch | r.LockReads, scope: str, to: ReplyTo) -> None:
+    """Keep a command in memory, and send `Enlist`. A repeated command replaces its former copy."""
     txn_id, here = id_named(command.token), turn.settings.control_partition
-    key = txn_id, scope
-    waiting = turn.across.joining.get(key, ())
-    same = [one for one in waiting if one.to == to]
+    key, joining = (txn_id, scope), turn.across.joining
+    waiting = joining.get(key, ())
+    others = [before for before in waiting if before.to != to]
     size = min(turn.command_bytes, turn.settings.command_bytes)
-    if not same:
-        check_room(turn, [o for its in turn.across.joining.as_dict().values() for o in its], size)
-    waits = WaitingCommand(command, turn.lane, to, turn.now_ms + WAIT_MS, size)
-    turn.across.joining.put(key, (*[one for one in waiting if one not in same], waits))
-    asks = r.Enlist(txn_id, here, scope, command.token, turn.lane)
-    turn.send(control_partition_of(txn_id), asks, None)
+    if len(others) == len(waiting):
+        everyone = [before for commands in joining.as_dict().values() for before in commands]
+        check_room(turn, everyone, size)
+    until_ms = turn.now_ms + WAIT_MS
+    joining.put(key, (*others, WaitingCommand(command, turn.lane, to, until_ms, size)))
+    question = r.Enlist(txn_id, here, scope, command.token, turn.lane)
+    turn.send(control_partition_of(txn_id), question, None)
 
 
 def enlisted(turn: Turn, message: r.Enlisted) -> None:
     """Decide the commands that waited for this answer, or refuse them with the coordinator's refusal.
 
-    Only the commands' tokens prove the answer: the secret in it has to explain them. So without a command that
+    Only the commands' tokens prove the answer: the secret in it has to explain them (M3). So without a command that
     waits, nothing is done.
     """
     key = message.txn_id, message.scope
-    waiting = turn.across.joining.get(key, ())
+    waiting, head = turn.across.joining.get(key, ()), message.head
     if not waiting:
         return
-    if message.refusal is not None or message.head is None:
+    if message.refusal is not None or head is None:
         turn.across.joining.put(key, None)
-        for one in waiting:
-            turn.reply(one.to, message.refusal)
+        for waited in waiting:
+            turn.reply(waited.to, message.refusal)
         return
-    head = message.head
-    proven = [one for one in waiting if is_genuine(peek(one.command.token), head.secret)]
+    proven = [waited for waited in waiting if is_genuine(peek(waited.command.token), head.secret)]
     if not proven:
         turn.round.ignored.append("forged")
         return
-    turn.across.joining.put(key, tuple(one for one in waiting if one not in proven) or None)
-    for one in proven:
-        if turn.state.txn_row(message.txn_id) is None:
-            turn.lane = head.owner
-            try:
-                check_open(turn)
-            except errors.AnabranchError as error:
-                turn.reply(one.to, refuse(error))
-                continue
-            open_part(turn, message.txn_id, head)
-        turn.lane = one.lane
-        decision = _DECISIONS[type(one.command)]
-        attempt(turn, one.to, partial(decision, turn, one.command, one.to))
+    turn.across.joining.put(
+        key, tuple(waited for waited in waiting if waited not in proven) or None
+    )
+    for waited in proven:
+        _join(turn, message.txn_id, head, waited)
+
+
+def _join(turn: Turn, txn_id: bytes, head: r.TxnHead, waited: WaitingCommand) -> None:
+    """Open the part here if there is none yet, and decide a command that waited."""
+    if turn.state.txn_row(txn_id) is None:
+        turn.lane = head.owner
+        try:
+            check_open(turn)
+        except errors.AnabranchError as error:
+            turn.reply(waited.to, refuse(error))
+            return
+        open_part(turn, txn_id, head)
+    turn.lane = waited.lane
+    decision = _DECISIONS[type(waited.command)]
+    attempt(turn, waited.to, partial(decision, turn, waited.command, waited.to))
 
 
 def refuse_late(turn: Turn) -> None:
-    """Refuse the commands for which the coordinator did not answer in time."""
-    for key, waiting in turn.across.joining.as_dict().items():
-        late = [one for one in waiting if turn.now_ms >= one.until_ms]
-        for one in late:
-            home = control_partition_of(key[0])
+    """Refuse the commands for which the coordinator did not answer in time. `receiving.advance` calls it."""
+    for (txn_id, scope), waiting in turn.across.joining.as_dict().items():
+        late = [command for command in waiting if turn.now_ms >= command.until_ms]
+        for command in late:
+            home = control_partition_of(txn_id)
             text = f"control partition {home}, which coordinates the transaction, did not answer: ask again"
-            turn.reply(one.to, refuse(errors.NotReady(text)))
+            turn.reply(command.to, refuse(errors.NotReady(text)))
         if late:
-            rest = tuple(one for one in waiting if one not in late)
-            turn.across.joining.put(key, rest or None)
+            rest = tuple(command for command in waiting if command not in late)
+            turn.across.joining.put((txn_id, scope), rest or None)

@@ -1,8 +1,12 @@
-"""Locks of transactions over several control partitions (`docs/inside/across.md`, section 8).
+"""Votes and frozen locks (`docs/inside/across.md`, section 8).
 
 A vote checks the locks of its part, and freezes them, as a prepare does (`core.parts`, `core.locks.frozen`). The
-coordinator does the same for its own part in the round of the decision (L4). Here is what differs: what becomes of
-a vote that meets another transaction, and of commits that took a timestamp before the locks were frozen.
+coordinator does the same for its own part in the round of the decision (L4). Two cases differ, and are here:
+
+- A vote *meets* another transaction: the writes of one may break the locks of the other. Then the vote waits, or
+  gives way, and is asked for again (`gives_way`; L2, L3). `core.locks.frozen` asks this.
+- A commit took a timestamp, and waits for a hold; then a vote freezes a lock that the commit may break. Then the
+  commit loses its timestamp (`take_back`; L5). Votes and decisions call this.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ class GivesWay(NotReady):
 
 
 def is_across(turn: Turn, txn_id: bytes) -> bool:
-    """Whether a transaction has parts at several control partitions."""
+    """Whether a transaction has parts on several control partitions."""
     if control_partition_of(txn_id) != turn.settings.control_partition:
         return True
     if turn.across.shots.get(txn_id, None) is not None:
@@ -34,7 +38,7 @@ def is_across(turn: Turn, txn_id: bytes) -> bool:
 
 
 def gives_way(turn: Turn, txn_id: bytes, others: Iterable[bytes]) -> bool:
-    """Whether a vote gives way because it meets these transactions; else it waits for them (L2, L3).
+    """Whether a vote gives way because it meets one of these transactions; else it waits for them (L2, L3).
 
     A vote waits for a transaction that a program has prepared, and is refused after `limits.PREPARED_HOLD_MS`. A
     vote gives way to commits that have waited for its locks for `frozen.BARS_MS`: they may wait for an older one.
@@ -57,11 +61,15 @@ def take_back(turn: Turn, txn_id: bytes) -> None:
     tables = turn.state.locks.of(txn_id).tables
     waiting = {entry.txn_id for entry in turn.holds.on(tables) if entry.since_ms >= 0}
     turn.charge(work.of_items(len(waiting)))
-    holding.take_back(turn, {one for one in waiting if _may_break(turn, one, txn_id)})
+    holding.take_back(turn, {commit for commit in waiting if _may_break(turn, commit, txn_id)})
 
 
 def _may_break(turn: Turn, waiting: bytes, txn_id: bytes) -> bool:
-    """Whether a waiting commit may break a lock. Rows are compared for one-shots, tables for other commits."""
+    """Whether a waiting commit may break a lock of a transaction.
+
+    Of one-shots the rows are compared. All other commits that write to a table with such locks count: they lose
+    nothing but a timestamp.
+    """
     shot = turn.holds.shots.get(waiting)
     if shot is None:
         return True
@@ -72,6 +80,7 @@ def _may_break(turn: Turn, waiting: bytes, txn_id: bytes) -> bool:
 
 
 def _writes(turn: Turn, command: r.OneShot) -> dict[str, Write]:
+    """The rows that a one-shot writes or changes, by table."""
     keys: dict[str, list[bytes | None]] = {}
     for event in command.events:
         if event.stream in turn.state.tables:
@@ -79,4 +88,4 @@ def _writes(turn: Turn, command: r.OneShot) -> dict[str, Write]:
     for change in command.changes:
         keys.setdefault(change.table, []).append(change.key)
     turn.charge(work.of_items(len(command.events) + len(command.changes)))
-    return {table: Write.of(0, its) for table, its in keys.items()}
+    return {table: Write.of(0, written) for table, written in keys.items()}
