@@ -135,8 +135,8 @@ def _end_part(turn: Turn, command: r.Force, row: r.TxnRow, its: r.CoordinatorRow
     if not command.outcome:
         abort_txn(turn, txn_id, command.reason or "aborted by an operator's force")
     elif not row.commit_timestamp:
-        at = max(turn.next_timestamp(), its.prepare_timestamp)
-        participating.commit_part(turn, txn_id, at)
+        turn.hybrid_time = max(turn.hybrid_time, its.prepare_timestamp)
+        participating.commit_part(turn, txn_id, turn.next_timestamp())
 
 
 def _end_without(turn: Turn, command: r.Force, txn: OpenTxn) -> None:
