@@ -410,6 +410,7 @@ class Across(Part):
     ``asked``: questions for votes that can't be answered yet.
     ``parts`` and ``early``: commands of one-shots, and questions for votes about them, that wait for each other.
     ``undecided``: logged parts of one-shots without a decision, and when this leader asks for it.
+    ``decision_ms``: about how long decisions have taken lately from the vote on.
 
     ``on``: whether there may be such transactions at all; if not, turns share this without a draft.
     """
@@ -420,6 +421,7 @@ class Across(Part):
     done: DraftMap[tuple[bytes, int], r.Done] = field(default_factory=DraftMap)
     done_ms: int = NEVER_MS
     answer_ms: int = 0
+    decision_ms: int = 0
     answered: DraftMap[bytes, tuple[ReplyTo, ...]] = field(default_factory=DraftMap)
     held_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
     again_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from anabranch.core import rows as k
 from anabranch.core.across.holds import KEPT_MS
 from anabranch.core.decisions.across import holding
+from anabranch.core.decisions.across.holding import AHEAD_MS
 from anabranch.core.decisions.scale import partitions_added
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.history_records import Tail, history_records
@@ -54,15 +55,19 @@ class Held(Bank):
             place = self.state.layout(stream, epoch)[0].partition
             self.write(label, label, stream, epoch=epoch, partition=place, digest=DIGEST)
 
-    def promise(self, label: str, *streams: str) -> int:
-        """A transaction is prepared, and promises a prepare timestamp, which holds these streams."""
+    def promise(self, label: str, *streams: str, ahead_ms: int = 0) -> int:
+        """A transaction is prepared, and promises a prepare timestamp, which holds these streams.
+
+        ``ahead_ms``: how long decisions have taken lately.
+        """
         self.open(label, *streams)
         prepares = replace(
             self.committing(label, own=[self.receipt(label, label)]), prepare=r.Prepare(b"", b"")
         )
         self.ask("prepare", prepares)
         turn = self.new_turn()
-        at = turn.next_timestamp()
+        turn.across.decision_ms = ahead_ms
+        at = holding.prepare_timestamp(turn)
         turn.put(k.coordinator_key(self.id(label)), r.CoordinatorRow(1, at, staged=True))
         holding.put_entry(turn, self.id(label))
         self.close(turn)
@@ -198,6 +203,33 @@ def test_who_writes_a_held_stream_waits_for_the_decision(way: Any) -> None:
 
 def _name(way: Any) -> str:
     return "plain" if way is plain else "S"
+
+
+def prepared(world: Held, stream: str) -> None:
+    events = (event(stream, ROW),)
+    command = r.PrepareEvents(world.id("S"), "nyc", None, events, SECRET, r.Prepare(b"", b""))
+    world.ask("prepare", command)
+    world.commit("S")
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("way", [one_shot, journal, plain, prepared])
+def test_until_a_decision_is_due_nobody_waits_for_it(way: Any, is_late: bool) -> None:
+    """A prepare timestamp is ahead of the clock (H9). From then on the next timestamp is later, and has to wait."""
+    world = Held()
+    world.promise("X", A, ahead_ms=AHEAD_MS)
+    assert world.safe(A)[1]
+    if is_late:
+        world.wall_us += 1000 * AHEAD_MS + 1_000  # hybrid time is lower still
+    way(world, A)
+    assert world.names(A) == ("" if is_late else _name(way))
+    world.decide("X")
+    world.turn()
+    world.wait(60)
+    if way is prepared and is_late:
+        world.commit("S")
+    assert world.names(A) == ("X S" if is_late else "S X").replace("S", _name(way))
+    assert world.merged(A) == sorted(world.merged(A))
 
 
 def test_a_merge_goes_in_the_order_of_timestamps_and_ids(world: Held) -> None:
@@ -380,7 +412,7 @@ some_streams = st.sets(st.sampled_from((A, B, PLAIN)), min_size=1, max_size=2).m
 one_stream = st.sampled_from((A, B, PLAIN))
 happenings = st.lists(
     st.one_of(
-        st.tuples(st.just("promise"), some_streams),
+        st.tuples(st.just("promise"), st.tuples(some_streams, st.sampled_from((0, 3, 30)))),
         st.tuples(st.just("decide"), st.integers(0, 20)),
         st.tuples(st.just("give_up"), st.just(0)),
         st.tuples(st.just("shot"), some_streams),
@@ -417,7 +449,8 @@ class Run:
         world = self.world
         if what == "promise":
             self.open.append(label := self.new())
-            world.promise(label, *arg)
+            streams, ahead_ms = arg
+            world.promise(label, *streams, ahead_ms=ahead_ms)
         elif what == "decide" and self.open:
             label = self.open.pop(0)
             # Up to 5 ms later, and at no other's time: each step of a life takes a millisecond.

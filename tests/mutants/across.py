@@ -85,7 +85,8 @@ def any_vote_counts() -> Planted:
 def promises_are_ignored() -> Iterator[None]:
     """C2: the commit timestamp is the coordinator's alone."""
     clock = patch.object(coordinating, "raised", lambda clock, *_: clock)
-    with clock, patch.object(coordinator, "commit_timestamp", lambda votes, fresh: fresh):
+    alone = patch.object(coordinating, "timestamp_of", lambda turn, _: turn.next_timestamp())
+    with clock, alone:
         yield
 
 

@@ -349,6 +349,8 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("taken timestamps are kept", holds.timestamps_are_kept, simulated=False, suite=HOLDING),
     Mutant("a held time is safe", holds.each_time_is_safe, weather=OVER_READ, suite=HOLDING),
     Mutant("epochs are later than held commits", holds.epochs_come_late, weather=OVER_SCALED, suite=HOLDING),
+    Mutant("times ahead are not checked", holds.what_comes_is_not_asked, weather=OVER, suite=HOLDING),
+    Mutant("prepare timestamps are given", holds.promises_are_timestamps, simulated=False, suite=ACROSS),
     Mutant("locks wait for no prepare timestamp", holds.locks_wait_for_nobody, simulated=False, suite=HOLDING),
     Mutant("newest commits of held tables", holds.held_tables_are_told, simulated=False, suite=HOLDING),
     Mutant("a successor holds nothing", holds.successors_hold_nothing, weather=OVER, suite=HOLDING),

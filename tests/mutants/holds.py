@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from unittest.mock import patch
 
 from anabranch.controller import controller
 from anabranch.core.across.holds import Holds
-from anabranch.core.decisions.across import holding
+from anabranch.core.decisions.across import coordinating, holding
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.locks import conflicts
 from anabranch.core.state import State
-from anabranch.protocol.schemas.records import TableTime
+from anabranch.protocol.schemas.records import TableTime, Vote
 from tests.core import harness
 
 Planted = contextlib.AbstractContextManager[object]
@@ -78,6 +78,31 @@ def each_time_is_safe() -> Planted:
 def epochs_come_late() -> Planted:
     """H6: the EPOCH record of a held stream has a later time than the commits that follow."""
     return patch.object(holding, "epoch_time", lambda turn, stream, fresh: fresh)
+
+
+@contextlib.contextmanager
+def what_comes_is_not_asked() -> Iterator[None]:
+    """H9: whether a commit is before a prepare timestamp is checked with hybrid time, and it gets a later one."""
+    real = Turn.coming_timestamp
+
+    def next_timestamp(self: Turn) -> int:
+        self.hybrid_time = real(self)
+        return self.hybrid_time
+
+    checks = patch.object(Turn, "coming_timestamp", lambda self: self.hybrid_time + 1)
+    with checks, patch.object(Turn, "next_timestamp", next_timestamp):
+        yield
+
+
+def promises_are_timestamps() -> Planted:
+    """H9: the commit timestamp is a prepare timestamp, which the participant may give to another commit."""
+
+    def timestamp_of(turn: Turn, votes: Mapping[int, Vote]) -> int:
+        at = max([turn.next_timestamp(), *[vote.timestamp for vote in votes.values()]])
+        turn.hybrid_time = max(turn.hybrid_time, at)
+        return at
+
+    return patch.object(coordinating, "timestamp_of", timestamp_of)
 
 
 @contextlib.contextmanager

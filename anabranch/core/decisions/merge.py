@@ -364,7 +364,9 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
     if switches is None:
         return False
     txn = turn.open(plan.txn_id)
-    at = txn.row.commit_timestamp or (holding.taken(turn, plan.txn_id) if turn.holds.in_use else 0)
+    at = txn.row.commit_timestamp
+    if not at and turn.holds.in_use:  # as `holding.blocks` has checked
+        at = holding.taken(turn, plan.txn_id) or turn.next_timestamp()
     for target, places, starts in switches:
         epoch = layouts.of(target.stream).stream_epoch + 1
         origin = turn.state.layout(target.stream, target.reference_epoch)

@@ -306,9 +306,13 @@ class Turn:
         With transactions over control partitions, no other control partition gives the same one. (Replicas, and the
         histories of plain writes, know commits by their timestamps.)
         """
-        own = self.settings.control_partition if self.settings.across else None
-        self.hybrid_time = hybrid_time.next_after(self.hybrid_time, self.now_us, own)
+        self.hybrid_time = self.coming_timestamp()
         return self.hybrid_time
+
+    def coming_timestamp(self) -> int:
+        """What `next_timestamp` would return now."""
+        own = self.settings.control_partition if self.settings.across else None
+        return hybrid_time.next_after(self.hybrid_time, self.now_us, own)
 
     def latest_time(self, stream: str) -> int:
         """The latest time that an event may have in the stream now, Unix milliseconds.

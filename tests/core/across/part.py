@@ -286,7 +286,11 @@ class Part:
 
     def promise(self, txn_id: bytes, ask: r.AskVote) -> None:
         its = self.its[txn_id]
-        self.its[txn_id] = participant.promise(its, ask, staged=its.staged, fresh=self.next())
+        fresh = self.next()
+        # A prepare timestamp may be ahead of the clock (H9).
+        ahead_us = self.now_us + 1000 * (0, 4, 40)[txn_id[-1] % 3]
+        fresh = hybrid_time.next_after(fresh - 1, ahead_us)
+        self.its[txn_id] = participant.promise(its, ask, staged=its.staged, fresh=fresh)
         self.hold(txn_id)
         self.answer(txn_id, "YES")
 

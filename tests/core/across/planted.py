@@ -339,7 +339,7 @@ def l5_waiting_commits_are_forgotten(patch: Patch) -> None:
 # The three bugs without a seed were not found in 500 histories: the model has to provoke them more often.
 SEEDS: dict[str, int] = {
     "c1_any_vote_counts": 74,
-    "l1_locked_tables_do_not_hold": 132,
+    "l1_locked_tables_do_not_hold": 165,
     "t2_a_snapshot_ignores_what_was_seen": 110,
     "h1_ids_do_not_decide": 134,
     "m1_messages_are_part_of_a_round": 0,
@@ -365,9 +365,9 @@ SEEDS: dict[str, int] = {
     "t4_a_record_speaks_for_other_streams": 8,
     "l2_conflicting_parts_are_prepared_at_once": 0,
     "l2_commits_break_frozen_locks": 5,
-    "l3_locks_of_staged_merges_are_forgotten": 0,
+    "l3_locks_of_staged_merges_are_forgotten": 9,
     "l4_the_coordinators_own_locks_are_not_checked": 1,
-    "l5_changes_are_no_locks": 4,
+    "l5_changes_are_no_locks": 5,
     "l5_waiting_commits_are_forgotten": 8,
 }
 

@@ -11,6 +11,7 @@ import pytest
 
 from anabranch.core.decisions.across.receiving import next_due_ms
 from anabranch.core.round import Message
+from anabranch.protocol import hybrid_time
 from anabranch.protocol.schemas import records as r
 from tests.core.across.leaders import Leaders, Sent, losing
 from tests.core.harness import event
@@ -409,16 +410,21 @@ def test_h8_no_two_control_partitions_give_one_timestamp() -> None:
     assert len({*times}) == 6
 
 
-def test_c2_the_commit_is_not_before_a_participants_promise_whose_clock_is_ahead() -> None:
-    leaders = Leaders()
-    leaders.begin()
+def test_c2_the_commit_is_later_than_a_participants_promise_whose_clock_is_ahead() -> None:
+    """… and its timestamp is one of the coordinator's own (H9), which logs nothing when the first vote comes."""
+    leaders, streams = Leaders(3), ("nyc/a", "ber/a", "tok/a")
+    leaders.begin(streams=streams)
     leaders[1].wall_us += 500_000
     leaders.commit()
     leaders.deliver()
-    (vote,) = leaders.bag
+    votes, leaders.bag = leaders.bag, []
+    for vote in votes:
+        leaders[0].receive(vote)
     leaders.settle()
-    assert min(at for its in leaders.merges().values() for _, at in its) >= vote.record.timestamp
-    assert_committed_once(leaders, "nyc/a", "ber/a")
+    (at,) = {at for its in leaders.merges().values() for _, at in its}
+    assert at > votes[0].record.timestamp
+    assert hybrid_time.logical_of(at) == 0
+    assert_committed_once(leaders, *streams)
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

@@ -446,10 +446,15 @@ def note_counts(turn: Turn, txn_id: bytes) -> None:
 def decide(turn: Turn, txn_id: bytes) -> int:
     """The commit timestamp, for which all participants have voted (C2). The votes are used up."""
     votes = votes_of(turn, txn_id)
-    at = coordinator.commit_timestamp(votes, turn.next_timestamp())
-    turn.hybrid_time = max(turn.hybrid_time, at)
+    at = timestamp_of(turn, votes)
     _forget_votes(turn.across, txn_id, votes)
     return at
+
+
+def timestamp_of(turn: Turn, votes: coordinator.Votes) -> int:
+    """The commit timestamp by these votes. It is later than each of theirs, so no other commit has it (H8)."""
+    turn.hybrid_time = max([turn.hybrid_time, *[vote.timestamp for vote in votes.values()]])
+    return coordinator.commit_timestamp(votes, turn.next_timestamp())
 
 
 def forget_messages(turn: Turn, txn_id: bytes) -> None:

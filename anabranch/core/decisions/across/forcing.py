@@ -140,8 +140,8 @@ def _end_part(turn: Turn, command: r.Force, row: r.TxnRow, promise: r.Coordinato
     if not command.outcome:
         abort_txn(turn, txn_id, command.reason or "aborted by an operator's force")
     elif not row.commit_timestamp:
-        at = max(turn.next_timestamp(), promise.prepare_timestamp)
-        participating.commit_part(turn, txn_id, at)
+        turn.hybrid_time = max(turn.hybrid_time, promise.prepare_timestamp)
+        participating.commit_part(turn, txn_id, turn.next_timestamp())
 
 
 def _end_without_silent(turn: Turn, command: r.Force, txn: OpenTxn) -> None:

@@ -26,6 +26,9 @@ from anabranch.errors import NotReady
 from anabranch.protocol import hybrid_time, limits
 from anabranch.protocol.schemas import records as r
 
+# A prepare timestamp is at most this far ahead of the clock, and by this share of the allowed clock skew.
+AHEAD_MS = 50
+SKEW_SHARE = 10
 _PLAIN = b"plain/"
 NOT_READY = (
     "another control partition has yet to decide a transaction that writes to a stream of this command, or to a "
@@ -40,6 +43,25 @@ def put_entry(turn: Turn, txn_id: bytes) -> None:
     (here is its coordinator).
     """
     _put(turn.holds, turn.state, txn_id)
+
+
+def prepare_timestamp(turn: Turn) -> int:
+    """A prepare timestamp for a vote. Hybrid time does not reach it with this turn.
+
+    It is as far ahead of the clock as a decision has taken lately, so commits until then are before it, and don't
+    wait (H9). Not with commit wait, where answers would wait until the clock is there.
+    """
+    settings, fresh = turn.settings, turn.next_timestamp()
+    most_ms = min(AHEAD_MS, settings.max_clock_skew_ms // SKEW_SHARE)
+    ahead_ms = min(turn.across.decision_ms, most_ms) if settings.clock_error_ms is None else 0
+    ahead_us = turn.now_us + 1000 * ahead_ms
+    return hybrid_time.next_after(fresh - 1, ahead_us, hybrid_time.logical_of(fresh))
+
+
+def note_decision(turn: Turn, took_ms: int) -> None:
+    """Note how long a decision took from the vote: a longer time counts at once, a shorter one slowly."""
+    across, took_ms = turn.across, min(took_ms, AHEAD_MS)
+    across.decision_ms = max(took_ms, (7 * across.decision_ms + took_ms) // 8)
 
 
 def holds_of(state: State) -> Holds:
@@ -102,7 +124,7 @@ def _blocked(turn: Turn, txn_id: bytes) -> str | None:
     if txn.row.commit_timestamp:  # what it has locked is frozen, so it waits for its streams alone
         at, streams = txn.row.commit_timestamp, [*txn.participants]
     else:
-        at = taken(turn, txn_id) or turn.hybrid_time + 1
+        at = taken(turn, txn_id) or turn.coming_timestamp()
         streams = [*txn.participants, *_locked(turn, txn_id)]
     turn.charge(work.of_items(len(streams)))
     found = turn.holds.first(streams, at, txn_id)
@@ -135,7 +157,7 @@ def admit(
     both = (*streams, *locked)
     turn.charge(work.of_items(len(both)))
     txn_id, waiting = command.txn_id, turn.holds.shots
-    if txn_id not in waiting and not turn.holds.may_go(turn.hybrid_time + 1, txn_id, both):
+    if txn_id not in waiting and not turn.holds.may_go(turn.coming_timestamp(), txn_id, both):
         limits_reached = (
             len(waiting) >= limits.HELD_COMMANDS.value or turn.holds.size >= limits.HELD_BYTES.value
         )
@@ -150,7 +172,7 @@ def admit(
 
 def check_free(turn: Turn, txn_id: bytes, streams: Collection[str]) -> None:
     """Raise `NotReady` if a commit to these streams would have to wait; no timestamp is taken."""
-    if turn.holds.in_use and not turn.holds.may_go(turn.hybrid_time + 1, txn_id, streams):
+    if turn.holds.in_use and not turn.holds.may_go(turn.coming_timestamp(), txn_id, streams):
         raise NotReady(NOT_READY)
 
 

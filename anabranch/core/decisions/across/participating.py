@@ -207,7 +207,8 @@ def _promise(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None = None) -> No
     if refusal is not None:
         ask = ask._replace(asks="VOTE")
     before = turn.hybrid_time
-    after = participant.promise(its, ask, staged=its.staged, fresh=turn.next_timestamp())
+    fresh = holding.prepare_timestamp(turn)
+    after = participant.promise(its, ask, staged=its.staged, fresh=fresh)
     if after.prepare_timestamp in (0, its.prepare_timestamp):
         turn.hybrid_time = before
     if after != its:
@@ -274,6 +275,9 @@ def decided(turn: Turn, message: r.Decide) -> Action:
     )
     if action is not Action.PASS:
         turn.across.asked.put(txn_id, None)
+        voted = turn.across.undecided.get(txn_id, None)
+        if voted is not None and action is Action.MERGE:
+            holding.note_decision(turn, turn.now_ms - voted.since_ms)
         turn.across.undecided.put(txn_id, None)
         parts_of_one_shots.forget_part(turn, txn_id)
     if action is Action.ABORT and row is not None:

@@ -188,11 +188,10 @@ def _commit_now(turn: Turn, shot: AskedShot) -> bool:
             return False
     except (errors.NotReady, errors.ReservedByPrepared):
         return False
-    at = coordinator.commit_timestamp(given, turn.next_timestamp())
+    at = coordinating.timestamp_of(turn, given)
     if turn.holds.in_use and not turn.holds.may_go(at, txn_id, ending.placed):
         turn.hybrid_time = before
         return False
-    turn.hybrid_time = max(turn.hybrid_time, at)
     coordinating.forget_questions(turn, txn_id, command.places)
     row = _row_of(turn, command, command.scope, shot.lane)
     row = turn.move(row, "begin_commit", committed=shots.count(command))
@@ -528,8 +527,7 @@ def open_part(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None) -> r.Vote:
 def _log_prepared(turn: Turn, ask: r.AskVote, command: r.OneShot, ending: parts.Ending) -> r.Vote:
     """Log a part that is prepared, with its promise."""
     txn_id, before = ask.txn_id, turn.hybrid_time
-    fresh = turn.next_timestamp()
-    its = participant.promise(None, ask, staged=True, fresh=fresh)
+    its = participant.promise(None, ask, staged=True, fresh=holding.prepare_timestamp(turn))
     if not its.prepare_timestamp:
         turn.hybrid_time = before
     row = _row_of(turn, command, ask.head.scope, ask.head.owner)
