@@ -37,7 +37,7 @@ from anabranch.core.decisions.across import parts_of_one_shots, receiving
 from anabranch.core.decisions.across.holding import holds_of
 from anabranch.core.decisions.cleanup import log_epochs_again
 from anabranch.core.decisions.commit import next_due_ms
-from anabranch.core.decisions.decide import CHECK_MS, decide_due
+from anabranch.core.decisions.decide import CHECK_MS, decide_due, decide_freed
 from anabranch.core.decisions.lanes import resume
 from anabranch.core.decisions.merge import give_up
 from anabranch.core.decisions.streams import give_up_stream
@@ -498,13 +498,20 @@ class Controller:
     def _decide(self, turn: Turn, commands: Sequence[Command]) -> list[Command]:
         """Decide commands of a batch until one round has no more room or time. Returns the decided commands.
 
-        A lane that was charged all its units of this round gives the rest of its commands back.
+        A lane that was charged all its units of this round gives the rest of its commands back. What messages set
+        free is merged before the commands.
         """
         allowed = self._lanes.allowed(commands)
         decided: list[Command] = []
         charged, most = turn.work, limits.ROUND_WORK.value
+        was_message = False
         for command in commands:
-            if allowed and allowed[command.lane] <= 0:
+            if was_message and not command.control:
+                turn.at = None
+                decide_freed(turn)
+                charged = turn.work
+            was_message = command.control
+            if allowed and not was_message and allowed[command.lane] <= 0:
                 continue
             if len(decided) % ADVANCE_EVERY == 0:
                 self._advance()
@@ -512,7 +519,7 @@ class Controller:
             decided.append(command)
             before, charged = charged, turn.work
             command.charge = charged - before
-            if allowed:
+            if allowed and not was_message:
                 allowed[command.lane] -= command.charge
             if charged > most or turn.size > limits.ROUND.value:
                 break

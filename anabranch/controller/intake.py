@@ -15,7 +15,15 @@ from anabranch.batches.framing import Kind, scan_batch
 from anabranch.batches.framing import Run as FramingRun
 from anabranch.batches.packer import PACKED_TIMES, batch_limit, worth_packing, worth_splicing
 from anabranch.batches.records import Record, decode_records
-from anabranch.controller.lanes import Command, Lane, Lanes, Meter, command_of, weight_of
+from anabranch.controller.lanes import (
+    Command,
+    Lane,
+    Lanes,
+    Meter,
+    command_of,
+    messages_in,
+    weight_of,
+)
 from anabranch.core import work
 from anabranch.core.across.messages import MAC_HEADER
 from anabranch.core.decisions.across.holding import is_plain_held
@@ -187,7 +195,7 @@ class Intake:
     ) -> tuple[int, int, dict[str, int]]:
         """The positions in lane `open`, the control topic and other lanes, once these commands are decided."""
         lanes = self.lanes.positions(commands)
-        done = len(commands) if commands and commands[0].control else 0
+        done = messages_in(commands)
         left = self.lanes.control[done : done + 1]
         control = left[0].offset if left else self._control_at
         return lanes.pop(OPEN_LANE, state.round.commands_offset), control, lanes

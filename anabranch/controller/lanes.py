@@ -316,7 +316,7 @@ class Lanes:
         The quota limits these units. If other lanes are in the round, `QUANTUM` limits them, too. A lane's last
         command may exceed the limit.
         """
-        names = set(map(_LANE, batch)) if batch and not batch[0].control else ()
+        names = _counts(batch).keys()
         most = QUANTUM if len(names) > 1 else math.inf
         return {name: min(most, self.on[name].left) for name in names}
 
@@ -342,8 +342,7 @@ class Lanes:
 
     def passed(self, batch: Sequence[Command]) -> None:
         """Remove the commands of a decided batch, and charge their lanes."""
-        if batch and batch[0].control:
-            del self.control[: len(batch)]
+        del self.control[: messages_in(batch)]
         for name, count in _counts(batch).items():
             lane = self.on.get(name)
             if lane is None:
@@ -385,9 +384,13 @@ class Lanes:
 
 def _counts(batch: Sequence[Command]) -> Mapping[str, int]:
     """How many commands of each lane a batch has."""
-    if not batch or batch[0].control:
-        return {}
-    return Counter(map(_LANE, batch)) if len(batch) > 1 else {batch[0].lane: 1}
+    own = batch[messages_in(batch) :]
+    return Counter(map(_LANE, own)) if len(own) != 1 else {own[0].lane: 1}
+
+
+def messages_in(batch: Sequence[Command]) -> int:
+    """How many messages of other controllers a batch has. They come before its commands."""
+    return sum([one.control for one in batch]) if batch and batch[0].control else 0
 
 
 # -- replies ------------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ All other commands are served.
 As long as all is well, a round has commands of several lanes. Suspect commands of a lane go in rounds of their own,
 in turn with the other lanes' commands. While the commands of a piece are taken one by one, all other lanes wait.
 
-Controllers' messages to each other have a topic of their own. They are decided before commands, in rounds without
-commands, and no row is logged for them. The same round merges the commits that they free, unless a round failed.
+Controllers' messages to each other have a topic of their own. They are decided before the commands of the same
+round, and no row is logged for them. The round merges the commits that they free. While commands are suspect, or
+once a round with messages has failed, messages and commands have rounds of their own.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from anabranch.controller.lanes import Command, Key, Lane, Lanes
+from anabranch.controller.lanes import Command, Key, Lane, Lanes, messages_in
 from anabranch.core.decisions.lanes import position_of, quarantine, suspect
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.state import State
@@ -141,9 +142,12 @@ class SuspectCommands:
     def take(self, lanes: Lanes) -> list[Command]:
         """The commands of the next round."""
         self.careful = bool(lanes.control) and self._control_limit < MAX_COMMANDS
-        if lanes.control:
-            return self._up_to_raised(lanes.control[: self._control_limit])
         active = lanes.active
+        if lanes.control:
+            messages = self._up_to_raised(lanes.control[: self._control_limit])
+            if self.careful or self._has_doubts(active):
+                return messages
+            return messages + lanes.next(MAX_COMMANDS - len(messages), active)
         for lane in active if self._checked_lanes is not None else ():
             self._meet(lane)
         watched = [lane for lane in active if self._is_watched(lane)] if self._watched else []
@@ -168,11 +172,15 @@ class SuspectCommands:
     def take_more(self, lanes: Lanes) -> list[Command]:
         """The commands of the round after the round under way; empty while any command is suspect."""
         active = lanes.active
-        met = self._checked_lanes
-        new = met is not None and any(lane.name not in met for lane in active)
-        if lanes.control or new or self._watched or self._raised or self.one_each:
+        if lanes.control or self._has_doubts(active):
             return []
         return lanes.next(MAX_COMMANDS, active)
+
+    def _has_doubts(self, active: Iterable[Lane]) -> bool:
+        """Whether commands of these lanes are suspect, or a round failed lately."""
+        met = self._checked_lanes
+        new = met is not None and any(lane.name not in met for lane in active)
+        return new or bool(self._watched or self._raised) or self.one_each
 
     def _meet(self, lane: Lane) -> None:
         """Suspect the commands of a lane that waited for this leader."""
@@ -301,12 +309,13 @@ class SuspectCommands:
         False: the round had a single content, which is the cause. ``due``: how many merges, or runs of plain
         writes, the round may have had.
         """
-        if batch and batch[0].control and (len(batch) > 1 or not self.careful):
+        commands = batch[messages_in(batch) :]
+        if batch and not commands and (len(batch) > 1 or not self.careful):
             self._control_limit = 1
             return True
         if batch and (len(batch) > 1 or not self.careful):
-            counts = Counter(command.lane for command in batch)
-            for lane, end in _ends(batch).items():
+            counts = Counter(command.lane for command in commands)
+            for lane, end in _ends(commands).items():
                 watch = self._watched.setdefault(lane, _Watch())
                 watch.size = max(1, counts[lane] // 2)
                 watch.until = max(watch.until, end)

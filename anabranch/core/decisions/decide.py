@@ -184,6 +184,13 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
     return horizon
 
 
+def decide_freed(turn: Turn) -> None:
+    """Decide and merge what messages of other leaders have set free, so that no command waits for it."""
+    commit.advance_commits(turn)
+    _decide_asked(turn)
+    deciding.advance(turn)
+
+
 def _decide_asked(turn: Turn) -> None:
     """Decide the one-shots again whose first votes from other control partitions have come, or are late."""
     if turn.across.on and not turn.across.shots.is_empty:
