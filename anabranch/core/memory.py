@@ -395,22 +395,19 @@ class EarlyAsk(NamedTuple):
 class Across(Part):
     """Memory of transactions over several control partitions (`core.decisions.across`).
 
-    At a coordinator:
-    ``votes`` and ``sent``: votes that count, and messages without an answer, by transaction and participant.
-    ``done``: messages `Done` that are not logged yet; ``done_ms``: when they are logged at the latest.
-    ``answered``: those who were answered because of messages in ``done``. ``answer_ms``: about how long the
-    answers of other leaders have taken lately.
-    ``held_ms``: since when there is a vote with a timestamp. ``again_ms``: when new votes may be asked for.
-    ``exactly``: commits that name all their writers. ``quiet``: transactions for which no message is due now.
-    ``shots``: one-shots that are not logged yet. ``unknown_ms``: transactions that are unknown here, and since when
-    a participant has asked for the decision.
+    At a coordinator: ``votes`` and ``sent``: votes that count, and messages without an answer, by transaction and
+    participant. ``done``: messages `Done` that are not logged yet; ``done_ms``: when they are logged at the latest.
+    ``answered``: those who were answered because of messages in ``done``. ``answer_ms``: about how long the answers
+    of other leaders have taken lately. ``held_ms``: since when there is a vote with a timestamp. ``again_ms``: when
+    new votes may be asked for. ``exactly``: commits that name all their writers. ``quiet``: transactions for which
+    no message is due now. ``asked_shots``: one-shots that are not logged yet. ``unknown_ms``: transactions that are
+    unknown here, and since when a participant has asked for the decision.
 
-    At a participant:
-    ``joining``: commands that wait for the coordinator's leave to join, by transaction and scope.
-    ``asked``: questions for votes that can't be answered yet.
-    ``parts`` and ``early``: commands of one-shots, and questions for votes about them, that wait for each other.
-    ``undecided``: logged parts of one-shots without a decision, and when this leader asks for it.
-    ``decision_ms``: about how long decisions have taken lately from the vote on.
+    At a participant: ``waiting_commands``: commands that wait for the coordinator's leave to join, by transaction
+    and scope. ``waiting_asks``: questions for votes that can't be answered yet. ``waiting_parts`` and
+    ``early_asks``: commands of one-shots, and questions for votes about them, that wait for each other.
+    ``undecided``: logged parts of one-shots without a decision, and when this leader asks for it. ``decision_ms``:
+    about how long decisions have taken lately from the vote on.
 
     ``on``: whether there may be such transactions at all; if not, turns share this without a draft.
     """
@@ -427,13 +424,13 @@ class Across(Part):
     again_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
     exactly: DraftMap[bytes, bool] = field(default_factory=DraftMap)
     quiet: DraftMap[bytes, Quiet] = field(default_factory=DraftMap)
-    joining: DraftMap[tuple[bytes, str], tuple[WaitingCommand, ...]] = field(
+    waiting_commands: DraftMap[tuple[bytes, str], tuple[WaitingCommand, ...]] = field(
         default_factory=DraftMap
     )
-    asked: DraftMap[bytes, r.AskVote] = field(default_factory=DraftMap)
-    parts: DraftMap[bytes, WaitingPart] = field(default_factory=DraftMap)
-    early: DraftMap[bytes, EarlyAsk] = field(default_factory=DraftMap)
-    shots: DraftMap[bytes, AskedShot] = field(default_factory=DraftMap)
+    waiting_asks: DraftMap[bytes, r.AskVote] = field(default_factory=DraftMap)
+    waiting_parts: DraftMap[bytes, WaitingPart] = field(default_factory=DraftMap)
+    early_asks: DraftMap[bytes, EarlyAsk] = field(default_factory=DraftMap)
+    asked_shots: DraftMap[bytes, AskedShot] = field(default_factory=DraftMap)
     unknown_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
     undecided: DraftMap[bytes, Sent] = field(default_factory=DraftMap)
 

@@ -109,7 +109,7 @@ class OpenTxn:
     # By stream, journal partition and offset.
     moved: dict[tuple[str, int, int], r.MovedRow] = field(default_factory=dict)
     # At its coordinator: the round of votes, and the participants by their control partition.
-    votes: r.VotesRow | None = None
+    votes_row: r.VotesRow | None = None
     partitions: dict[int, r.PartitionRow] = field(default_factory=dict)
     # At a participant: what it has promised to the coordinator.
     promised: r.CoordinatorRow | None = None
@@ -452,7 +452,7 @@ class State:
         elif entry is Entry.READS:
             self.locks.name(txn_id, {} if row is None else row.tables)
         elif entry is Entry.VOTES:
-            txn.votes = row
+            txn.votes_row = row
             self._note_asking(txn_id, txn)
             self._follow_locks(txn_id, txn)
         elif entry is Entry.PARTITION:
@@ -469,13 +469,17 @@ class State:
         _put(self.committing, txn_id, (txn.pending and not prepared) or None)
 
     def _follow_locks(self, txn_id: bytes, txn: OpenTxn) -> None:
-        merged = txn.votes is not None and txn.votes.own_merged
+        merged = txn.votes_row is not None and txn.votes_row.own_merged
         self.locks.follow(txn_id, txn.row, merged=merged)
 
     def _note_asking(self, txn_id: bytes, txn: OpenTxn) -> None:
         # A prepared one has all votes, and sends nothing until its commit or abort.
         state = txn.row.state
-        asks = txn.partitions and state != "PREPARED" and (txn.votes is not None or state != "OPEN")
+        asks = (
+            txn.partitions
+            and state != "PREPARED"
+            and (txn.votes_row is not None or state != "OPEN")
+        )
         _put(self.asking, txn_id, bool(asks) or None)
 
     def _pin(self, txn: OpenTxn, stream: str, row: r.ParticipantRow | None) -> None:
@@ -621,7 +625,7 @@ class State:
     def votes_row(self, txn_id: bytes) -> r.VotesRow | None:
         """The round of votes of a transaction; None: this is not its coordinator, or it was not committed."""
         txn = self.open.get(txn_id)
-        return self._row(k.votes_key(txn_id), r.VotesRow) if txn is None else txn.votes
+        return self._row(k.votes_key(txn_id), r.VotesRow) if txn is None else txn.votes_row
 
     def partition_rows(self, txn_id: bytes) -> Mapping[int, r.PartitionRow]:
         """The participants of a transaction by their control partition; empty if this is not its coordinator."""

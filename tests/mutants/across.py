@@ -251,7 +251,7 @@ def a_refusal_aborts() -> Planted:
 def refusals_take_nothing_back() -> Planted:
     """C5: participants stay prepared when a commit is refused."""
     return patch.object(
-        coordinating, "has_asked", lambda txn: txn.pending is not None and txn.votes is not None
+        coordinating, "has_asked", lambda txn: txn.pending is not None and txn.votes_row is not None
     )
 
 
@@ -341,7 +341,7 @@ def refused_ones_are_forgotten() -> Planted:
     """S1: a one-shot that is refused after the first votes leaves the parts of others prepared."""
 
     def forget(turn: Turn, shot: Any) -> None:
-        turn.across.shots.put(shot.command.txn_id, None)
+        turn.across.asked_shots.put(shot.command.txn_id, None)
 
     return patch.object(parts_of_one_shots, "end_shot", forget)
 
@@ -364,7 +364,7 @@ def nobody_asks_for_decisions() -> Planted:
 
 def unknown_ones_are_not_answered() -> Planted:
     """S4: a coordinator that does not know a one-shot says nothing."""
-    return patch.object(parts_of_one_shots, "asked_decision", lambda *_: None)
+    return patch.object(parts_of_one_shots, "on_ask_decision", lambda *_: None)
 
 
 def unknown_ids_are_not_used_up() -> Planted:
@@ -385,14 +385,14 @@ def questions_prove_themselves() -> Planted:
 
 def parts_are_logged_at_once() -> Planted:
     """S5: a participant logs its part when the command comes, before it is asked for its vote."""
-    real = parts_of_one_shots._wait
+    real = parts_of_one_shots._wait_for_question
 
     def wait(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
         real(turn, command, to)
         row = parts_of_one_shots._row_of(turn, command, command.scope, turn.lane)
         turn.put(k.txn_key(command.txn_id), row)
 
-    return patch.object(parts_of_one_shots, "_wait", wait)
+    return patch.object(parts_of_one_shots, "_wait_for_question", wait)
 
 
 def early_questions_are_dropped() -> Planted:

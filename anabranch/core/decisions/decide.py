@@ -141,7 +141,7 @@ def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
         except AnabranchError as error:
             turn.hybrid_time = former
             if isinstance(command, r.OneShot) and command.secret is not None:
-                parts_of_one_shots.refused(turn, command, to, error)
+                parts_of_one_shots.keep_refusal(turn, command, to, error)
             raise
 
     attempt(turn, to, run)
@@ -193,7 +193,7 @@ def decide_freed(turn: Turn) -> None:
 
 def _decide_asked(turn: Turn) -> None:
     """Decide the one-shots again whose first votes from other control partitions have come, or are late."""
-    if turn.across.on and not turn.across.shots.is_empty:
+    if turn.across.on and not turn.across.asked_shots.is_empty:
         for shot in parts_of_one_shots.shots_to_decide(turn):
             turn.lane, turn.seen, turn.command_bytes = shot.lane, shot.seen, shot.size
             decide(turn, shot.command, shot.to)

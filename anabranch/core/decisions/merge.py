@@ -280,7 +280,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     if _waits_for_locks(turn, txn_id, frozen.still_waits(turn, txn_id)):
         return None
     # Only a transaction over several control partitions has a row with events that is merged here.
-    elsewhere = txn.promised is not None or txn.votes is not None
+    elsewhere = txn.promised is not None or txn.votes_row is not None
     kept = shot_of(turn.state, txn_id) if elsewhere else None
     if kept is not None:
         size = len(CommandEvents.of(kept.events).payload)
@@ -407,8 +407,8 @@ def _merge_kept(turn: Turn, layouts: _Layouts, txn_id: bytes, kept: r.PreparedRo
 
 def _merged(turn: Turn, txn: OpenTxn, row: r.TxnRow) -> None:
     """Log that a transaction is merged here, and answer. ``row``: with its commit timestamp."""
-    if txn.votes is not None:
-        _own_merged(turn, txn, row, txn.votes)
+    if txn.votes_row is not None:
+        _own_merged(turn, txn, row, txn.votes_row)
         return
     row = turn.move(row, "finalize_commit", finished_ms=turn.wall_ms, rejected=turn.rejected(row))
     positions.merged(turn, txn, row)

@@ -122,7 +122,7 @@ def test_a_coordinator_that_lacks_one_of_two_votes_sleeps_until_it_would_log_its
     leaders.deliver()
     one = leaders[0]
     one.now_ms += HELD_MS
-    assert one.memory.across.shots.get(one.id("A"), None) is not None
+    assert one.memory.across.asked_shots.get(one.id("A"), None) is not None
     assert next_due_ms(one.memory.across, one.now_ms) == FIRST_PAUSE_MS - BEFORE_MS - HELD_MS
 
 

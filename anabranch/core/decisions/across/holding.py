@@ -48,8 +48,8 @@ def put_entry(turn: Turn, txn_id: bytes) -> None:
 def prepare_timestamp(turn: Turn) -> int:
     """A prepare timestamp for a vote. Hybrid time does not reach it with this turn.
 
-    It is as far ahead of the clock as a decision has taken lately, so commits until then are before it, and don't
-    wait (H9). Not with commit wait, where answers would wait until the clock is there.
+    The timestamp is as far ahead of the clock as a decision has taken lately, so commits until then are before it,
+    and don't wait (H9). Not with commit wait, where answers would wait until the clock is there.
     """
     settings, fresh = turn.settings, turn.next_timestamp()
     most_ms = min(AHEAD_MS, settings.max_clock_skew_ms // SKEW_SHARE)
@@ -74,8 +74,8 @@ def holds_of(state: State) -> Holds:
 
 def _put(into: Holds, state: State, txn_id: bytes) -> None:
     row = state.txn_row(txn_id)
-    its, votes = state.coordinator_row(txn_id), state.votes_row(txn_id)
-    entry = None if row is None else holds.entry_of(row, its, votes)
+    promise, votes_row = state.coordinator_row(txn_id), state.votes_row(txn_id)
+    entry = None if row is None else holds.entry_of(row, promise, votes_row)
     if entry is not None or into.in_use:
         into.put(txn_id, sorted(state.participants(txn_id)) if entry is not None else (), entry)
 

@@ -22,7 +22,7 @@ from typing import Any
 from anabranch import errors
 from anabranch.core import parts, work
 from anabranch.core import rows as k
-from anabranch.core.across import coordinator, participant
+from anabranch.core.across import participant
 from anabranch.core.across.messages import LEVEL
 from anabranch.core.decisions import one_shot as shots
 from anabranch.core.decisions.across import coordinating, holding, locking
@@ -67,7 +67,7 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     if control_partition_of(command.txn_id) != turn.settings.control_partition:
         # A repeated command finds the row. The coordinator alone answers that, as it knows the whole.
         if row is None:
-            _wait(turn, command, to)
+            _wait_for_question(turn, command, to)
     elif row is None:
         _begin(turn, command, to)
     else:
@@ -129,7 +129,7 @@ def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     If memory has no room for the command, it is logged at once.
     """
     turn.check_new_id(command.txn_id)
-    shot = turn.across.shots.get(command.txn_id, None)
+    shot = turn.across.asked_shots.get(command.txn_id, None)
     is_again = shot is not None and shot.command is command
     ending = shots.ending_of(command, turn.lane)
     # Once votes are asked for, frozen locks no longer refuse it: the decision judges which one is older (L2).
@@ -145,10 +145,10 @@ def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
         # Its participants abort their parts: `end_shot`.
         raise errors.TransactionAborted(f"{error}; its id is used up: begin a new one") from error
     turn.across.unknown_ms.put(command.txn_id, None)
-    if shot is not None and _said(shot.lane, shot.command) != _said(turn.lane, command):
+    if shot is not None and _in_common(shot.lane, shot.command) != _in_common(turn.lane, command):
         raise errors.InvalidArgument(shots.OTHERS)  # the first command counts
     is_first = ending.instead is None and ending.again is None and shot is None
-    if is_first and _ask_first(turn, command, to):
+    if is_first and _ask_before_logging(turn, command, to):
         return
     if ending.instead is not None:
         shots.instead(turn, command, ending, to)
@@ -160,11 +160,11 @@ def _begin(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
         turn.reply(to, ending.again)
         return
     row = _row_of(turn, command, command.scope, turn.lane)
-    _log(turn, row, command, ending)
+    _log_part(turn, row, command, ending)
     _put_places(turn, command)
     pending = _pending_of(turn, None if shot is None else shot.to, to)
     turn.put(k.pending_key(command.txn_id), pending._replace(name=command.name))
-    coordinating.ask(turn, command.txn_id, "TIMESTAMP")
+    coordinating.begin_round(turn, command.txn_id, "TIMESTAMP")
 
 
 def _commit_now(turn: Turn, shot: AskedShot) -> bool:
@@ -174,8 +174,8 @@ def _commit_now(turn: Turn, shot: AskedShot) -> bool:
     part has to wait, or it takes a name, or changes rows.
     """
     command, txn_id, before = shot.command, shot.command.txn_id, turn.hybrid_time
-    votes = {one: turn.across.votes.get((txn_id, one), None) for one in command.places}
-    given = {one: vote for one, vote in votes.items() if vote and vote.timestamp}
+    votes = {place: turn.across.votes.get((txn_id, place), None) for place in command.places}
+    given = {place: vote for place, vote in votes.items() if vote and vote.timestamp}
     if len(given) < len(votes) or command.name is not None or command.changes:
         return False
     # Commits that wait here may break its locks (L5).
@@ -192,15 +192,15 @@ def _commit_now(turn: Turn, shot: AskedShot) -> bool:
     if turn.holds.in_use and not turn.holds.may_go(at, txn_id, ending.placed):
         turn.hybrid_time = before
         return False
-    coordinating.forget_questions(turn, txn_id, command.places)
+    coordinating.forget_messages_to(turn, txn_id, command.places)
     row = _row_of(turn, command, command.scope, shot.lane)
     row = turn.move(row, "begin_commit", committed=shots.count(command))
     row = turn.move(row, "begin_finalize", commit_timestamp=at)
     turn.put(k.txn_key(txn_id), row)
     _put_streams(turn, txn_id, ending.placed)
-    for one, vote in given.items():
+    for place, vote in given.items():
         kept = r.PartitionRow((), committed=vote.committed, left_out=vote.left_out)
-        turn.put(k.partition_key(txn_id, one), kept)
+        turn.put(k.partition_key(txn_id, place), kept)
     turn.put(k.votes_key(txn_id), r.VotesRow(*_FIRST, own_merged=True))
     pending = _pending_of(turn, shot.to)._replace(decided=True, prepare=coordinating.ELSEWHERE)
     turn.put(k.pending_key(txn_id), pending)
@@ -231,26 +231,26 @@ def _use_up(
     turn.put(k.txn_key(txn_id), gone._replace(secret=secret))
 
 
-def _said(lane: str, command: r.OneShot) -> tuple[object, ...]:
+def _in_common(lane: str, command: r.OneShot) -> tuple[object, ...]:
     """The parts of a command to the coordinator that all its copies have in common."""
     return lane, command.secret, {*command.places}, command.scope, command.name
 
 
-def _ask_first(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> bool:
+def _ask_before_logging(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> bool:
     """Ask for the first votes, before anything is logged. False: memory has no room for the command.
 
     If this leader dies, its successor does not know the one-shot: the client sends it again, or a participant asks
-    for the decision (`asked_decision`).
+    for the decision (`on_ask_decision`).
     """
     txn_id, size = command.txn_id, min(turn.command_bytes, turn.settings.command_bytes)
     try:
-        check_room(turn, [*turn.across.shots.as_dict().values()], size)
+        check_room(turn, [*turn.across.asked_shots.as_dict().values()], size)
     except errors.NotReady:
         return False
     first_ms = coordinating.first_pause_ms(turn.across)
     until_ms = turn.now_ms + first_ms - BEFORE_MS
     shot = AskedShot(command, turn.lane, to, turn.seen, until_ms, size)
-    turn.across.shots.put(txn_id, shot)
+    turn.across.asked_shots.put(txn_id, shot)
     head = coordinating.head_of(_row_of(turn, command, command.scope, turn.lane))
     for place in command.places:
         sent = Sent(_FIRST, turn.now_ms, turn.now_ms + first_ms, first_ms)
@@ -265,7 +265,7 @@ def shots_to_decide(turn: Turn) -> Iterator[AskedShot]:
     If it is refused then, the participants abort their parts.
     """
     across = turn.across
-    for txn_id, shot in sorted(across.shots.as_dict().items()):
+    for txn_id, shot in sorted(across.asked_shots.as_dict().items()):
         votes = [across.votes.get((txn_id, place), None) for place in shot.command.places]
         is_ready = all(votes) or any(vote and not vote.timestamp for vote in votes)
         has_room = turn.merge_limit != 0  # else its merge would not be in the round of its decision
@@ -281,11 +281,11 @@ def end_shot(turn: Turn, shot: AskedShot) -> None:
     """Forget the command of a one-shot that was decided again. If it was refused, log an abort of all parts."""
     command, across = shot.command, turn.across
     txn_id = command.txn_id
-    across.shots.put(txn_id, None)
+    across.asked_shots.put(txn_id, None)
     row = turn.state.txn_row(txn_id)
     if row is not None and turn.state.partition_rows(txn_id):
         return
-    coordinating.forget_questions(turn, txn_id, command.places)
+    coordinating.forget_messages_to(turn, txn_id, command.places)
     if row is not None and row.state != "ABORTED":
         return  # another command has the id: the participants ask for the decision
     reason = "its commit was refused" if row is None else row.reason
@@ -296,7 +296,7 @@ def end_shot(turn: Turn, shot: AskedShot) -> None:
 
 def refuse_shot(turn: Turn, txn_id: bytes, why: str) -> None:
     """Refuse a one-shot whose events a broker has refused, in the round of its decision."""
-    shot = turn.across.shots.get(txn_id, None)
+    shot = turn.across.asked_shots.get(txn_id, None)
     if shot is None:
         raise errors.InvariantViolation("a merge of an unknown transaction was refused")
     text = f"the broker refused the events: {why}"
@@ -304,7 +304,7 @@ def refuse_shot(turn: Turn, txn_id: bytes, why: str) -> None:
     end_shot(turn, shot)
 
 
-def asked_decision(turn: Turn, message: r.AskDecision) -> None:
+def on_ask_decision(turn: Turn, message: r.AskDecision) -> None:
     """Tell a participant to abort if its one-shot is not known here: never begun, or begun with another secret.
 
     Under another secret, another command has begun the id, and the participant's votes never count for that one.
@@ -312,7 +312,7 @@ def asked_decision(turn: Turn, message: r.AskDecision) -> None:
     ended it without this participant, the row has the answer.
     """
     txn_id, place, head = message.txn_id, message.partition, message.head
-    row, shot = turn.state.txn_row(txn_id), turn.across.shots.get(txn_id, None)
+    row, shot = turn.state.txn_row(txn_id), turn.across.asked_shots.get(txn_id, None)
     secret = row.secret if row is not None else None if shot is None else shot.command.secret
     if secret == head.secret and (row is None or place in turn.state.partition_rows(txn_id)):
         if row is not None and is_finished(row):
@@ -371,7 +371,7 @@ def _begin_again(turn: Turn, row: r.TxnRow, command: r.OneShot, to: ReplyTo | No
 # -- at a participant ------------------------------------------------------------------------------------
 
 
-def _wait(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
+def _wait_for_question(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     """Keep a command until its coordinator asks for a vote. If that question came first, answer it in this turn."""
     if turn.is_forgotten(command.txn_id):
         raise errors.Expired(FORGOTTEN)
@@ -379,14 +379,14 @@ def _wait(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     across, txn_id = turn.across, command.txn_id
     size = min(turn.command_bytes, turn.settings.command_bytes)
     waiting = WaitingPart(command, turn.lane, to, turn.now_ms + PART_MS, size)
-    before = across.parts.get(txn_id, None)
+    before = across.waiting_parts.get(txn_id, None)
     if before is not None:
         # The first command counts: a stranger can't replace it.
         if (before.lane, before.command.secret) != (turn.lane, command.secret):
             raise errors.InvalidArgument(shots.OTHERS)
     else:
-        _check_room(turn, size)
-    across.parts.put(txn_id, waiting)
+        _check_room_for_part(turn, size)
+    across.waiting_parts.put(txn_id, waiting)
 
 
 def check_room(
@@ -397,8 +397,8 @@ def check_room(
     ``size``: of the next one, bytes.
     """
     turn.charge(work.of_items(len(waiting)))
-    own = [one.size for one in waiting if one.lane == turn.lane]
-    total = size + sum(one.size for one in waiting)
+    own = [command.size for command in waiting if command.lane == turn.lane]
+    total = size + sum(command.size for command in waiting)
     most, most_bytes = limits.HELD_PARTS.value, limits.HELD_BYTES.value
     if (
         len(waiting) >= most
@@ -412,25 +412,25 @@ def check_room(
         )
 
 
-def _check_room(turn: Turn, size: int) -> None:
-    check_room(turn, [*turn.across.parts.as_dict().values()], size)
+def _check_room_for_part(turn: Turn, size: int) -> None:
+    check_room(turn, [*turn.across.waiting_parts.as_dict().values()], size)
 
 
-def refused(
+def keep_refusal(
     turn: Turn, command: r.OneShot, to: ReplyTo | None, error: errors.AnabranchError
 ) -> None:
     """Keep the refusal of a command, to answer its coordinator's question with it.
 
     The client waits for the coordinator alone, which would otherwise miss a vote, and not know why.
     """
-    txn_id, waiting = command.txn_id, turn.across.parts
+    txn_id, waiting = command.txn_id, turn.across.waiting_parts
     is_foreign = control_partition_of(txn_id) != turn.settings.control_partition
     if not (turn.settings.across and is_foreign) or isinstance(error, errors.NotReady):
         return
     if waiting.get(txn_id, None) is not None or turn.state.txn_row(txn_id) is not None:
         return
     with suppress(errors.NotReady):
-        _check_room(turn, 0)
+        _check_room_for_part(turn, 0)
         bare = command._replace(events=(), locks=(), changes=())
         waiting.put(
             txn_id, WaitingPart(bare, turn.lane, to, turn.now_ms + PART_MS, 0, refuse(error))
@@ -467,12 +467,12 @@ def waiting_here(turn: Turn, txn_id: bytes) -> WaitingPart | AskedShot | None:
     Its secret has to prove messages about the transaction, and its lane is charged for them.
     """
     across = turn.across
-    return across.parts.get(txn_id, None) or across.shots.get(txn_id, None)
+    return across.waiting_parts.get(txn_id, None) or across.asked_shots.get(txn_id, None)
 
 
 def keep_early(turn: Turn, ask: r.AskVote, payload: bytes, mac: bytes | None, seen: int) -> None:
     """Keep a question that came before its command for a moment. Alone it proves nothing, so few are kept."""
-    early = turn.across.early
+    early = turn.across.early_asks
     is_small = not ask.receipts and len(payload) <= limits.EARLY_BYTES.value
     if is_small and len(early.as_dict()) < limits.EARLY_ASKS.value:
         early.put(ask.txn_id, EarlyAsk(ask, payload, mac, seen, turn.now_ms + EARLY_MS))
@@ -480,85 +480,87 @@ def keep_early(turn: Turn, ask: r.AskVote, payload: bytes, mac: bytes | None, se
 
 def take_early(turn: Turn) -> list[EarlyAsk]:
     """The questions whose commands have come meanwhile. Those that waited for too long are forgotten."""
-    early, found = turn.across.early, []
-    for txn_id, one in early.as_dict().items():
+    early, found = turn.across.early_asks, []
+    for txn_id, early_ask in early.as_dict().items():
         if waiting_here(turn, txn_id) is not None:
-            found.append(one)
+            found.append(early_ask)
             early.put(txn_id, None)
-        elif turn.now_ms >= one.until_ms:
+        elif turn.now_ms >= early_ask.until_ms:
             early.put(txn_id, None)
     return found
 
 
-def open_part(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None) -> r.Vote:
+def first_vote(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None) -> r.Vote:
     """The first vote of a part whose command waits here. Only a yes is logged, with the part.
 
     ``refusal``: why the vote is a no in any case. Raises: NotReady (a stream is in trouble, or a lock is frozen):
     then the question waits, too.
     """
-    txn_id, waiting = ask.txn_id, turn.across.parts.get(ask.txn_id, None)
+    txn_id, waiting = ask.txn_id, turn.across.waiting_parts.get(ask.txn_id, None)
     if waiting is None:
         raise errors.InvariantViolation("a question was proven by no command")
     turn.lane, command = waiting.lane, waiting.command
-    here, its = turn.settings.control_partition, r.CoordinatorRow(ask.votes_round)
+    here, promise = turn.settings.control_partition, r.CoordinatorRow(ask.votes_round)
     if ask.head.owner != turn.lane:
         error = errors.NotAuthorized("the commands of one transaction come from one lane")
-        return participant.vote(txn_id, here, its, "NO", error=refuse(error))
+        return participant.vote(txn_id, here, promise, "NO", error=refuse(error))
     refusal = waiting.refusal or refusal
     if refusal is not None:
-        return participant.vote(txn_id, here, its, "NO", error=refusal)
+        return participant.vote(txn_id, here, promise, "NO", error=refusal)
     ending = shots.ending_of(command, turn.lane)
     ending.prepare, ending.at_once = coordinating.ELSEWHERE, False
     try:
         check_open(turn)
         parts.check(turn, ending)
     except (GivesWay, errors.TooManyTransactions):
-        return participant.vote(txn_id, here, its, "AGAIN")
+        return participant.vote(txn_id, here, promise, "AGAIN")
     except errors.NotReady:
         raise  # the vote waits
     except errors.AnabranchError as refused:
-        return participant.vote(txn_id, here, its, "NO", error=refuse(refused))
+        return participant.vote(txn_id, here, promise, "NO", error=refuse(refused))
     if ending.again is not None:
-        return participant.vote(txn_id, here, its, "NO", revalidate=ending.again)
-    turn.across.parts.put(txn_id, None)
+        return participant.vote(txn_id, here, promise, "NO", revalidate=ending.again)
+    turn.across.waiting_parts.put(txn_id, None)
     return _log_prepared(turn, ask, command, ending)
 
 
 def _log_prepared(turn: Turn, ask: r.AskVote, command: r.OneShot, ending: parts.Ending) -> r.Vote:
     """Log a part that is prepared, with its promise."""
     txn_id, before = ask.txn_id, turn.hybrid_time
-    its = participant.promise(None, ask, staged=True, fresh=holding.prepare_timestamp(turn))
-    if not its.prepare_timestamp:
+    promise = participant.next_promise(
+        None, ask, staged=True, fresh=holding.prepare_timestamp(turn)
+    )
+    if not promise.prepare_timestamp:
         turn.hybrid_time = before
     row = _row_of(turn, command, ask.head.scope, ask.head.owner)
     row = row._replace(begun_ms=ask.head.begun_ms)
     row = turn.move(row, "prepare", committed=shots.count(command))
-    _log(turn, row, command, ending)
+    _log_part(turn, row, command, ending)
     pending = r.PendingCommitRow((), False, (), None, None, 0, prepare=coordinating.ELSEWHERE)
     turn.put(k.pending_key(txn_id), pending)
-    turn.put(k.coordinator_key(txn_id), its)
+    turn.put(k.coordinator_key(txn_id), promise)
     holding.put_entry(turn, txn_id)
     locking.take_back(turn, txn_id)
     note_undecided(turn, txn_id)
     here = turn.settings.control_partition
-    return participant.vote(txn_id, here, its, "YES", committed=row.committed)
+    return participant.vote(txn_id, here, promise, "YES", committed=row.committed)
 
 
 def forget_part(turn: Turn, txn_id: bytes) -> None:
     """Forget a command that waits, as its transaction has ended."""
-    if turn.across.parts.get(txn_id, None) is not None:
-        turn.across.parts.put(txn_id, None)
+    if turn.across.waiting_parts.get(txn_id, None) is not None:
+        turn.across.waiting_parts.put(txn_id, None)
 
 
-def expire(turn: Turn) -> None:
+def refuse_late(turn: Turn) -> None:
     """Refuse the commands whose coordinators did not ask in time."""
-    for txn_id, one in turn.across.parts.as_dict().items():
-        if turn.now_ms >= one.until_ms:
+    for txn_id, part in turn.across.waiting_parts.as_dict().items():
+        if turn.now_ms >= part.until_ms:
             home = control_partition_of(txn_id)
             text = f"control partition {home}, which coordinates the transaction, did not ask for a vote: ask again"
-            turn.across.parts.put(txn_id, None)
-            if one.refusal is None:  # else it was answered
-                turn.reply(one.to, refuse(errors.NotReady(text)))
+            turn.across.waiting_parts.put(txn_id, None)
+            if part.refusal is None:  # else it was answered
+                turn.reply(part.to, refuse(errors.NotReady(text)))
 
 
 # -- at both ---------------------------------------------------------------------------------------------
@@ -576,7 +578,7 @@ def _row_of(turn: Turn, command: r.OneShot, scope: str, owner: str) -> r.TxnRow:
     )
 
 
-def _log(turn: Turn, row: r.TxnRow, command: r.OneShot, ending: parts.Ending) -> None:
+def _log_part(turn: Turn, row: r.TxnRow, command: r.OneShot, ending: parts.Ending) -> None:
     """Put the rows of a part: its events, its streams and its locks.
 
     The values of changes are decided now, so the changed rows are locked, too (L5).
@@ -597,6 +599,6 @@ def _put_streams(turn: Turn, txn_id: bytes, placed: row_changes.Placed) -> None:
     """Log the streams that a part writes, with their present reference epochs."""
     for stream in sorted(placed):
         epoch = turn.state.streams[stream].reference_epoch
-        segments = [segment_number(its.segment_id) for its, _ in placed[stream]]
-        its = locked_segments.participant(turn, stream, epoch, segments)
-        turn.put(k.participant_key(txn_id, stream), its)
+        segments = [segment_number(segment.segment_id) for segment, _ in placed[stream]]
+        row = locked_segments.participant(turn, stream, epoch, segments)
+        turn.put(k.participant_key(txn_id, stream), row)
