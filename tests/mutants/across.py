@@ -21,6 +21,7 @@ from anabranch.core.across.participant import Action
 from anabranch.core.decisions import merge, transactions
 from anabranch.core.decisions.across import (
     coordinating,
+    coordinating_one_shots,
     holding,
     locking,
     participating,
@@ -343,7 +344,7 @@ def refused_ones_are_forgotten() -> Planted:
     def forget(turn: Turn, shot: Any) -> None:
         turn.across.asked_shots.put(shot.command.txn_id, None)
 
-    return patch.object(parts_of_one_shots, "end_shot", forget)
+    return patch.object(coordinating_one_shots, "end_shot", forget)
 
 
 def frozen_locks_refuse_both() -> Planted:
@@ -354,7 +355,7 @@ def frozen_locks_refuse_both() -> Planted:
         return parts.check(turn, ending)
 
     its = SimpleNamespace(check=check, Ending=parts.Ending)
-    return patch.object(parts_of_one_shots, "parts", its)
+    return patch.object(coordinating_one_shots, "parts", its)
 
 
 def nobody_asks_for_decisions() -> Planted:
@@ -364,12 +365,12 @@ def nobody_asks_for_decisions() -> Planted:
 
 def unknown_ones_are_not_answered() -> Planted:
     """S4: a coordinator that does not know a one-shot says nothing."""
-    return patch.object(parts_of_one_shots, "on_ask_decision", lambda *_: None)
+    return patch.object(coordinating_one_shots, "on_ask_decision", lambda *_: None)
 
 
 def unknown_ids_are_not_used_up() -> Planted:
     """S4: an unknown id stays free although a participant gets an abort of it."""
-    return patch.object(parts_of_one_shots, "_use_up", lambda *_: None)
+    return patch.object(coordinating_one_shots, "_use_up", lambda *_: None)
 
 
 def questions_prove_themselves() -> Planted:
@@ -385,14 +386,14 @@ def questions_prove_themselves() -> Planted:
 
 def parts_are_logged_at_once() -> Planted:
     """S5: a participant logs its part when the command comes, before it is asked for its vote."""
-    real = parts_of_one_shots._wait_for_question
+    real = parts_of_one_shots.wait_for_question
 
     def wait(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
         real(turn, command, to)
-        row = parts_of_one_shots._row_of(turn, command, command.scope, turn.lane)
+        row = parts_of_one_shots.row_of(turn, command, command.scope, turn.lane)
         turn.put(k.txn_key(command.txn_id), row)
 
-    return patch.object(parts_of_one_shots, "_wait_for_question", wait)
+    return patch.object(parts_of_one_shots, "wait_for_question", wait)
 
 
 def early_questions_are_dropped() -> Planted:
@@ -403,9 +404,9 @@ def early_questions_are_dropped() -> Planted:
 def repeated_commands_begin_again() -> Planted:
     """A copy of a command at the coordinator is taken for a new one."""
     return patch.object(
-        parts_of_one_shots,
+        coordinating_one_shots,
         "_begin_again",
-        lambda turn, row, command, to: parts_of_one_shots._begin(turn, command, to),
+        lambda turn, row, command, to: coordinating_one_shots._begin(turn, command, to),
     )
 
 

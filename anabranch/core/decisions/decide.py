@@ -24,6 +24,7 @@ from anabranch.core.decisions import (
 )
 from anabranch.core.decisions.across import (
     coordinating,
+    coordinating_one_shots,
     deciding,
     forcing,
     holding,
@@ -69,7 +70,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.ListTableLocks: questions.list_table_locks,
     r.ListCommands: lanes.list_commands,
     r.Commit: commit.commit,
-    r.OneShot: parts_of_one_shots.one_shot,
+    r.OneShot: coordinating_one_shots.one_shot,
     r.TakeTurn: row_turns.take,
     r.PrepareEvents: one_shot.prepare_events,
     r.SafeTime: questions.safe_time,
@@ -194,7 +195,7 @@ def decide_freed(turn: Turn) -> None:
 def _decide_asked(turn: Turn) -> None:
     """Decide the one-shots again whose first votes from other control partitions have come, or are late."""
     if turn.across.on and not turn.across.asked_shots.is_empty:
-        for shot in parts_of_one_shots.shots_to_decide(turn):
+        for shot in coordinating_one_shots.shots_to_decide(turn):
             turn.lane, turn.seen, turn.command_bytes = shot.lane, shot.seen, shot.size
             decide(turn, shot.command, shot.to)
 

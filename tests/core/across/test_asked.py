@@ -9,7 +9,8 @@ import pytest
 
 from anabranch.core.across.coordinator import HELD_MS
 from anabranch.core.decisions.across.coordinating import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
-from anabranch.core.decisions.across.parts_of_one_shots import BEFORE_MS, PART_MS
+from anabranch.core.decisions.across.coordinating_one_shots import BEFORE_MS
+from anabranch.core.decisions.across.parts_of_one_shots import PART_MS
 from anabranch.core.decisions.across.receiving import next_due_ms
 from anabranch.core.round import Message
 from anabranch.protocol import limits

@@ -1,11 +1,17 @@
-"""The coordinator's side of a transaction over several control partitions (`docs/inside/across.md`).
+"""The coordinator's side of a transaction over several control partitions (`docs/inside/across.md`, sections 4, 5).
 
 The coordinator is the control partition in the transaction's id. Its rows say which others take part
-(`PartitionRow`), and the round of votes that counts (`VotesRow`); votes themselves are in memory, as a successor
-asks again. `core.across.coordinator` has the rules. A message is made from rows, and sent after they are logged.
+(`PartitionRow`), and the round of votes that counts (`VotesRow`). Votes themselves are in memory (`Across.votes`),
+as a successor asks again. `core.across.coordinator` has the rules. Three callers use this file:
+
+- `receiving` brings the messages of participants: `on_enlist`, `on_vote`, `on_done`.
+- `deciding` takes the steps of a commit, with the functions of *a pending commit*: `begin_round` raises the round
+  of votes, `next_step` looks at the votes, `carry_out` and `choose_timestamp` do what follows.
+- `receiving.advance` calls `advance` once in each turn: it sends what the rows say (M1), again while no answer
+  comes, and ends what is over everywhere (O2).
 
 A refused vote, a deadline or an operator may end a pending commit. This only deletes the row of the commit:
-`advance` then raises the round of votes, so that the participants reopen.
+`advance` then raises the round of votes, so that the participants reopen (C5).
 """
 
 from __future__ import annotations
@@ -58,7 +64,7 @@ _FOR_GOOD = ("StreamLost", "TransactionAborted")  # refusals that no later commi
 
 
 def on_enlist(turn: Turn, message: r.Enlist) -> None:
-    """Answer whether a transaction may have streams of another control partition, and note this participant."""
+    """Answer whether a transaction may have streams of another control partition, and log this participant (O1)."""
     row: r.TxnRow | None = None
     try:
         row = _check_enlist(turn, message)
@@ -234,7 +240,7 @@ def log_done(turn: Turn) -> None:
 
 
 def has_asked(txn: OpenTxn) -> bool:
-    """Whether the participants are asked for votes now."""
+    """Whether the participants have been asked for votes, and these are not taken back."""
     return txn.votes_row is not None and txn.votes_row.asks != "REOPEN"
 
 
@@ -252,7 +258,10 @@ def may_ask(turn: Turn, txn: OpenTxn) -> bool:
 
 
 def begin_round(turn: Turn, txn_id: bytes, asks: r.Asks) -> None:
-    """Log the next round of votes, in which former votes don't count (C1). `advance` sends the questions."""
+    """Log the next round of votes, in which former votes don't count (C1). `advance` sends the questions.
+
+    ``asks``: "VOTE", "TIMESTAMP" (a vote with one), or "REOPEN" (take the vote back).
+    """
     txn = turn.open(txn_id)
     former = txn.votes_row
     turn.put(k.votes_key(txn_id), coordinator.raise_round(former, asks))
@@ -309,7 +318,7 @@ def only_waits(turn: Turn, txn: OpenTxn) -> bool:
 
 
 def end_long_hold(turn: Turn, txn_id: bytes) -> None:
-    """Ask for votes without timestamps, if those with timestamps have held streams for `HELD_MS`."""
+    """Ask for votes without timestamps, if votes with timestamps have held streams for `HELD_MS`."""
     held_ms = turn.across.held_ms.get(txn_id, turn.now_ms)
     if turn.now_ms - held_ms >= HELD_MS:
         begin_round(turn, txn_id, "VOTE")
@@ -450,7 +459,7 @@ def log_counts(turn: Turn, txn_id: bytes) -> None:
 
 
 def choose_timestamp(turn: Turn, txn_id: bytes) -> int:
-    """The commit timestamp, for which all participants have voted (C2). The votes are used up."""
+    """The commit timestamp, for which all participants have voted (C2). The votes are forgotten."""
     votes = votes_of(turn, txn_id)
     at = timestamp_of(turn, votes)
     _forget_votes(turn.across, txn_id, votes)
@@ -555,6 +564,7 @@ def _committed(turn: Turn, row: r.TxnRow, elsewhere: Iterable[r.PartitionRow]) -
 
 
 def _votes_row(txn: OpenTxn) -> r.VotesRow:
+    """The round of votes; if none has begun, one without promises."""
     return txn.votes_row or r.VotesRow(0, "REOPEN")
 
 
@@ -589,6 +599,7 @@ def _send_due(turn: Turn, txn_id: bytes, txn: OpenTxn) -> int:
 
 
 def _message(turn: Turn, txn: OpenTxn, due: coordinator.Due) -> r.AskVote | r.Decide:
+    """The message that is due, made from the rows (M1, M2)."""
     row, head = txn.row, head_of(txn.row)
     if due.what == "ask" and txn.votes_row is not None:
         asks = txn.votes_row.asks != "REOPEN" and txn.pending is not None

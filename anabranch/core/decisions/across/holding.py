@@ -1,4 +1,4 @@
-"""Decisions on holds: which commits wait for transactions across control partitions (`docs/inside/across.md`, 6).
+"""Holds: which commits wait for transactions across control partitions (`docs/inside/across.md`, section 6).
 
 A prepared transaction whose coordinator is elsewhere holds the streams that it writes above its prepare timestamp.
 `core.across.holds` has the rules; here is what a turn does by them. While there are no entries, all that a decision

@@ -5,7 +5,7 @@ while the coordinator is asked (`Enlist`), and is decided when the answer has co
 without an answer it is refused (`refuse_late`). Nothing is logged before the answer: only that shows that there is
 such a transaction, and the command's token proves it (M3). `coordinating.on_enlist` is the other side (O1).
 
-A one-shot opens its part in another way: `parts_of_one_shots`.
+A one-shot opens its part in another way: see `parts_of_one_shots`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""A participant's side of a transaction over several control partitions (`docs/inside/across.md`).
+"""A participant's side of a transaction over several control partitions (`docs/inside/across.md`, section 5).
 
 The part of such a transaction here is a prepared transaction: PREPARED is logged with the vote, under the id of the
-coordinator's transaction, and only the coordinator's decision ends it. `CoordinatorRow` has what was promised.
-`core.across.participant` has the table of what each message means in each state.
+coordinator's transaction, and only the coordinator's decision ends it (O2). The *promise*, `CoordinatorRow`, has
+the round of votes and the prepare timestamp; `holding` then holds the streams above that. `core.across.participant`
+has the table of what each message means in each state.
+
+`joining` opens a part (`open_part`). `receiving` brings the coordinator's messages: `on_ask_vote`, `on_decide`.
+Once in each turn it calls `advance`: votes that had to wait are tried again, and `Done` is sent for merges that
+ended.
 """
 
 from __future__ import annotations
-
-from collections.abc import Container
 
 from anabranch import errors
 from anabranch.core import parts
@@ -34,7 +37,7 @@ from anabranch.protocol.schemas import records as r
 
 
 def open_part(turn: Turn, txn_id: bytes, head: r.TxnHead) -> None:
-    """Put the rows of a transaction whose coordinator is elsewhere."""
+    """Log a transaction whose coordinator is elsewhere, as OPEN and with no promise."""
     turn.put(k.txn_key(txn_id), _row_of(turn, txn_id, head))
     turn.put(k.coordinator_key(txn_id), r.CoordinatorRow(0))
 
@@ -168,18 +171,14 @@ def _lost_streams(turn: Turn, txn: OpenTxn) -> list[str]:
 def _receipts_taken(turn: Turn, txn: OpenTxn, ask: r.AskVote) -> tuple[r.Receipt, ...]:
     """The receipts that the commit takes here. Raises: as `check_receipts`; WritersUnfinished."""
     check_receipts(turn, ask.txn_id, ask.receipts)
-    named = {one.writer for one in ask.receipts}
+    named = {receipt.writer for receipt in ask.receipts}
     unnamed = [] if ask.exactly else [writer for writer in txn.writers if writer not in named]
     if unnamed:
         raise errors.WritersUnfinished(
             f"not finished: writer {writers_text(unnamed)}; give the receipts to take, or let it finish"
         )
-    return _that_count(ask.receipts, txn.writers)
-
-
-def _that_count(receipts: tuple[r.Receipt, ...], known: Container[int]) -> tuple[r.Receipt, ...]:
-    """Receipts of writers that wrote here, or touched a stream here."""
-    return tuple(one for one in receipts if one.extents or one.writer in known)
+    # Those of writers that wrote here, or touched a stream here.
+    return tuple(each for each in ask.receipts if each.extents or each.writer in txn.writers)
 
 
 def _vote_yes(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None = None) -> None:
@@ -229,7 +228,7 @@ def _reopen(turn: Turn, ask: r.AskVote) -> None:
 
 
 def refuse_for_good(turn: Turn, txn_id: bytes, why: str) -> None:
-    """Vote no for good without a question, so that the coordinator aborts an open transaction."""
+    """Send a *no* for good without a question, so that the coordinator aborts an open transaction (section 8)."""
     _send_vote(turn, txn_id, "NO", refuse(errors.TransactionAborted(why)))
 
 

@@ -3,7 +3,8 @@
 The controller calls `receive` for each message that it reads from `control`, before it decides commands (M4).
 `receive` checks who may have sent the message (M3, M5), and then calls the function for its type:
 
-- at the transaction's coordinator: `coordinating` (`Enlist`, `Vote`, `Done`), `parts_of_one_shots` (`AskDecision`);
+- at the transaction's coordinator: `coordinating` (`Enlist`, `Vote`, `Done`), `coordinating_one_shots`
+  (`AskDecision`);
 - at a participant: `joining` (`Enlisted`), `participating` (`AskVote`, `Decide`).
 
 A leader judges a message by its own rows, as it does a command. A message that is late, doubled, or of a former
@@ -27,7 +28,13 @@ from anabranch.core.across.messages import (
     raised,
 )
 from anabranch.core.across.participant import Action
-from anabranch.core.decisions.across import coordinating, joining, participating, parts_of_one_shots
+from anabranch.core.decisions.across import (
+    coordinating,
+    coordinating_one_shots,
+    joining,
+    participating,
+    parts_of_one_shots,
+)
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import NEVER_MS, Across
 from anabranch.errors import ClockSkew
@@ -129,7 +136,7 @@ def _carry_out(turn: Turn, message: Message, seen: int) -> str:
     elif isinstance(message, r.Done):
         coordinating.on_done(turn, message)
     elif isinstance(message, r.AskDecision):
-        parts_of_one_shots.on_ask_decision(turn, message)
+        coordinating_one_shots.on_ask_decision(turn, message)
     elif isinstance(message, r.AskVote):
         skewed = None
         try:
