@@ -138,7 +138,7 @@ _ACROSS = (
 
 
 def _reasons(status: DataFrame, name: str) -> DataFrame:
-    """The reasons that rows give for the end of a part, if any: txn_id, other, and the text as ``name``.
+    """What rows say of the end of a part, if they say anything: txn_id, other, and the text as ``name``.
 
     ``other``: the participant, if this is its coordinator's status; else the coordinator.
     """
