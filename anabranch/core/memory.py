@@ -391,6 +391,11 @@ class EarlyAsk(NamedTuple):
     until_ms: int
 
 
+def lately_ms(before_ms: int, took_ms: int) -> int:
+    """About how long something takes lately: a longer time counts at once, a shorter one slowly."""
+    return max(took_ms, (7 * before_ms + took_ms) // 8)
+
+
 @dataclass(slots=True)
 class Across(Part):
     """Memory of transactions over several control partitions (`core.decisions.across`).

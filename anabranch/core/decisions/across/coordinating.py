@@ -28,7 +28,7 @@ from anabranch.core.decisions.prepared import shot_of
 from anabranch.core.decisions.transactions import abort_txn, end_pending, finish
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.decisions.writers import receipts_of
-from anabranch.core.memory import NEVER_MS, Across, Quiet, Sent
+from anabranch.core.memory import NEVER_MS, Across, Quiet, Sent, lately_ms
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn
 from anabranch.core.transaction_states import TRANSACTIONS
@@ -115,7 +115,8 @@ def on_vote(turn: Turn, vote: r.Vote, seen: int) -> None:
     """
     txn, shot = turn.state.open.get(vote.txn_id), turn.across.asked_shots.get(vote.txn_id, None)
     if txn is None:
-        if shot is None or (vote.votes_round, vote.partition in shot.command.places) != (1, True):
+        # Nothing of a one-shot is logged while its first votes are asked for.
+        if shot is None or vote.votes_round != 1 or vote.partition not in shot.command.places:
             return
     elif txn.row.state == "OPEN" and txn.pending is None and _is_for_good(vote):
         abort_txn(turn, vote.txn_id, vote.error.message if vote.error else "")
@@ -148,11 +149,10 @@ def _is_for_good(vote: r.Vote) -> bool:
 
 
 def _note_answer(turn: Turn, key: tuple[bytes, int, str]) -> None:
-    """Note how long the first answer to a message took: a longer time counts at once, a shorter one slowly."""
+    """Note how long the first answer to a message took."""
     sent, across = turn.across.sent.get(key, None), turn.across
     if sent is not None:
-        took = turn.now_ms - sent.since_ms
-        across.answer_ms = max(took, (7 * across.answer_ms + took) // 8)
+        across.answer_ms = lately_ms(across.answer_ms, turn.now_ms - sent.since_ms)
 
 
 def first_pause_ms(across: Across) -> int:

@@ -2,8 +2,8 @@
 
 The client sends a command to each control partition, all under one id and with one secret.
 `coordinating_one_shots.one_shot` receives them all. The command to a participant waits here in memory until the
-coordinator asks for a vote (`wait_for_question`). That command proves the question: only who knows its secret can
-make the HMAC of a question about an id that is unknown here (M5). If the question comes first, it waits
+coordinator asks for a vote (`wait_for_question`). The command proves the question, whose HMAC needs the
+command's secret: nothing else is known of the id here (M5). If the question comes first, it waits
 (`keep_early`).
 
 Then `participating.on_ask_vote` calls `first_vote`. This logs the part, prepared, with its events (S5), or answers
