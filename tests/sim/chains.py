@@ -79,19 +79,12 @@ class ChainMachine(OwnTableMachine[Chained]):
     def _side_by_side(self, client: Client, replica: Replica) -> None:
         """Several tasks call `transact`, one call after the other."""
         del client
-        here = self.world.current
-        left = self._random.choice((2, 3, 4, 6))
-        ends: list[str] = []
 
         def work() -> None:
             for _ in range(self._random.choice((1, 2, 3))):
                 self._call(replica)
-            ends.append("")
 
-        for number in range(left):
-            self.world.spawn(here, f"call{number}", work)
-        while len(ends) < left:
-            self.world.sleep(0.02)
+        self._at_once(self._random.choice((2, 3, 4, 6)), work)
 
     def _call(self, replica: Replica) -> None:
         call = Call(replica._controller.last_timestamp)

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from tests.sim.ports import SimCluster
 
 All = TypeVar("All")
+NAME = "t"  # of processes, with a number
 COMPANIONS = tuple(map(base_stream, TABLES))
 STREAMS = (*TABLES, *COMPANIONS)
 KEYS = tuple(b"k%d" % number for number in range(5))
@@ -183,7 +184,7 @@ class Uses:
 class TableMachine:
     """A process with a replica; it is started again when it dies, with its folder, an older copy, or none."""
 
-    title = "t"  # of processes, with a number
+    title = NAME
     shot_bytes: tuple[int, ...] = (0, 1 << 18)
 
     def __init__(
@@ -315,7 +316,28 @@ class TableMachine:
             (2, self._compact),
             (0.5, lambda: scale_somehow(self.world, client, self._random.choice(TABLES))),
         ]
+        if bursts := self.faults.weather.bursts:
+            kinds.append((40 * bursts, lambda: self._meet(rows)))
         self._random.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])[0]()
+
+    def _at_once(self, count: int, work: Callable[[], object]) -> None:
+        """Do this in so many tasks, and wait for them."""
+        here, ends = self.world.current, list[object]()
+        for number in range(count):
+            self.world.spawn(here, f"call{number}", lambda: ends.append(work()))
+        while len(ends) < count:
+            self.world.sleep(0.02)
+
+    def _meet(self, rows: RecordedTables) -> None:
+        """Several at once, each of which reads what others write, perhaps at another control partition."""
+
+        def one() -> None:
+            txn = rows.begin(timeout=5.0)
+            with contextlib.suppress(LocksBroken):  # told again by the commit
+                self._random.choice((self._uses.pair, self._uses.pair, self._uses.rows))(txn)
+            self._commit(txn)
+
+        self._at_once(self._random.choice((2, 3, 5)), lambda: self._try(one))
 
     def _recorded(self, replica: Replica) -> RecordedTables:
         self._noted.labels += 1
