@@ -49,9 +49,8 @@ def next_step(asks: r.Asks, partitions: Mapping[int, r.PartitionRow], votes: Vot
     if asks == "REOPEN":
         return Step.WAIT
     answers = {one.answer for one in votes.values()}
-    if not decided:
-        if "NO" in answers or late:
-            return Step.REFUSE
+    if not decided and ("NO" in answers or late):
+        return Step.REFUSE
     if "AGAIN" in answers:
         return Step.AGAIN
     if votes.keys() < partitions.keys() or answers - {"YES"}:
