@@ -282,7 +282,7 @@ def _spread(function: Callable[..., None]) -> Callable[..., None]:
             for each in fields(group)
         ]
     # The help keeps the ends of lines, and terminals have other widths than the code.
-    call.__doc__ = re.sub(r"(?<=\S)\n(?=[^\s-])", " ", cleandoc(function.__doc__ or ""))
+    call.__doc__ = re.sub(r"(?<=\S)\n(?=\S)(?!- )", " ", cleandoc(function.__doc__ or ""))
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call
