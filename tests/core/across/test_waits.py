@@ -6,7 +6,6 @@ from tests.core.across.waits import OTHERS, OVER, figures
 
 
 def test_few_one_shots_wait_for_a_decision() -> None:
-    """At the coordinator nothing is held. At the participant most decisions are there when they are due (H9)."""
-    for stream, other, most in zip(OVER, OTHERS, (1.01, 1.3), strict=True):
-        (mine, _), (theirs, _) = [figures(one, 8, 8, 500) for one in (stream, other)]
-        assert mine <= most * theirs, stream
+    """At the participant most decisions are there when they are due (H9). If the clock were not ahead: 1.5 times."""
+    (held, _), (other, _) = [figures(streams[1], 8, 4, 300) for streams in (OVER, OTHERS)]
+    assert held <= 1.2 * other
