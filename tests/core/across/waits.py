@@ -98,7 +98,10 @@ class Waits:
         self.later(0.0 if round_.empty else ROUND_MS, written)
 
     def wake_when_due(self, one: Leader, number: int) -> None:
-        waits = one.memory.holds.due_ms(one.now_ms), receiving.next_due_ms(one.memory.across, one.now_ms)
+        waits = (
+            one.memory.holds.due_ms(one.now_ms),
+            receiving.next_due_ms(one.memory.across, one.now_ms),
+        )
         if pauses := [ms for ms in waits if ms is not None]:
             self.later(max(1, *pauses), lambda: self.wake(number))
 
@@ -143,7 +146,9 @@ class Waits:
             if others:
                 to = tuple(others) if number == home else ()
                 command = command._replace(secret=SHOT_SECRET, places=to)
-            self.send(number, f"{label}@{number}", encode(command), done if number == home else None)
+            self.send(
+                number, f"{label}@{number}", encode(command), done if number == home else None
+            )
 
     def send(self, number: int, name: str, payload: bytes, done: Any) -> None:
         def answered(result: Any) -> None:
@@ -158,7 +163,7 @@ class Waits:
 
 
 def figures(stream: str, beside: int, clients: int, ms: float) -> tuple[float, float, float]:
-    """p50, mean and p99 of one-shots to a stream, ms. ``beside``: transactions over two control partitions at once."""
+    """p50, mean and p99 of one-shots to a stream, ms. ``beside``: transactions over two partitions at once."""
     waits = Waits()
     for _ in range(beside):
         waits.client(*OVER)
@@ -170,7 +175,9 @@ def figures(stream: str, beside: int, clients: int, ms: float) -> tuple[float, f
 
 
 def main() -> None:
-    print("| at once; beside | at the coordinator | at the participant | … not ahead | another stream |")
+    print(
+        "| at once; beside | at the coordinator | at the participant | … not ahead | another stream |"
+    )
     for clients, beside in ((1, 1), (1, 8), (8, 8), (8, 32)):
         found = []
         for stream, ahead_ms in ((OVER[0], 50), (OVER[1], 50), (OVER[1], 0), (OTHERS[1], 50)):
