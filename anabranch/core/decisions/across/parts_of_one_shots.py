@@ -22,7 +22,7 @@ from typing import Any
 from anabranch import errors
 from anabranch.core import parts, work
 from anabranch.core import rows as k
-from anabranch.core.across import coordinator, participant
+from anabranch.core.across import participant
 from anabranch.core.across.messages import LEVEL
 from anabranch.core.decisions import one_shot as shots
 from anabranch.core.decisions.across import coordinating, holding, locking
