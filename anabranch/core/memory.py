@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar, cast
 
 from anabranch.core.across.holds import Holds
 from anabranch.core.command_events import CommandEvents
@@ -54,9 +54,15 @@ class DraftMap(Generic[K, V]):
         return not self.rows and (self.over is None or self.over.is_empty)
 
     def as_dict(self) -> dict[K, V]:
-        rows: dict[K, V | None] = {} if self.over is None else {**self.over.as_dict()}
-        rows |= self.rows
-        return {key: value for key, value in rows.items() if value is not None}
+        if self.over is None:
+            return cast("dict[K, V]", {**self.rows})  # `put` leaves no None there
+        rows = self.over.as_dict()
+        for key, value in self.rows.items():
+            if value is None:
+                rows.pop(key, None)
+            else:
+                rows[key] = value
+        return rows
 
     def follow(self, draft: DraftMap[K, V]) -> None:
         """Apply the changes of a draft of this."""

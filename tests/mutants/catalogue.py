@@ -360,6 +360,8 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("old questions count", across.old_questions_count, weather=OVER, suite=ACROSS),
     Mutant("commands before messages", across.commands_come_first, simulated=False,
            suite="tests/controller/test_across.py"),
+    Mutant("freed after the commands", across.freed_after_the_commands, simulated=False,
+           suite="tests/controller/test_across.py"),
     Mutant("a participant's time counts", across.a_participants_time_counts, quick=True, weather=OVER,
            suite=HISTORIES),
     Mutant("staged with the vote", across.staged_with_the_vote, weather=OVER, suite=HISTORIES),

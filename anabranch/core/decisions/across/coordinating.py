@@ -464,9 +464,11 @@ def forget_messages(turn: Turn, txn_id: bytes) -> None:
 
 def forget_questions(turn: Turn, txn_id: bytes, partitions: Collection[int]) -> None:
     """As `forget_messages`, for a transaction that may have no row here."""
+    sent = turn.across.sent
     for partition in partitions:
         for kind in _KINDS:
-            turn.across.sent.put((txn_id, partition, kind), None)
+            if sent.get((txn_id, partition, kind), None) is not None:
+                sent.put((txn_id, partition, kind), None)
     _forget_votes(turn.across, txn_id, partitions)
 
 
@@ -575,8 +577,9 @@ def _send_due(turn: Turn, txn_id: bytes, txn: OpenTxn) -> int:
         turn.send(one.partition, _message(turn, txn, one), txn.row.secret)
     for partition in txn.partitions:
         for kind in _KINDS:
-            if (txn_id, partition, kind) not in due:
-                sent.put((txn_id, partition, kind), None)
+            key = txn_id, partition, kind
+            if key not in due and sent.get(key, None) is not None:
+                sent.put(key, None)
     return until_ms
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from hmac import compare_digest
+from operator import attrgetter
 from typing import Any
 
 from anabranch import errors
@@ -54,6 +55,7 @@ DECISION_MS = 1_000
 # How many unknown transactions a coordinator notes because their decisions were asked for.
 MOST_UNKNOWN = 1_000
 _FIRST: tuple[int, r.Asks] = 1, "TIMESTAMP"  # the first round of votes, and its question
+_SIZE = attrgetter("size")
 _KEEPALIVE_MS = 1_000  # in the row of a part, which no keepalive ends
 
 
@@ -397,9 +399,11 @@ def check_room(
     ``size``: of the next one, bytes.
     """
     turn.charge(work.of_items(len(waiting)))
-    own = [one.size for one in waiting if one.lane == turn.lane]
-    total = size + sum(one.size for one in waiting)
+    total = size + sum(map(_SIZE, waiting))
     most, most_bytes = limits.HELD_PARTS.value, limits.HELD_BYTES.value
+    if len(waiting) < most // 2 and total <= most_bytes // 2:
+        return
+    own = [one.size for one in waiting if one.lane == turn.lane]
     if (
         len(waiting) >= most
         or len(own) >= most // 2
