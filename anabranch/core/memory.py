@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar, cast
 
 from anabranch.core.across.holds import Holds
 from anabranch.core.command_events import CommandEvents
@@ -54,9 +54,15 @@ class DraftMap(Generic[K, V]):
         return not self.rows and (self.over is None or self.over.is_empty)
 
     def as_dict(self) -> dict[K, V]:
-        rows: dict[K, V | None] = {} if self.over is None else {**self.over.as_dict()}
-        rows |= self.rows
-        return {key: value for key, value in rows.items() if value is not None}
+        if self.over is None:
+            return cast("dict[K, V]", {**self.rows})  # `put` leaves no None there
+        rows = self.over.as_dict()
+        for key, value in self.rows.items():
+            if value is None:
+                rows.pop(key, None)
+            else:
+                rows[key] = value
+        return rows
 
     def follow(self, draft: DraftMap[K, V]) -> None:
         """Apply the changes of a draft of this."""
@@ -408,11 +414,13 @@ class Across(Part):
     no message is due now. ``asked_shots``: one-shots that are not logged yet. ``unknown_ms``: transactions that are
     unknown here, and since when a participant has asked for the decision.
 
-    At a participant: ``waiting_commands``: commands that wait for the coordinator's leave to join, by transaction
-    and scope. ``waiting_asks``: questions for votes that can't be answered yet. ``waiting_parts`` and
-    ``early_asks``: commands of one-shots, and questions for votes about them, that wait for each other.
-    ``undecided``: logged parts of one-shots without a decision, and when this leader asks for it. ``decision_ms``:
-    about how long decisions have taken lately from the vote on.
+    At a participant:
+    ``waiting_commands``: commands that wait for the coordinator's leave to join, by transaction and scope.
+    ``waiting_asks``: questions for votes that can't be answered yet.
+    ``waiting_parts`` and ``early_asks``: commands of one-shots, and questions for votes about them, that wait for
+    each other.
+    ``undecided``: logged parts of one-shots without a decision, and when this leader asks for it.
+    ``decision_ms``: about how many milliseconds have passed lately from a vote to its decision.
 
     ``on``: whether there may be such transactions at all; if not, turns share this without a draft.
     """

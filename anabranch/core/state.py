@@ -413,7 +413,7 @@ class State:
                 self.open_of[gone.row.owner].put(txn_id, there=False)
                 self.open_in[gone.row.scope].put(txn_id, there=False)
                 for stream, epoch in gone.participants.items():
-                    self.pins[stream] -= Counter((epoch,))  # this drops counts of 0
+                    self._unpin(stream, epoch)
                     self._lock(txn_id, stream, None)
             elif txn_id in self.open:
                 self.open[txn_id].row = row
@@ -485,11 +485,17 @@ class State:
     def _pin(self, txn: OpenTxn, stream: str, row: r.ParticipantRow | None) -> None:
         pins = self.pins.setdefault(stream, Counter())
         if stream in txn.participants:
-            pins -= Counter((txn.participants[stream],))
+            self._unpin(stream, txn.participants[stream])
         if row is not None:
             pins[row.reference_epoch] += 1
         _put(txn.participants, stream, None if row is None else row.reference_epoch)
         self._lock(txn.row.txn_id, stream, row)
+
+    def _unpin(self, stream: str, epoch: int) -> None:
+        pins = self.pins[stream]
+        pins[epoch] -= 1
+        if not pins[epoch]:
+            del pins[epoch]
 
     def _lock(self, txn_id: bytes, stream: str, row: r.ParticipantRow | None) -> None:
         """Note the segments of an exclusive stream that a transaction has locked."""
@@ -710,6 +716,7 @@ def _put(into: dict[K, V], key: K, value: V | None) -> None:
 # -- pending changes -----------------------------------------------------------------------------------
 
 
+_MOST_MISSED = 10_000  # keys that are known not to be there
 _FEW = 32  # up to this many fresh keys are inserted one by one; for more, all are sorted
 
 
@@ -726,17 +733,17 @@ class Overlay:
         self.bytes = 0  # of values that were set since the last `take`
         self.order: list[bytes] = []  # the changed keys, sorted, without the fresh ones
         self.fresh: list[bytes] = []
-        # The last key that was not found: a new row is looked up before `set`, and again in `set`.
-        self._missed: bytes | None = None
+        # Keys that were not found, and not set since: a new row is looked up several times before it is set.
+        self._missed: set[bytes] = set()
 
     def get(self, key: bytes) -> bytes | None:
         if key in self.changes:
             return self.changes[key]
-        if key == self._missed:
+        if key in self._missed:
             return None
         value = self.rows.get(key)
-        if value is None:
-            self._missed = key
+        if value is None and len(self._missed) < _MOST_MISSED:
+            self._missed.add(key)
         return value
 
     def scan(self, prefix: bytes, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
@@ -808,7 +815,7 @@ class Overlay:
         sealed.order, self.order = self.order, []
         sealed.fresh, self.fresh = self.fresh, []
         self.rows, self.bytes = sealed, 0
-        self._missed = None
+        self._missed.clear()
 
     def take(self) -> dict[bytes, bytes | None]:
         """The changes for `State.take_changes`."""
@@ -819,5 +826,5 @@ class Overlay:
         taken, self.changes, self.bytes = self.changes, {}, 0
         self.order.clear()
         self.fresh.clear()
-        self._missed = None
+        self._missed.clear()
         return taken

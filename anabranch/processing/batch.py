@@ -63,7 +63,7 @@ _TIME = 8  # bytes of a time
 _NUMBER = 2  # bytes of a store's number
 _NEVER = 1 << 63
 _LAST = b"\xff" * (_TIME + 1)
-LEAST = (1, 1)  # the limits of a batch that has one event or timer
+LEAST: tuple[float, int] = (1, 1)  # the limits of a batch that has one event or timer
 
 
 class Limits:

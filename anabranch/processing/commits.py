@@ -320,8 +320,8 @@ class FirstEvents:
             while left:
                 still_wanted()
                 batch = self.commits.new_batch(self.app.tasks)
+                # A limit after a batch that was too big stays, as all this begins again after the next such batch.
                 left = self.handlers.handle_part(batch, left)
-                self.handlers.set_size(was_full=bool(left))
                 if batch.rows or batch.outputs:
                     of = batch.rows.keys() or set(of_events)
                     ownership = self._commit(ownership, batch, of, ())

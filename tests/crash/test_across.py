@@ -311,17 +311,6 @@ def one_shot(pair: Pair, value: bytes) -> Played:
     return 1, "COMMITTED"
 
 
-def named_shot(pair: Pair, value: bytes) -> Played:
-    """The same with a name: the coordinator logs its part before the decision."""
-
-    def write(txn: anabranch.Transaction) -> None:
-        for stream in pair.streams:
-            txn.write(stream, value, key=b"k")
-
-    pair.client.transact(write, name=value.decode())
-    return 1, "COMMITTED"
-
-
 def abandoned(pair: Pair, value: bytes) -> Played:
     """The same, by a client that does not repeat anything."""
 
@@ -382,7 +371,6 @@ def stage(pair: Pair, value: bytes) -> Played:
 PLAYS: dict[str, Callable[[Pair, bytes], Played]] = {
     "commit": commit,
     SHOT: one_shot,
-    "one-shot with a name": named_shot,
     GONE: abandoned,
     "abort": abort,
     "prepare, then commit": prepare,
@@ -412,8 +400,7 @@ def steps(pair: Pair, play: str) -> list[Step]:
     for who in WHO:
         pair.replace(who)
         calls = [*map(Point.parse, traces[who].read_text().splitlines())]
-        # A one-shot is logged before its decision, and its messages are sent twice, only if answers are late. One
-        # with a name is always logged before.
+        # A one-shot is logged before its decision, and its messages are sent twice, only if answers are late.
         sent = messages(calls, 1 if play == SHOT else MOST_ALIKE)
         found += [Step(who, *each) for each in rounds(calls, "OPEN" if play == SHOT else "")]
         found += [Step(who, point, "") for point in sent]

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.client import session
-from anabranch.controller import durability
+from anabranch.controller import controller, durability
 from anabranch.controller.lanes import Command, Lanes
 from anabranch.controller.suspects import MAX_COMMANDS, SuspectCommands
 from anabranch.core import parts
@@ -75,6 +75,11 @@ def commands_come_first(right: Any, self: SuspectCommands, lanes: Lanes) -> list
     """M4: commands are decided before messages."""
     found = lanes.next(MAX_COMMANDS, lanes.active)
     return found or right(self, lanes)
+
+
+def freed_after_the_commands() -> Planted:
+    """M4: what messages set free is merged after the commands of the same round."""
+    return patch.object(controller, "decide_freed", lambda turn: None)
 
 
 def any_vote_counts() -> Planted:

@@ -69,6 +69,7 @@ from tests.sim.retention import Retention
 from tests.sim.safe_times import check_safe_times
 from tests.sim.sim_waits import waiting_in
 from tests.sim.tables import COMPANIONS, Noted, TableMachine, without_tables
+from tests.sim.tables import NAME as OF_TABLES
 from tests.sim.task_rows import check_tally
 from tests.sim.tasks import TaskMachine
 from tests.sim.together import check_together
@@ -227,7 +228,7 @@ def _simulate(
             few_of_each() if drawn.greedy_s else nullcontext(),
             beside,
             poison.failing_decisions(),
-            waiting_in(world, OF_CHAINS),
+            waiting_in(world, OF_CHAINS, OF_TABLES),
             bug or nullcontext(),
         ):
             run = _Run(world, faults)

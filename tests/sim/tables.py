@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from tests.sim.ports import SimCluster
 
 All = TypeVar("All")
+NAME = "t"  # of processes, with a number
 COMPANIONS = tuple(map(base_stream, TABLES))
 STREAMS = (*TABLES, *COMPANIONS)
 KEYS = tuple(b"k%d" % number for number in range(5))
@@ -183,7 +184,7 @@ class Uses:
 class TableMachine:
     """A process with a replica; it is started again when it dies, with its folder, an older copy, or none."""
 
-    title = "t"  # of processes, with a number
+    title = NAME
     shot_bytes: tuple[int, ...] = (0, 1 << 18)
 
     def __init__(

@@ -126,8 +126,9 @@ def test_what_must_hold_holds_under_every_seed() -> None:
 )
 def test_a_transaction_over_two_control_partitions_has_one_outcome(seeds: range) -> None:
     """One outcome and one timestamp, though controllers die, and messages are lost, late or doubled."""
+    weather: dict[str, Any] = CLEAR | OVER
     for seed in seeds:
-        report = simulate(seed, **CLEAR | OVER)
+        report = simulate(seed, **weather)
         assert not report.violation, str(report)
 
 

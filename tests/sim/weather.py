@@ -158,8 +158,9 @@ class Weather:
         state = random.getstate()
         own = random.random()
         random.setstate(state)
-        drawn = cls(**_draw_first(random), **_draw_topics(Random(f"{own}/topics")))
+        drawn = cls(**_draw_first(random))
         # What came later has chance of its own, so that the other draws of a seed stay.
+        drawn = drawn.changed(_draw_topics(Random(f"{own}/topics")))
         drawn = drawn.changed(_draw_trouble(Random(f"{own}/what lasts")))
         drawn = drawn.changed(_draw_lanes(Random(f"{own}/lanes")))
         drawn = drawn.changed(_draw_workers(Random(f"{own}/workers")))

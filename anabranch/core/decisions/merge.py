@@ -523,8 +523,10 @@ def _has_room(turn: Turn, txn_id: bytes, places: Mapping[str, int]) -> bool:
     other staged merges release soon.
 
     A stuck merge may keep its partitions for hours, so then new ones are added. The oldest waiting transaction
-    comes first.
+    comes first. What has its timestamp already (a part whose end was forced) waits for none: the merges that have
+    the partitions may be later, and wait for it.
     """
+    waits = not turn.open(txn_id).row.commit_timestamp
     for stream, count in places.items():
         row = turn.state.streams[stream]
         lacking = count - len(idle_partitions(turn, row))
@@ -532,7 +534,7 @@ def _has_room(turn: Turn, txn_id: bytes, places: Mapping[str, int]) -> bool:
             other < txn_id and (its.why, its.on) == ("others", stream)
             for other, its in turn.merging.waits.as_dict().items()
         )
-        if before or (lacking > 0 and _lets_go(turn, stream)):
+        if waits and (before or (lacking > 0 and _lets_go(turn, stream))):
             _wait(turn, txn_id, RECHECK_MS, "others", stream)
             return False
         if lacking > 0:

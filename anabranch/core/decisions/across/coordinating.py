@@ -479,9 +479,11 @@ def forget_messages(turn: Turn, txn_id: bytes) -> None:
 
 def forget_messages_to(turn: Turn, txn_id: bytes, partitions: Collection[int]) -> None:
     """As `forget_messages`, for a transaction that may have no row here."""
+    sent = turn.across.sent
     for partition in partitions:
         for kind in _KINDS:
-            turn.across.sent.put((txn_id, partition, kind), None)
+            if sent.get((txn_id, partition, kind), None) is not None:
+                sent.put((txn_id, partition, kind), None)
     _forget_votes(turn.across, txn_id, partitions)
 
 
@@ -593,8 +595,9 @@ def _send_due(turn: Turn, txn_id: bytes, txn: OpenTxn) -> int:
         turn.send(message.partition, _message(turn, txn, message), txn.row.secret)
     for partition in txn.partitions:
         for kind in _KINDS:
-            if (txn_id, partition, kind) not in due:
-                sent.put((txn_id, partition, kind), None)
+            former = txn_id, partition, kind
+            if former not in due and sent.get(former, None) is not None:
+                sent.put(former, None)
     return until_ms
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 from anabranch import errors
@@ -43,6 +44,7 @@ EARLY_MS = 1_000  # how long a question waits for its command, if it comes first
 # `LONGEST_PAUSE_MS`. A coordinator that has logged the transaction repeats its own messages sooner.
 DECISION_MS = 1_000
 FIRST_ROUND: tuple[int, r.Asks] = 1, "TIMESTAMP"  # the first round of votes, and its question
+_SIZE = attrgetter("size")
 _KEEPALIVE_MS = 1_000  # in the row of a part, which no keepalive ends
 
 
@@ -72,9 +74,11 @@ def check_room(
     ``size``: of the next one, bytes.
     """
     turn.charge(work.of_items(len(waiting)))
-    own = [command.size for command in waiting if command.lane == turn.lane]
-    total = size + sum(command.size for command in waiting)
+    total = size + sum(map(_SIZE, waiting))
     most, most_bytes = limits.HELD_PARTS.value, limits.HELD_BYTES.value
+    if len(waiting) < most // 2 and total <= most_bytes // 2:
+        return
+    own = [command.size for command in waiting if command.lane == turn.lane]
     if (
         len(waiting) >= most
         or len(own) >= most // 2
