@@ -170,7 +170,7 @@ def status(
 ) -> None:
     """Show the load of each control partition, and which one another controller should lead.
 
-    `busy` is the share of a core that its leader takes; leaders in one process share a core.
+    The column busy is the share of a core that its leader takes; leaders in one process share a core.
     """
     from anabranch.presentation.load import advice, loads
 

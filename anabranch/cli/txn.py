@@ -275,7 +275,7 @@ def id_of(client: Client, text: str, *, of_open: bool = False) -> bytes:
     if not re.fullmatch(r"[0-9a-f]{4,32}", digits):
         raise InvalidArgument(
             f"{text!r:.100} is no transaction id: give its 32 hexadecimal digits, or at least 4 of its first or "
-            "last; `anabranch txn list` and `anabranch txn list --finished` show ids"
+            "last ones, as `anabranch txn list --finished` shows them, beside names"
         )
     if len(digits) == 2 * TXN_ID_SIZE:
         return parse_txn_text(text)

@@ -281,7 +281,7 @@ class Handlers:
         return left
 
     def _bury_refused(self, at: HandlerContext, pieces: Sequence[Piece]) -> int:
-        """Let the first event fail if it is too big for a commit. Returns how many failed. Raises: as `handle`."""
+        """Let the first event fail if it is too big for a commit. Returns 1 if so, else 0. Raises: as `handle`."""
         if self._refused is None:
             return 0
         event, at.task = next(_given(pieces[0]))

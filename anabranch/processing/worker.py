@@ -429,9 +429,9 @@ class Worker:
                 self.on_damage(error)
 
     def begin_again(self, error: AnabranchError) -> None:
-        """Drop the tasks after an error that does not stop the worker. The next step takes them again.
+        """After an error that does not end `run`: drop the tasks, which the next step takes again.
 
-        Raises: EventTooLarge: the error is of a batch's size, and no smaller batch can be tried.
+        Raises: EventTooLarge (no smaller batch can be tried).
         """
         log.warning("%s: %s; its tasks are taken again", self._app.name, error)
         self.metrics.add("processor_taken_again", type(error).__name__)

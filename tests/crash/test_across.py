@@ -311,7 +311,7 @@ def one_shot(pair: Pair, value: bytes) -> Played:
 
 
 def named_shot(pair: Pair, value: bytes) -> Played:
-    """A one-shot with a name: the coordinator logs its part before the decision."""
+    """The same with a name: the coordinator logs its part before the decision."""
 
     def write(txn: anabranch.Transaction) -> None:
         for stream in pair.streams:
@@ -411,8 +411,8 @@ def steps(pair: Pair, play: str) -> list[Step]:
     for who in WHO:
         pair.replace(who)
         calls = [*map(Point.parse, traces[who].read_text().splitlines())]
-        # The coordinator logs a one-shot before the decision, and repeats its messages, only if answers are late.
-        # It always logs one with a name before the decision.
+        # A one-shot is logged before its decision, and its messages are sent twice, only if answers are late. One
+        # with a name is always logged before.
         sent = messages(calls, 1 if play == SHOT else MOST_ALIKE)
         found += [Step(who, *each) for each in rounds(calls, "OPEN" if play == SHOT else "")]
         found += [Step(who, point, "") for point in sent]
