@@ -95,7 +95,7 @@ def what_comes_is_not_asked() -> Iterator[None]:
 
 
 def promises_are_timestamps() -> Planted:
-    """H9: the commit timestamp may be a prepare timestamp, which the participant may give to another commit."""
+    """H9: the commit timestamp is a prepare timestamp, which the participant may give to another commit."""
 
     def timestamp_of(turn: Turn, votes: Mapping[int, Vote]) -> int:
         at = max([turn.next_timestamp(), *[vote.timestamp for vote in votes.values()]])
