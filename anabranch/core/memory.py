@@ -416,7 +416,7 @@ class Across(Part):
     ``asked``: questions for votes that can't be answered yet.
     ``parts`` and ``early``: commands of one-shots, and questions for votes about them, that wait for each other.
     ``undecided``: logged parts of one-shots without a decision, and when this leader asks for it.
-    ``decision_ms``: about how long decisions have taken lately from the vote on.
+    ``decision_ms``: about how many milliseconds have passed lately from a vote to its decision.
 
     ``on``: whether there may be such transactions at all; if not, turns share this without a draft.
     """
