@@ -104,7 +104,7 @@ def head_of(row: r.TxnRow) -> r.TxnHead:
 def voted(turn: Turn, vote: r.Vote, seen: int) -> None:
     """Keep a vote if it counts (C1). ``seen``: the participant's time. If it is too far ahead, a yes is a no (T1).
 
-    After the decision nobody can say no, so then such a vote is asked for again later. A no for good aborts a
+    After the decision a vote can't be no any more, so it is asked for again later. A no for good aborts a
     transaction that is open without a commit, in whatever round of votes it was given.
     """
     txn, shot = turn.state.open.get(vote.txn_id), turn.across.shots.get(vote.txn_id, None)
