@@ -465,7 +465,8 @@ class State:
 
     def _note_commit(self, txn_id: bytes, txn: OpenTxn) -> None:
         prepared = txn.row.state == "PREPARED"
-        self.prepared.put(txn_id, prepared)
+        if prepared or self.prepared:
+            self.prepared.put(txn_id, prepared)
         _put(self.committing, txn_id, (txn.pending and not prepared) or None)
 
     def _follow_locks(self, txn_id: bytes, txn: OpenTxn) -> None:
