@@ -459,16 +459,18 @@ def timestamp_of(turn: Turn, votes: coordinator.Votes) -> int:
 
 def forget_messages(turn: Turn, txn_id: bytes) -> None:
     """Drop the votes of a transaction, and the messages that are repeated until they are answered."""
-    forget_questions(turn, txn_id, turn.open(txn_id).partitions)
-
-
-def forget_questions(turn: Turn, txn_id: bytes, partitions: Collection[int]) -> None:
-    """As `forget_messages`, for a transaction that may have no row here."""
-    sent = turn.across.sent
+    sent, partitions = turn.across.sent, turn.open(txn_id).partitions
     for partition in partitions:
         for kind in _KINDS:
             if sent.get((txn_id, partition, kind), None) is not None:
                 sent.put((txn_id, partition, kind), None)
+    _forget_votes(turn.across, txn_id, partitions)
+
+
+def forget_questions(turn: Turn, txn_id: bytes, partitions: Collection[int]) -> None:
+    """Drop the first questions for votes, and the votes, of a one-shot that is not logged yet."""
+    for partition in partitions:
+        turn.across.sent.put((txn_id, partition, "ask"), None)
     _forget_votes(turn.across, txn_id, partitions)
 
 
