@@ -80,7 +80,7 @@ def _age(row: Row) -> str:
 
 
 def _streams_of(row: Row) -> list[str]:
-    """Streams; on other control partitions only their scopes are known."""
+    """The coordinator's streams, and the scopes of all others, of which it knows no more."""
     scopes = [scope for part in row["control_partitions"] for scope in part["scopes"]]
     return [*row["streams"], *(f"{scope}/…" for scope in scopes)]
 

@@ -498,8 +498,8 @@ class Controller:
     def _decide(self, turn: Turn, commands: Sequence[Command]) -> list[Command]:
         """Decide commands of a batch until one round has no more room or time. Returns the decided commands.
 
-        A lane that was charged all its units of this round gives the rest of its commands back. What messages set
-        free is merged before the commands.
+        A lane that was charged all its units of this round gives the rest of its commands back. Messages come
+        first, and commits that they set free are merged before any command is decided.
         """
         allowed = self._lanes.allowed(commands)
         decided: list[Command] = []

@@ -465,7 +465,8 @@ class State:
 
     def _note_commit(self, txn_id: bytes, txn: OpenTxn) -> None:
         prepared = txn.row.state == "PREPARED"
-        self.prepared.put(txn_id, prepared)
+        if prepared or self.prepared:
+            self.prepared.put(txn_id, prepared)
         _put(self.committing, txn_id, (txn.pending and not prepared) or None)
 
     def _follow_locks(self, txn_id: bytes, txn: OpenTxn) -> None:
@@ -716,7 +717,6 @@ def _put(into: dict[K, V], key: K, value: V | None) -> None:
 # -- pending changes -----------------------------------------------------------------------------------
 
 
-_MOST_MISSED = 10_000  # keys that are known not to be there
 _FEW = 32  # up to this many fresh keys are inserted one by one; for more, all are sorted
 
 
@@ -733,17 +733,17 @@ class Overlay:
         self.bytes = 0  # of values that were set since the last `take`
         self.order: list[bytes] = []  # the changed keys, sorted, without the fresh ones
         self.fresh: list[bytes] = []
-        # Keys that were not found, and not set since: a new row is looked up several times before it is set.
-        self._missed: set[bytes] = set()
+        # The last key that was not found: a new row is looked up before `set`, and again in `set`.
+        self._missed: bytes | None = None
 
     def get(self, key: bytes) -> bytes | None:
         if key in self.changes:
             return self.changes[key]
-        if key in self._missed:
+        if key == self._missed:
             return None
         value = self.rows.get(key)
-        if value is None and len(self._missed) < _MOST_MISSED:
-            self._missed.add(key)
+        if value is None:
+            self._missed = key
         return value
 
     def scan(self, prefix: bytes, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
@@ -815,7 +815,7 @@ class Overlay:
         sealed.order, self.order = self.order, []
         sealed.fresh, self.fresh = self.fresh, []
         self.rows, self.bytes = sealed, 0
-        self._missed.clear()
+        self._missed = None
 
     def take(self) -> dict[bytes, bytes | None]:
         """The changes for `State.take_changes`."""
@@ -826,5 +826,5 @@ class Overlay:
         taken, self.changes, self.bytes = self.changes, {}, 0
         self.order.clear()
         self.fresh.clear()
-        self._missed.clear()
+        self._missed = None
         return taken

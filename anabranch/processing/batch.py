@@ -135,7 +135,7 @@ class WorkBatch:
         self.open = True
         self.size = 0  # bytes of outputs and changes, about
         self.events = 0  # events that were handled
-        self.limit: tuple[float, int] = (inf, 0)  # how many events and bytes it may have
+        self.limit: tuple[float, int] = (inf, 0)  # the most events and bytes
         self.alone: Event | None = None  # the event of a batch that may have only one
         self.outputs: dict[str, list[Written | pa.RecordBatch]] = {}  # events and batches in order
         self.batched = set[str]()  # streams whose outputs may include Arrow batches
@@ -263,9 +263,9 @@ class BatchConflict(BeginAgainError):
 
 
 class BatchTooBig(BeginAgainError):
-    """No commit takes all that a batch changes: it has no effect, and is handled again in smaller ones.
+    """A batch changes more state than a commit may. Nothing of it has an effect; smaller batches take its events.
 
-    ``error``: what refused it.
+    ``error``: the refusal of its commit.
     """
 
     def __init__(self, batch: WorkBatch, error: EventTooLarge) -> None:

@@ -12,8 +12,8 @@
 A batch with tables is handled after the previous one is committed: its snapshot has to include that one's rows. If
 its locks are broken, it is dropped as in step 1, and handled again (`BatchConflict`).
 
-A batch that is too big for a commit is dropped, too. The tasks are taken again, and its events handled in smaller
-batches (`BatchTooBig`).
+A batch that is too big for a commit is dropped, too (`BatchTooBig`). The worker takes its tasks again, and handles
+the batch's events in smaller batches.
 """
 
 from __future__ import annotations

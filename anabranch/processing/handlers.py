@@ -191,11 +191,13 @@ class Handlers:
     def shrink(self, batch: WorkBatch, error: EventTooLarge) -> None:
         """Let the next batches be smaller than one that is too big for a commit.
 
-        An event that is too big alone fails with the error when it comes again. Raises: the error, if nothing
-        smaller can be tried.
+        Each call halves the events of a batch, down to one, or with ``whole`` to one input transaction. An event
+        that is too big alone fails with the error when it comes again (`_bury_refused`).
+
+        Raises: the error, if no smaller batch can be tried.
         """
         if (batch.commits if self._app.whole else batch.events) > 1:
-            # Its state alone has more bytes than a commit may have, so this is more than half of what one may have.
+            # The batch is bigger than a commit may be, so half of it is still more than half of the limit.
             self._most_bytes = max(1, min(self._most_bytes, batch.size // 2))
             self.batch_bytes = min(self.batch_bytes, self._most_bytes)
             self._most_events = batch.events // 2
@@ -212,7 +214,7 @@ class Handlers:
             self.fire_wall(batch, tasks, int(wall() * 1000))
 
     def handle_part(self, batch: WorkBatch, pieces: Sequence[Piece]) -> list[Piece]:
-        """As `handle`, with as many events as the batch may have."""
+        """Do as `handle`, but with no more events than the batch may have. `shrink` sets that limit."""
         batch.limit = self._most_events, self.batch_bytes
         count = _count(pieces)
         some, later = list(pieces), list[Piece]()
@@ -228,7 +230,7 @@ class Handlers:
         return left
 
     def _room_of(self, batch: WorkBatch, pieces: Sequence[Piece]) -> int:
-        """How many of these events the batch may have, up to the end of an input commit if these are whole."""
+        """How many of these events the batch may have; with ``whole``, those of one input commit or more."""
         room = int(self._most_events) - batch.events
         if not self._app.whole:
             return room

@@ -184,9 +184,8 @@ class Pair:
 
     def cut(self, cut: Cut, number: int) -> bool:
         """Play it with this cut, and check all. Returns whether the cut came. ``number``: of the try."""
-        self.gives_up_s = (
-            GIVES_UP_S * 4**number
-        )  # a busy machine may need longer for what the client begins
+        # A busy machine may need longer until the client has sent its commands.
+        self.gives_up_s = GIVES_UP_S * 4**number
         how = "kill" if cut.action == KILL else "stop"
         victim = self.replace(cut.who, (f"{how} {cut.point}",))
         victim.arm()
@@ -422,9 +421,9 @@ def messages(calls: list[Point], most: int) -> Iterator[Point]:
 def rounds(calls: list[Point], passed: str) -> Iterator[tuple[Point, str]]:
     """A point for each append and end of a round, and what the round holds. ``passed``: a kind that is passed over.
 
-    The point is the n-th call of a round with a kind of row, of the kind that fewest rounds have: what a round
-    holds beside that is a matter of time. Rows of streams alone are no step: for a stream's first staged merge, a
-    partition is added.
+    A point is the n-th call of a round that holds a kind of row: the kind that the fewest rounds have, because time
+    decides what else a round holds. A round with rows of streams alone is no step, as a stream's first staged merge
+    adds a partition.
     """
     its = []
     for call in calls:
@@ -467,7 +466,7 @@ def cuts(pair: Pair) -> list[Cut]:
 
 
 def call_of(point: Point) -> str:
-    """The call as `ACTIONS` names it: whatever is appended or sent with it is a matter of time."""
+    """The call as `ACTIONS` names it, without what is appended or sent, as time decides what goes together."""
     return point.name if point.name.startswith("end:") else point.name.partition(":")[0] + ":*"
 
 

@@ -328,7 +328,7 @@ class _Run:
         ]
 
     def _machines(self, make: Callable[..., Machine], all_did: object, count: int) -> list[Machine]:
-        """So many processes of a kind. ``all_did``: what they all know."""
+        """Make ``count`` processes of a kind. ``all_did``: the record that they share."""
         return [
             make(self.world, self.cluster, self.faults, self.ledger, all_did, number)
             for number in range(count)

@@ -308,7 +308,7 @@ def _draw_first(random: Random) -> dict[str, Any]:
 
 
 def _draw_topics(random: Random) -> dict[str, float]:
-    """Topics that somebody deletes, or that a broker does not know."""
+    """How often somebody deletes a topic, and how often a broker does not know one."""
     return {
         "lose_s": random.choice((0, 0, 0, 0, 0, 5.0, 12.0)),
         "lag_s": random.choice((0, 0, 0, 0, 3.0)),

@@ -186,7 +186,10 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
 
 
 def decide_freed(turn: Turn) -> None:
-    """Decide and merge what messages of other leaders have set free, so that no command waits for it."""
+    """Merge commits that messages of other leaders have set free, and take the steps of commits that they allow.
+
+    The controller calls this between messages and commands, so that no command waits for such a commit.
+    """
     commit.advance_commits(turn)
     _decide_asked(turn)
     deciding.advance(turn)

@@ -365,7 +365,9 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
         return False
     txn = turn.open(plan.txn_id)
     at = txn.row.commit_timestamp
-    if not at and turn.holds.in_use:  # as `holding.blocks` has checked
+    if (
+        not at and turn.holds.in_use
+    ):  # the very timestamp with which `holding.blocks` has checked the merge
         at = holding.taken(turn, plan.txn_id) or turn.next_timestamp()
     for target, places, starts in switches:
         epoch = layouts.of(target.stream).stream_epoch + 1

@@ -310,7 +310,7 @@ class Turn:
         return self.hybrid_time
 
     def coming_timestamp(self) -> int:
-        """What `next_timestamp` would return now."""
+        """The timestamp that `next_timestamp` would return now. This call does not use it up."""
         own = self.settings.control_partition if self.settings.across else None
         return hybrid_time.next_after(self.hybrid_time, self.now_us, own)
 

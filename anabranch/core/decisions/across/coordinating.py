@@ -110,8 +110,8 @@ def head_of(row: r.TxnRow) -> r.TxnHead:
 def on_vote(turn: Turn, vote: r.Vote, seen: int) -> None:
     """Keep a vote if it counts (C1). ``seen``: the participant's time. If it is too far ahead, a yes is a no (T1).
 
-    After the decision no participant can say no, so then such a vote is asked for again later. A no for good aborts
-    a transaction that is open without a commit, in whatever round of votes it was given.
+    After the decision a vote can't be no any more, so it is asked for again later. A no for good aborts a
+    transaction that is open without a commit, in whatever round of votes it was given.
     """
     txn, shot = turn.state.open.get(vote.txn_id), turn.across.asked_shots.get(vote.txn_id, None)
     if txn is None:
@@ -474,16 +474,18 @@ def timestamp_of(turn: Turn, votes: coordinator.Votes) -> int:
 
 def forget_messages(turn: Turn, txn_id: bytes) -> None:
     """Drop the votes of a transaction, and the messages that are repeated until they are answered."""
-    forget_messages_to(turn, txn_id, turn.open(txn_id).partitions)
-
-
-def forget_messages_to(turn: Turn, txn_id: bytes, partitions: Collection[int]) -> None:
-    """As `forget_messages`, for a transaction that may have no row here."""
-    sent = turn.across.sent
+    sent, partitions = turn.across.sent, turn.open(txn_id).partitions
     for partition in partitions:
         for kind in _KINDS:
             if sent.get((txn_id, partition, kind), None) is not None:
                 sent.put((txn_id, partition, kind), None)
+    _forget_votes(turn.across, txn_id, partitions)
+
+
+def forget_questions(turn: Turn, txn_id: bytes, partitions: Collection[int]) -> None:
+    """Drop the first questions for votes, and the votes, of a one-shot that is not logged yet."""
+    for partition in partitions:
+        turn.across.sent.put((txn_id, partition, "ask"), None)
     _forget_votes(turn.across, txn_id, partitions)
 
 

@@ -178,7 +178,7 @@ def _commit_now(turn: Turn, shot: AskedShot) -> bool:
     if turn.holds.in_use and not turn.holds.may_go(at, txn_id, ending.placed):
         turn.hybrid_time = before
         return False
-    coordinating.forget_messages_to(turn, txn_id, command.places)
+    coordinating.forget_questions(turn, txn_id, command.places)
     row = parts_of_one_shots.row_of(turn, command, command.scope, shot.lane)
     row = turn.move(row, "begin_commit", committed=shots.count(command))
     row = turn.move(row, "begin_finalize", commit_timestamp=at)
@@ -275,7 +275,7 @@ def end_shot(turn: Turn, shot: AskedShot) -> None:
     row = turn.state.txn_row(txn_id)
     if row is not None and turn.state.partition_rows(txn_id):
         return
-    coordinating.forget_messages_to(turn, txn_id, command.places)
+    coordinating.forget_questions(turn, txn_id, command.places)
     if row is not None and row.state != "ABORTED":
         return  # another command has the id: the participants ask for the decision
     reason = "its commit was refused" if row is None else row.reason
