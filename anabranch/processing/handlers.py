@@ -184,8 +184,13 @@ class Handlers:
         """Close a batch; the next one begins with what it has not handled. Returns as `WorkBatch.close`."""
         return batch.close()
 
-    def set_size(self, *, was_full: bool) -> None:
-        """Set the size of the next batch: small while events are few, and doubled after each full batch."""
+    def set_size(self, *, was_full: bool, was_empty: bool = False) -> None:
+        """Set the size of the next batch: small while events are few, and doubled after each full batch.
+
+        After one that was too big, the limits stay until there is input: a new reader may have none at first.
+        """
+        if was_empty and not was_full and self._most_events < math.inf:
+            return
         self.batch_bytes = min(
             2 * self.batch_bytes if was_full else self._app.first_bytes, self._most_bytes
         )
