@@ -60,8 +60,8 @@ class CommandBus(Protocol):
     ) -> None:
         """Queue a command and return soon. Only a reply shows that it arrived.
 
-        From now on replies with this correlation id are kept, until `forget`. ``waits``: False: nobody waits for
-        them, so they are dropped; the caller sends another command next, and the two may travel together.
+        From now on replies with this correlation id are kept, until `forget`. ``waits``: if False, the replies are
+        dropped, as no caller waits for them. The caller sends another command next; the two may travel together.
         """
 
     def wait(self, correlation_id: bytes, deadline: float) -> bytes | None:

@@ -18,7 +18,7 @@ in turn with the other lanes' commands. While the commands of a piece are taken 
 
 Controllers' messages to each other have a topic of their own. They are decided before the commands of the same
 round, and no row is logged for them. The round merges the commits that messages set free. While commands are
-suspect, or after a round with messages has failed, messages and commands have rounds of their own.
+suspect, or after a round with messages has failed, messages and commands have rounds of their own, in turn.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ class SuspectCommands:
         self._piece = _FailedPiece()
         # How many messages of controllers go into a round: one after a failed round, then twice as many each time.
         self._control_limit = MAX_COMMANDS
+        self._had_messages = False  # whether the last round had messages
         self._doubt = False  # a round with commands failed, and it is not known why
         self._forgiven = 0  # failures since then that this process survived
         # The command that was alone in the last rounds of unknown outcome, and the number of these rounds.
@@ -143,11 +144,14 @@ class SuspectCommands:
         """The commands of the next round."""
         self.careful = bool(lanes.control) and self._control_limit < MAX_COMMANDS
         active = lanes.active
-        if lanes.control:
+        is_apart = self.careful or self._has_doubts(active)
+        # Apart they take turns: there may be messages in each pass.
+        is_turn_of_commands = is_apart and self._had_messages and bool(active)
+        self._had_messages = bool(lanes.control) and not is_turn_of_commands
+        if self._had_messages:
             messages = self._up_to_raised(lanes.control[: self._control_limit])
-            if self.careful or self._has_doubts(active):
-                return messages
-            return messages + lanes.next(MAX_COMMANDS - len(messages), active)
+            more = [] if is_apart else lanes.next(MAX_COMMANDS - len(messages), active)
+            return messages + more
         for lane in active if self._checked_lanes is not None else ():
             self._meet(lane)
         watched = [lane for lane in active if self._is_watched(lane)] if self._watched else []

@@ -661,6 +661,7 @@ class AgentHandlers(Handlers):
         left = list(pieces)
         with closed_by_failure(batch) as at:
             while left:
+                _, left = split_pieces(left, self._bury_refused(at, left))
                 waits = bool(self._waiting) and self.monotonic() >= self.due and not self._app.whole
                 room = min((one.room for one in self._holding()), default=1)
                 some, left = split_pieces(left, room) if waits else (left, [])

@@ -85,7 +85,7 @@ class Gathering:
     commands gather until as many have come as were answered, or until none has come for `GAP_S`. A command that
     follows no such answers is sent at once.
 
-    ``beside``: commands whose callers wait for the answer to another one: they count as one with that.
+    ``beside``: commands whose caller waits for the answer to its next command only. Such a group counts as one.
     ``expected``: how many more commands may come. ``until``: when the commands that came are sent anyway, monotonic
     seconds.
     """
@@ -113,7 +113,7 @@ class Gathering:
             return self._take()
 
     def add_beside(self, command: Queued) -> None:
-        """Add a command that is sent with, and before, the next one of the same caller, at the latest."""
+        """Add a command that nothing waits for. It is sent before, or with, the same caller's next command."""
         with self._lock:
             self.beside.append(command)
 

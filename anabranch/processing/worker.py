@@ -700,7 +700,8 @@ class Worker:
             self.metrics.add("processor_misplaced", stream, by=count)
         reader.misplaced.clear()
         self._is_slow = len(batch.pieces) <= _FEW
-        self._handlers.set_size(was_full=batch.is_full(self._handlers.batch_bytes))
+        was_full, was_empty = batch.is_full(self._handlers.batch_bytes), not batch.pieces
+        self._handlers.set_size(was_full=was_full, was_empty=was_empty)
         has_any = self._handlers.close_batch(batch)
         has_progress = self._note_progress(ownership, reader, batch, wait=not has_any)
         if not (has_any or has_progress or reader.has_moved):

@@ -159,11 +159,10 @@ def test_a_message_of_another_controller_stops_no_command(
     said = [Record(0, 0, b"", encode(r.AdoptScope(scope, "open"))) for scope in ("a", "bad", "b")]
     play.world.cluster.produce(TopicPartition(control_topic(), 0), said)
     asked = [play.world.send(play.shot()) for _ in range(30)]
-    play.until(lambda: play.served(asked))
+    play.until(lambda: play.served(asked) and play.leader.state.round.control_offset == 3)
     assert {play.world.reply(each).state for each in asked} == {"COMMITTED"}
     assert {"a", "b"} <= set(play.leader.state.scopes)
     assert "bad" not in play.leader.state.scopes
-    assert play.leader.state.round.control_offset == 3
     assert play.list().quarantined == ()
 
 
@@ -239,6 +238,21 @@ def test_a_command_that_brokers_refuse_is_found_by_halves() -> None:
     assert play.world.reply(asked).code == "EventTooLarge"
     assert len(play.world.committed(TopicPartition(stream_topic(STREAM), 0))) == len(others)
     assert play.leader.rounds - before < 30
+
+
+def test_a_refused_command_lets_messages_and_commands_take_turns() -> None:
+    """There is a message in each pass, as on a busy cluster: if it went first each time, no command would go."""
+    play, place = Play(), TopicPartition(control_topic(), 0)
+    message = encode(r.Done(bytes(16), 1, 0, 0, 0, ""))
+    asked, others = play.among(play.too_big(), 5, 5)
+
+    def served() -> bool:
+        play.world.cluster.produce(place, [Record(0, 0, b"", message)])
+        return play.served([asked, *others])
+
+    play.until(served, 60)
+    assert play.world.reply(asked).code == "EventTooLarge"
+    assert {play.world.reply(each).state for each in others} == {"COMMITTED"}
 
 
 def test_batches_that_can_not_be_read_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:

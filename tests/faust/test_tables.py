@@ -9,7 +9,7 @@ from typing import Any
 import faust
 import pytest
 
-from anabranch.errors import InvalidArgument
+from anabranch.errors import EventTooLarge, InvalidArgument
 from anabranch.presentation.topology import read_topology
 from anabranch.processing.operations.topology import topology_of
 from anabranch.testing import Driver
@@ -299,3 +299,21 @@ def test_the_topology_of_an_app() -> None:
         "grouped": (("s/flights", own), ("hours",), {"s/even", own}),
     }
     assert set(found.outputs) == {"s/even", "s/out", own}
+
+
+def test_an_event_that_is_too_big_for_a_commit_is_a_dead_letter() -> None:
+    """After `Handlers.shrink` has marked it, no agent gets it."""
+    app = app_of(dead_letter="s/dead")
+    counts = app.Table("counts", default=int)
+
+    @app.agent(app.topic("s/a", key_type=str, value_type=Sale))  # type: ignore[untyped-decorator]
+    async def count(stream: Any) -> None:
+        async for event in stream.events():
+            counts[event.key] += 1
+
+    with AgentDriver(app) as driver:
+        driver._handlers._refused = ("s/a", 0, 1), EventTooLarge("planted")
+        for key in ("a", "bad", "a"):
+            send(driver, key, 1, 0.0)
+        assert dict(driver.store("counts")) == {b"a": 2}
+        assert [one.key for one in driver.dead_letters()] == [b"bad"]

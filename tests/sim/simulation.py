@@ -519,6 +519,7 @@ class _Run:
         picture = Picture.take(
             self.cluster, PREFIX, self.partitions, self.ledger.carriers, deleted, left_out
         )
+        picture.spread.update(self.ledger.spread)  # also those whose rows are forgotten
         check_lost(picture, self.ledger)
         check_safe_times(picture, self.ledger.safe_answers, self.partitions)
         check_log(picture)

@@ -11,6 +11,7 @@ import heapq
 import itertools
 import statistics
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -103,7 +104,7 @@ class Waits:
             receiving.next_due_ms(one.memory.across, one.now_ms),
         )
         if pauses := [ms for ms in waits if ms is not None]:
-            self.later(max(1, *pauses), lambda: self.wake(number))
+            self.later(max(1, min(pauses)), lambda: self.wake(number))
 
     def say(self, number: int, messages: Any, answers: Any, seen: int) -> None:
         sent = [Sent(number, message, seen) for message in messages]
@@ -111,7 +112,7 @@ class Waits:
             self.later(WAY_MS, lambda: self.deliver(sent))
         for to, result in answers:
             if (then := self.asking.pop(to.correlation_id, None)) is not None:
-                self.later(WAY_MS, lambda then=then, result=result: then(result))
+                self.later(WAY_MS, partial(then, result))
 
     def deliver(self, sent: list[Sent]) -> None:
         for one in sent:
