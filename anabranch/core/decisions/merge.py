@@ -521,8 +521,8 @@ def _has_room(turn: Turn, txn_id: bytes, places: Mapping[str, int]) -> bool:
     other staged merges release soon.
 
     A stuck merge may keep its partitions for hours, so then new ones are added. The oldest waiting transaction
-    comes first. What has its timestamp already (a part whose end was forced) waits for none: the merges that have
-    the partitions may be later, and wait for it.
+    comes first. A part whose end was forced has its timestamp already, and waits for none: the merges that have the
+    partitions may be later, and wait for it.
     """
     waits = not turn.open(txn_id).row.commit_timestamp
     for stream, count in places.items():
