@@ -549,9 +549,9 @@ def _send_due(turn: Turn, txn_id: bytes, txn: OpenTxn) -> int:
         turn.send(one.partition, _message(turn, txn, one), txn.row.secret)
     for partition in txn.partitions:
         for kind in _KINDS:
-            key = txn_id, partition, kind
-            if key not in due and sent.get(key, None) is not None:
-                sent.put(key, None)
+            other = txn_id, partition, kind
+            if other not in due and sent.get(other, None) is not None:
+                sent.put(other, None)
     return until_ms
 
 
