@@ -134,7 +134,8 @@ class WorkBatch:
         self.most_of_row = inf if of_row is None else of_row - _INCARNATION
         self.open = True
         self.size = 0  # bytes of outputs and changes, about
-        self.events = 0  # events that were handled
+        self.events = 0  # events that were handled, of how many input commits
+        self.of_commits = 0
         self.limit: tuple[float, int] = (inf, 0)  # how many events and bytes it may have
         self.alone: Event | None = None  # the event of a batch that may have only one
         self.outputs: dict[str, list[Written | pa.RecordBatch]] = {}  # events and batches in order
