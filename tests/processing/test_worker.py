@@ -396,10 +396,7 @@ def test_what_is_too_big_for_a_commit_comes_in_smaller_batches(place: Place, who
         assert worker.metrics.values["processor_taken_again"].keys() == {("BatchTooBig",)}
     written = [(each.key, each.value) for each in place.events("nyc/out")]
     wanted = [(key, what) for what in (b"event", b"window") for key in keys]
-    assert (sorted(written), place.events("nyc/dead")) == (
-        sorted([*wanted, (b"end", b"event")]),
-        [],
-    )
+    assert (sorted(written), place.events("nyc/dead")) == (sorted([*wanted, (b"end", b"event")]), [])
 
 
 @pytest.mark.parametrize("how", ["dead letters", "none", "whole"])
