@@ -18,7 +18,7 @@ in turn with the other lanes' commands. While the commands of a piece are taken 
 
 Controllers' messages to each other have a topic of their own. They are decided before the commands of the same
 round, and no row is logged for them. The round merges the commits that they free. While commands are suspect, or
-once a round with messages has failed, messages and commands have rounds of their own.
+once a round with messages has failed, messages and commands have rounds of their own, in turn.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class SuspectCommands:
         self.careful = bool(lanes.control) and self._control_limit < MAX_COMMANDS
         active = lanes.active
         is_apart = self.careful or self._has_doubts(active)
-        # Else they take turns, as there may be messages in each pass.
+        # Apart they take turns: there may be messages in each pass.
         is_turn_of_commands = is_apart and self._had_messages and bool(active)
         self._had_messages = bool(lanes.control) and not is_turn_of_commands
         if self._had_messages:

@@ -396,7 +396,25 @@ def test_what_is_too_big_for_a_commit_comes_in_smaller_batches(place: Place, who
         assert worker.metrics.values["processor_taken_again"].keys() == {("BatchTooBig",)}
     written = [(each.key, each.value) for each in place.events("nyc/out")]
     wanted = [(key, what) for what in (b"event", b"window") for key in keys]
-    assert (sorted(written), place.events("nyc/dead")) == (sorted([*wanted, (b"end", b"event")]), [])
+    assert (sorted(written), place.events("nyc/dead")) == (
+        sorted([*wanted, (b"end", b"event")]),
+        [],
+    )
+
+
+def test_batches_stay_small_until_a_slow_reader_has_input(place: Place) -> None:
+    """A reader that has nothing at first leaves an empty batch after each try."""
+    app, real, begun = rows_of(Processor("nyc/p", tasks=1), place, 2000), TaskReader.cut, []
+
+    def cut(reader: TaskReader, *args: Any) -> Any:
+        is_new = reader not in begun
+        begun.extend([reader] if is_new else [])
+        return [] if is_new else real(reader, *args)
+
+    place.write(*(b"%02d" % n for n in range(16)), value=b"200")
+    with closing(place.worker(app)) as worker, patch.object(TaskReader, "cut", cut):
+        steps(worker, 20)
+    assert len(place.written()) == 16
 
 
 @pytest.mark.parametrize("how", ["dead letters", "none", "whole"])
@@ -419,21 +437,6 @@ def test_an_event_that_is_too_big_alone_fails_by_name(place: Place, how: str) ->
             steps(worker, 20)
     assert ("nyc/in[0]@10, key bad" in str(error.value)) == (how == "none")
     assert "--chunk-bytes" in str(error.value)
-
-
-def test_batches_stay_small_until_a_slow_reader_has_input(place: Place) -> None:
-    """A reader that has nothing at first leaves an empty batch after each try."""
-    app, real, begun = rows_of(Processor("nyc/p", tasks=1), place, 2000), TaskReader.cut, []
-
-    def cut(reader: TaskReader, *args: Any) -> Any:
-        is_new = reader not in begun
-        begun.extend([reader] if is_new else [])
-        return [] if is_new else real(reader, *args)
-
-    place.write(*(b"%02d" % n for n in range(16)), value=b"200")
-    with closing(place.worker(app)) as worker, patch.object(TaskReader, "cut", cut):
-        steps(worker, 20)
-    assert len(place.written()) == 16
 
 
 def test_what_a_stream_takes_may_change(place: Place) -> None:
