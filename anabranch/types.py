@@ -317,9 +317,10 @@ class OpenTransaction:
       at most 100 each, 10 in lists. They have ``stream``, ``segment``, ``txn_id`` (who has it), ``owner``,
       ``held_ms``, ``left_ms`` (until the hold limit; -1: it is committing, or prepared) and ``waiting`` (ids; empty
       in lists, and in ``asks`` this transaction alone).
-    - ``partitions``: its parts on other control partitions than its coordinator's, also once it has ended. They have
-      ``partition``, ``scopes`` (empty for a transaction of one request), ``state``, ``votes_round``, ``vote`` (None: none that counts), and ``waited_ms``, for which the
-      coordinator has been waiting for an answer (-1: it waits for none).
+    - ``partitions``: its parts on other control partitions than its coordinator's, also once it has ended. They
+      have ``partition``, ``scopes`` (empty for a transaction of one request), ``state``, ``votes_round``, ``vote``
+      (None: none that counts), and ``waited_ms``, for which the coordinator has been waiting for an answer (-1: it
+      waits for none).
     """
 
     info: TransactionInfo

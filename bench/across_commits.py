@@ -2,10 +2,10 @@
 
 In turn, in one run, by one client: one at a time (answered when merged, and when decided), and 64 in flight. Then
 transactions of one stream, one at a time, alone and beside such transactions without a pause, at their coordinator
-and at their participant: on a stream that these write, and on another one, where only the machine and the rounds are
-shared. At the coordinator they hold no stream, because its part votes last. Then transfers between rows of two tables of 10,000
-rows, by `Replica.transact` over one replica: one at a time, and 64 in flight. Each of two controllers leads one
-control partition; they share two cores with the client and the broker.
+and at their participant: on a stream that these write, and on another one, where only the machine and the rounds
+are shared. At the coordinator they hold no stream, because its part votes last. Then transfers between rows of two
+tables of 10,000 rows, by `Replica.transact` over one replica: one at a time, and 64 in flight. Each of two
+controllers leads one control partition; they share two cores with the client and the broker.
 
 Not equal: a transaction over two control partitions is logged at both, three times at its coordinator and twice
 elsewhere, and takes two messages before its decision.
@@ -33,7 +33,12 @@ from bench.oneshot import EVENTS, VALUE, Figures, measure
 
 WITHIN, OVER = ("across-0/a", "across-0/b"), ("across-0/a", "across-1/a")
 # Streams of transactions that such ones run beside; the first and third are written by these, too.
-BESIDE = {"alone": OVER[0], "other alone": "across-0/c", "there alone": OVER[1], "there other alone": "across-1/c"}
+BESIDE = {
+    "alone": OVER[0],
+    "other alone": "across-0/c",
+    "there alone": OVER[1],
+    "there other alone": "across-1/c",
+}
 IN_FLIGHT = 64
 PARTITIONS = "--control-partitions", "2"
 GOALS = {
@@ -161,7 +166,12 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         ("… p99", "beside", "alone", "p99_ms"),
         ("… another stream, p50", "other beside", "other alone", "p50_ms"),
         ("… p99", "other beside", "other alone", "p99_ms"),
-        ("at the participant: a stream that they write, p50", "there beside", "there alone", "p50_ms"),
+        (
+            "at the participant: a stream that they write, p50",
+            "there beside",
+            "there alone",
+            "p50_ms",
+        ),
         ("… p99", "there beside", "there alone", "p99_ms"),
         ("… another stream, p50", "there other beside", "there other alone", "p50_ms"),
         ("… p99", "there other beside", "there other alone", "p99_ms"),

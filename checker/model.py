@@ -349,7 +349,8 @@ class History:
     def may_be_left_out(self, event: Event) -> bool:
         """Whether its transaction may be committed without it, as the stream lost a topic.
 
-        A prepared one may, or one over several control partitions: it may be decided elsewhere before the loss.
+        A prepared transaction may, and one over several control partitions, whose coordinator may decide before it
+        hears of the loss.
         """
         txn = event.txn
         if txn is None or not self.is_spoiled(event.stream):
@@ -379,7 +380,7 @@ class History:
         return self.near.get(scope, scope)
 
     def is_spread(self, txn: Txn) -> bool:
-        """Whether it wrote to streams of several control partitions."""
+        """Whether a transaction is over several control partitions: those of its streams and of its scope."""
         names = {txn.scope, *[event.stream for event in txn.events]} - {""}
         return len({self.clock_of(name) for name in names}) > 1
 

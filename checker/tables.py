@@ -70,7 +70,7 @@ class Rows:
         return rows
 
     def changes(self) -> dict[int, list[tuple[str, str | None]]]:
-        """By the timestamp of a commit: the rows that it wrote, each with the id of its version."""
+        """The rows that each commit wrote: its timestamp -> keys, and ids of versions (None: deleted)."""
         found: dict[int, list[tuple[str, str | None]]] = defaultdict(list)
         for key, versions in self.of.items():
             for version in versions:

@@ -138,9 +138,9 @@ _ACROSS = (
 
 
 def _reasons(status: DataFrame, name: str) -> DataFrame:
-    """What rows say of the end of a part, if they say anything: txn_id, other, and the text as ``name``.
+    """Rows that give a reason for the end of a part: txn_id, other, and the reason as ``name``.
 
-    ``other``: the participant, if this is its coordinator's status; else the coordinator.
+    ``other``: the participant's control partition, if the row is the coordinator's; else the coordinator's.
     """
     says = F.col("entry").isin(Entry.PARTITION, Entry.COORDINATOR) & (F.col("reason") != "")
     other = F.coalesce("partition", F.expr(_COORDINATOR)).alias("other")
@@ -149,7 +149,7 @@ def _reasons(status: DataFrame, name: str) -> DataFrame:
 
 
 def _beside(pairs: DataFrame, here: int, number: int, rows: DataFrame) -> DataFrame:
-    """The pairs with a control partition, and what its status rows say of them. ``pairs``: txn_id, other."""
+    """The pairs with control partition ``number``, and what its rows say of them. ``pairs``: txn_id, other."""
     expired = rows.where(F.col("entry") == Entry.ROUND).agg(F.max("expired_ms")).collect()
     ends = rows.where(F.col("entry") == Entry.TXN).select(
         "txn_id",
@@ -172,8 +172,8 @@ def check_across(
 ) -> None:
     """Compare the ends of transactions with those on other control partitions, whose status was read later.
 
-    Participants are compared with their coordinator, and the other way round. A coordinator also has a row of each
-    part that has committed. ``others``: the status logs of the others.
+    Participants are compared with their coordinator, and the other way round. A coordinator also has to have a row
+    of each part that has committed. ``others``: the status rows of the other control partitions.
     """
     txns = status.where(F.col("entry") == Entry.TXN)
     coordinator = F.expr(_COORDINATOR)
@@ -195,7 +195,7 @@ def check_across(
                 "judged": F.expr("state in ('COMMITTED', 'ABORTED')"),
                 "their_fate": F.expr(_FATE.format("their_")),
                 "old": F.expr(f"their_state is null and {_MADE_MS} <= expired"),
-                # A coordinator has no row of itself at a participant.
+                # Only a coordinator has rows of parts, so at a participant none is missing.
                 "named": F.col("their_part").isNotNull() | (coordinator == here),
                 "why": F.when(why == "", "").otherwise(F.concat(F.lit(" ("), why, F.lit(")"))),
             }

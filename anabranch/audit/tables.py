@@ -306,7 +306,9 @@ def find_scopes(
         row = decode_as(ScopeRow, rows[scope_key(scope)][0])
         served.setdefault(row.control_partition, []).append(scope)
     if len(served) > 1:
-        apart = "; ".join(f"{', '.join(its)} (on {number})" for number, its in sorted(served.items()))
+        apart = "; ".join(
+            f"{', '.join(its)} (on {number})" for number, its in sorted(served.items())
+        )
         raise InvalidArgument(
             f"an audit reads the logs of one control partition: audit these scopes one after another: {apart}"
         )

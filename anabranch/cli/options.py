@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
 from difflib import get_close_matches
 from functools import wraps
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -281,6 +281,8 @@ def _spread(function: Callable[..., None]) -> Callable[..., None]:
             )
             for each in fields(group)
         ]
+    # The help keeps the ends of lines, and terminals have other widths than the code.
+    call.__doc__ = re.sub(r"(?<=\S)\n(?=\S)(?!- )", " ", cleandoc(function.__doc__ or ""))
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call

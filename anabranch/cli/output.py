@@ -61,7 +61,7 @@ _LEAST_CELL = 8  # characters of a column that may be folded
 class Column(NamedTuple):
     """A column of a table. ``value``: a key of the rows, or a function of a row.
 
-    ``are_numbers``: whether its texts are numbers. Values that are no texts are looked at.
+    ``are_numbers``: whether its texts are numbers.
     """
 
     title: str

@@ -80,7 +80,7 @@ def _age(row: Row) -> str:
 
 
 def _streams_of(row: Row) -> list[str]:
-    """Streams; on other control partitions only their scopes are known."""
+    """The coordinator's streams, and the scopes of all others, of which it knows no more."""
     scopes = [scope for part in row["control_partitions"] for scope in part["scopes"]]
     return [*row["streams"], *(f"{scope}/…" for scope in scopes)]
 
@@ -274,8 +274,8 @@ def id_of(client: Client, text: str, *, of_open: bool = False) -> bytes:
     digits = text.lower()
     if not re.fullmatch(r"[0-9a-f]{4,32}", digits):
         raise InvalidArgument(
-            f"{text!r:.100} is no transaction id: give its 32 hexadecimal digits, or at least 4 of its first or last "
-            "ones, as `anabranch txn list --finished` shows them, beside names"
+            f"{text!r:.100} is no transaction id: give its 32 hexadecimal digits, or at least 4 of its first or "
+            "last ones, as `anabranch txn list --finished` shows them, beside names"
         )
     if len(digits) == 2 * TXN_ID_SIZE:
         return parse_txn_text(text)

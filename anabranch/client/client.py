@@ -714,9 +714,9 @@ class Client:
 
         The first call for a name brings the derivation into force: it is built from the rows that are there, and
         from then on every writer has to make this call, too. The next call continues a build that was left.
-        ``version``: another function has a higher one, which `rebuild` brings into force. Give it one: the call
-        compares name, version and kind, and can't see that a function has changed. Needs feature level 3, and the
-        right operate then.
+        ``version``: give another function a higher one, which `rebuild` brings into force. The call compares name,
+        version and kind, and can't see that a function has changed. Needs feature level 3, and the right operate
+        then.
 
         Raises: UniqueViolation, DerivationFailed (of the rows that are there: `drop_derivation` takes it back),
         NumberOverflow, StreamExists (it is of another kind), InvalidArgument, FeatureNotEnabled, NotAuthorized,

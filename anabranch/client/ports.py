@@ -55,10 +55,13 @@ class CommandBus(Protocol):
         correlation_id: bytes,
         payload: bytes,
         headers: RecordHeaders = (),
+        *,
+        waits: bool = True,
     ) -> None:
         """Queue a command and return soon. Only a reply shows that it arrived.
 
-        From now on replies with this correlation id are kept, until `forget`.
+        From now on replies with this correlation id are kept, until `forget`. ``waits``: if False, the replies are
+        dropped, as no caller waits for them. The caller sends another command next; the two may travel together.
         """
 
     def wait(self, correlation_id: bytes, deadline: float) -> bytes | None:

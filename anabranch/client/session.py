@@ -288,8 +288,9 @@ class Session:
 
     def _send(self, copy: Copy) -> None:
         for other in copy.beside:
-            self._bus.send(other.partition, other.correlation_id, other.payload, other.headers)
-            self._bus.forget(other.correlation_id)
+            self._bus.send(
+                other.partition, other.correlation_id, other.payload, other.headers, waits=False
+            )
         self._bus.send(copy.partition, copy.correlation_id, copy.payload, copy.headers)
 
     def _first_copy(

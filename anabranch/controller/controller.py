@@ -33,7 +33,7 @@ from anabranch.controller.suspects import SuspectCommands
 from anabranch.controller.topic_trouble import TopicTrouble, places_of, refuses_data
 from anabranch.core import rows as k
 from anabranch.core.across.messages import LEVEL as ACROSS_LEVEL
-from anabranch.core.decisions.across import parts_of_one_shots, receiving
+from anabranch.core.decisions.across import coordinating_one_shots, receiving
 from anabranch.core.decisions.across.holding import holds_of
 from anabranch.core.decisions.cleanup import log_epochs_again
 from anabranch.core.decisions.commit import next_due_ms
@@ -498,8 +498,8 @@ class Controller:
     def _decide(self, turn: Turn, commands: Sequence[Command]) -> list[Command]:
         """Decide commands of a batch until one round has no more room or time. Returns the decided commands.
 
-        A lane that was charged all its units of this round gives the rest of its commands back. What messages set
-        free is merged before the commands.
+        A lane that was charged all its units of this round gives the rest of its commands back. Messages come
+        first, and commits that they set free are merged before any command is decided.
         """
         allowed = self._lanes.allowed(commands)
         decided: list[Command] = []
@@ -554,7 +554,7 @@ class Controller:
         for txn_id in turn.round.merged:
             # If it is not logged, or open, its decision with other control partitions was in this round.
             if fresh.state.open.get(txn_id) is None:
-                parts_of_one_shots.refuse_shot(fresh, txn_id, str(error))
+                coordinating_one_shots.refuse_shot(fresh, txn_id, str(error))
             elif fresh.open(txn_id).row.state in ("OPEN", "COMMIT_IN_PROGRESS"):
                 abort_txn(fresh, txn_id, f"the broker refused its data: {error}")
             else:  # a staged merge can't be aborted

@@ -240,11 +240,8 @@ class Intake:
 
         Returns the errors of journals that can't be read now.
         """
-        control, journals, indexed = (
-            self._control_place,
-            self._journals(state),
-            self.index.positions,
-        )
+        control, journals = self._control_place, self._journals(state)
+        indexed = self.index.positions
         positions = {**self.lanes.wanted(), control: self._control_at}
         positions.update({tp: indexed.get(place, 0) for tp, place in journals.items()})
         if self.journals.fetched:

@@ -17,8 +17,8 @@ As long as all is well, a round has commands of several lanes. Suspect commands 
 in turn with the other lanes' commands. While the commands of a piece are taken one by one, all other lanes wait.
 
 Controllers' messages to each other have a topic of their own. They are decided before the commands of the same
-round, and no row is logged for them. The round merges the commits that they free. While commands are suspect, or
-once a round with messages has failed, messages and commands have rounds of their own, in turn.
+round, and no row is logged for them. The round merges the commits that messages set free. While commands are
+suspect, or after a round with messages has failed, messages and commands have rounds of their own, in turn.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class SuspectCommands:
         return lanes.next(MAX_COMMANDS, active)
 
     def _has_doubts(self, active: Iterable[Lane]) -> bool:
-        """Whether commands of these lanes are suspect, or a round failed lately."""
+        """Whether commands of these lanes are suspect, or become so when they are taken."""
         met = self._checked_lanes
         new = met is not None and any(lane.name not in met for lane in active)
         return new or bool(self._watched or self._raised) or self.one_each

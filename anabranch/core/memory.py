@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar, cast
 
 from anabranch.core.across.holds import Holds
 from anabranch.core.command_events import CommandEvents
@@ -54,9 +54,15 @@ class DraftMap(Generic[K, V]):
         return not self.rows and (self.over is None or self.over.is_empty)
 
     def as_dict(self) -> dict[K, V]:
-        rows: dict[K, V | None] = {} if self.over is None else {**self.over.as_dict()}
-        rows |= self.rows
-        return {key: value for key, value in rows.items() if value is not None}
+        if self.over is None:
+            return cast("dict[K, V]", {**self.rows})  # `put` leaves no None there
+        rows = self.over.as_dict()
+        for key, value in self.rows.items():
+            if value is None:
+                rows.pop(key, None)
+            else:
+                rows[key] = value
+        return rows
 
     def follow(self, draft: DraftMap[K, V]) -> None:
         """Apply the changes of a draft of this."""
@@ -391,26 +397,30 @@ class EarlyAsk(NamedTuple):
     until_ms: int
 
 
+def lately_ms(before_ms: int, took_ms: int) -> int:
+    """About how long something takes lately: a longer time counts at once, a shorter one slowly."""
+    return max(took_ms, (7 * before_ms + took_ms) // 8)
+
+
 @dataclass(slots=True)
 class Across(Part):
     """Memory of transactions over several control partitions (`core.decisions.across`).
 
-    At a coordinator:
-    ``votes`` and ``sent``: votes that count, and messages without an answer, by transaction and participant.
-    ``done``: messages `Done` that are not logged yet; ``done_ms``: when they are logged at the latest.
-    ``answered``: those who were answered because of messages in ``done``. ``answer_ms``: about how long the
-    answers of other leaders have taken lately.
-    ``held_ms``: since when there is a vote with a timestamp. ``again_ms``: when new votes may be asked for.
-    ``exactly``: commits that name all their writers. ``quiet``: transactions for which no message is due now.
-    ``shots``: one-shots that are not logged yet. ``unknown_ms``: transactions that are unknown here, and since when
-    a participant has asked for the decision.
+    At a coordinator: ``votes`` and ``sent``: votes that count, and messages without an answer, by transaction and
+    participant. ``done``: messages `Done` that are not logged yet; ``done_ms``: when they are logged at the latest.
+    ``answered``: those who were answered because of messages in ``done``. ``answer_ms``: about how long the answers
+    of other leaders have taken lately. ``held_ms``: since when there is a vote with a timestamp. ``again_ms``: when
+    new votes may be asked for. ``exactly``: commits that name all their writers. ``quiet``: transactions for which
+    no message is due now. ``asked_shots``: one-shots that are not logged yet. ``unknown_ms``: transactions that are
+    unknown here, and since when a participant has asked for the decision.
 
     At a participant:
-    ``joining``: commands that wait for the coordinator's leave to join, by transaction and scope.
-    ``asked``: questions for votes that can't be answered yet.
-    ``parts`` and ``early``: commands of one-shots, and questions for votes about them, that wait for each other.
+    ``waiting_commands``: commands that wait for the coordinator's leave to join, by transaction and scope.
+    ``waiting_asks``: questions for votes that can't be answered yet.
+    ``waiting_parts`` and ``early_asks``: commands of one-shots, and questions for votes about them, that wait for
+    each other.
     ``undecided``: logged parts of one-shots without a decision, and when this leader asks for it.
-    ``decision_ms``: about how long decisions have taken lately from the vote on.
+    ``decision_ms``: about how many milliseconds have passed lately from a vote to its decision.
 
     ``on``: whether there may be such transactions at all; if not, turns share this without a draft.
     """
@@ -427,13 +437,13 @@ class Across(Part):
     again_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
     exactly: DraftMap[bytes, bool] = field(default_factory=DraftMap)
     quiet: DraftMap[bytes, Quiet] = field(default_factory=DraftMap)
-    joining: DraftMap[tuple[bytes, str], tuple[WaitingCommand, ...]] = field(
+    waiting_commands: DraftMap[tuple[bytes, str], tuple[WaitingCommand, ...]] = field(
         default_factory=DraftMap
     )
-    asked: DraftMap[bytes, r.AskVote] = field(default_factory=DraftMap)
-    parts: DraftMap[bytes, WaitingPart] = field(default_factory=DraftMap)
-    early: DraftMap[bytes, EarlyAsk] = field(default_factory=DraftMap)
-    shots: DraftMap[bytes, AskedShot] = field(default_factory=DraftMap)
+    waiting_asks: DraftMap[bytes, r.AskVote] = field(default_factory=DraftMap)
+    waiting_parts: DraftMap[bytes, WaitingPart] = field(default_factory=DraftMap)
+    early_asks: DraftMap[bytes, EarlyAsk] = field(default_factory=DraftMap)
+    asked_shots: DraftMap[bytes, AskedShot] = field(default_factory=DraftMap)
     unknown_ms: DraftMap[bytes, int] = field(default_factory=DraftMap)
     undecided: DraftMap[bytes, Sent] = field(default_factory=DraftMap)
 

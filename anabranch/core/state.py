@@ -109,7 +109,7 @@ class OpenTxn:
     # By stream, journal partition and offset.
     moved: dict[tuple[str, int, int], r.MovedRow] = field(default_factory=dict)
     # At its coordinator: the round of votes, and the participants by their control partition.
-    votes: r.VotesRow | None = None
+    votes_row: r.VotesRow | None = None
     partitions: dict[int, r.PartitionRow] = field(default_factory=dict)
     # At a participant: what it has promised to the coordinator.
     promised: r.CoordinatorRow | None = None
@@ -413,7 +413,7 @@ class State:
                 self.open_of[gone.row.owner].put(txn_id, there=False)
                 self.open_in[gone.row.scope].put(txn_id, there=False)
                 for stream, epoch in gone.participants.items():
-                    self.pins[stream] -= Counter((epoch,))  # this drops counts of 0
+                    self._unpin(stream, epoch)
                     self._lock(txn_id, stream, None)
             elif txn_id in self.open:
                 self.open[txn_id].row = row
@@ -452,7 +452,7 @@ class State:
         elif entry is Entry.READS:
             self.locks.name(txn_id, {} if row is None else row.tables)
         elif entry is Entry.VOTES:
-            txn.votes = row
+            txn.votes_row = row
             self._note_asking(txn_id, txn)
             self._follow_locks(txn_id, txn)
         elif entry is Entry.PARTITION:
@@ -465,27 +465,38 @@ class State:
 
     def _note_commit(self, txn_id: bytes, txn: OpenTxn) -> None:
         prepared = txn.row.state == "PREPARED"
-        self.prepared.put(txn_id, prepared)
+        if prepared or self.prepared:
+            self.prepared.put(txn_id, prepared)
         _put(self.committing, txn_id, (txn.pending and not prepared) or None)
 
     def _follow_locks(self, txn_id: bytes, txn: OpenTxn) -> None:
-        merged = txn.votes is not None and txn.votes.own_merged
+        merged = txn.votes_row is not None and txn.votes_row.own_merged
         self.locks.follow(txn_id, txn.row, merged=merged)
 
     def _note_asking(self, txn_id: bytes, txn: OpenTxn) -> None:
         # A prepared one has all votes, and sends nothing until its commit or abort.
         state = txn.row.state
-        asks = txn.partitions and state != "PREPARED" and (txn.votes is not None or state != "OPEN")
+        asks = (
+            txn.partitions
+            and state != "PREPARED"
+            and (txn.votes_row is not None or state != "OPEN")
+        )
         _put(self.asking, txn_id, bool(asks) or None)
 
     def _pin(self, txn: OpenTxn, stream: str, row: r.ParticipantRow | None) -> None:
         pins = self.pins.setdefault(stream, Counter())
         if stream in txn.participants:
-            pins -= Counter((txn.participants[stream],))
+            self._unpin(stream, txn.participants[stream])
         if row is not None:
             pins[row.reference_epoch] += 1
         _put(txn.participants, stream, None if row is None else row.reference_epoch)
         self._lock(txn.row.txn_id, stream, row)
+
+    def _unpin(self, stream: str, epoch: int) -> None:
+        pins = self.pins[stream]
+        pins[epoch] -= 1
+        if not pins[epoch]:
+            del pins[epoch]
 
     def _lock(self, txn_id: bytes, stream: str, row: r.ParticipantRow | None) -> None:
         """Note the segments of an exclusive stream that a transaction has locked."""
@@ -621,7 +632,7 @@ class State:
     def votes_row(self, txn_id: bytes) -> r.VotesRow | None:
         """The round of votes of a transaction; None: this is not its coordinator, or it was not committed."""
         txn = self.open.get(txn_id)
-        return self._row(k.votes_key(txn_id), r.VotesRow) if txn is None else txn.votes
+        return self._row(k.votes_key(txn_id), r.VotesRow) if txn is None else txn.votes_row
 
     def partition_rows(self, txn_id: bytes) -> Mapping[int, r.PartitionRow]:
         """The participants of a transaction by their control partition; empty if this is not its coordinator."""

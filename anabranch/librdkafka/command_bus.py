@@ -85,11 +85,13 @@ class Gathering:
     commands gather until as many have come as were answered, or until none has come for `GAP_S`. A command that
     follows no such answers is sent at once.
 
+    ``beside``: commands whose caller waits for the answer to its next command only. Such a group counts as one.
     ``expected``: how many more commands may come. ``until``: when the commands that came are sent anyway, monotonic
     seconds.
     """
 
     commands: list[Queued] = field(default_factory=list)
+    beside: list[Queued] = field(default_factory=list)
     expected: int = 0
     until: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -110,6 +112,11 @@ class Gathering:
                 return []
             return self._take()
 
+    def add_beside(self, command: Queued) -> None:
+        """Add a command that nothing waits for. It is sent before, or with, the same caller's next command."""
+        with self._lock:
+            self.beside.append(command)
+
     def due(self, correlation_id: bytes) -> float | None:
         """When the caller of this command has to send what has gathered; None: another caller does that."""
         commands = self.commands
@@ -122,7 +129,8 @@ class Gathering:
             return self._take()
 
     def _take(self) -> list[Queued]:
-        taken, self.commands = self.commands, []
+        taken = self.beside + self.commands
+        self.beside, self.commands = [], []
         return taken
 
 
@@ -286,11 +294,16 @@ class KafkaBus:
         correlation_id: bytes,
         payload: bytes,
         more: RecordHeaders = (),
+        *,
+        waits: bool = True,
     ) -> None:
         if self._producer is None or self._closed:
             return
-        self._slots.setdefault(correlation_id, here().queue())
         command = Queued(control_partition, correlation_id, payload, more)
+        if not waits:
+            self._gathering.add_beside(command)
+            return
+        self._slots.setdefault(correlation_id, here().queue())
         self._produce_all(self._gathering.add(command, self._clock.monotonic()))
 
     def _produce_all(self, commands: Sequence[Queued]) -> None:

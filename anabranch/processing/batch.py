@@ -63,7 +63,7 @@ _TIME = 8  # bytes of a time
 _NUMBER = 2  # bytes of a store's number
 _NEVER = 1 << 63
 _LAST = b"\xff" * (_TIME + 1)
-LEAST = (1, 1)  # the limits of a batch that has one event or timer
+LEAST: tuple[float, int] = (1, 1)  # the limits of a batch that has one event or timer
 
 
 class Limits:
@@ -134,7 +134,8 @@ class WorkBatch:
         self.most_of_row = inf if of_row is None else of_row - _INCARNATION
         self.open = True
         self.size = 0  # bytes of outputs and changes, about
-        self.events = 0  # events that were handled
+        self.events = 0  # events that were handled, of how many input commits
+        self.of_commits = 0
         self.limit: tuple[float, int] = (inf, 0)  # how many events and bytes it may have
         self.alone: Event | None = None  # the event of a batch that may have only one
         self.outputs: dict[str, list[Written | pa.RecordBatch]] = {}  # events and batches in order
@@ -263,9 +264,9 @@ class BatchConflict(BeginAgainError):
 
 
 class BatchTooBig(BeginAgainError):
-    """No commit takes all that a batch changes: it has no effect, and is handled again in smaller ones.
+    """A batch changes more state than a commit may. Nothing of it has an effect; smaller batches take its events.
 
-    ``error``: what refused it.
+    ``error``: the refusal of its commit.
     """
 
     def __init__(self, batch: WorkBatch, error: EventTooLarge) -> None:

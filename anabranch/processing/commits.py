@@ -12,8 +12,8 @@
 A batch with tables is handled after the previous one is committed: its snapshot has to include that one's rows. If
 its locks are broken, it is dropped as in step 1, and handled again (`BatchConflict`).
 
-A batch that is too big for a commit is dropped, too. The tasks are taken again, and its events handled in smaller
-batches (`BatchTooBig`).
+A batch that is too big for a commit is dropped, too (`BatchTooBig`). The worker takes its tasks again, and handles
+the batch's events in smaller batches.
 """
 
 from __future__ import annotations
@@ -320,8 +320,8 @@ class FirstEvents:
             while left:
                 still_wanted()
                 batch = self.commits.new_batch(self.app.tasks)
+                # A limit after a batch that was too big stays, as all this begins again after the next such batch.
                 left = self.handlers.handle_part(batch, left)
-                self.handlers.set_size(was_full=bool(left))
                 if batch.rows or batch.outputs:
                     of = batch.rows.keys() or set(of_events)
                     ownership = self._commit(ownership, batch, of, ())

@@ -43,7 +43,7 @@ class DerivedTable(Processor):
         app = anabranch.DerivedTable("shop/orders", "by-city", city)
 
     The source may have any writers. ``function``, ``version``: as of `Client.derive`; a changed function needs a
-    higher version here, too. ``tasks``, ``commit_interval``, ``cut_bytes``, ``retries``: as of `Processor`. If the
+    higher version. ``tasks``, ``commit_interval``, ``cut_bytes``, ``retries``: as of `Processor`. If the
     function fails in every try, the worker stops, since the table would lack entries.
     """
 

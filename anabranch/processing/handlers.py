@@ -89,6 +89,9 @@ class Handlers:
         self._most_bytes = min(app.cut_bytes, FULL_BYTES)
         self.batch_bytes = min(app.first_bytes, self._most_bytes)
         self._most_events = math.inf  # of a batch; fewer after a batch that was too big
+        self._splits = (
+            False  # whether the next input commit, which was too big alone, comes in parts
+        )
         # The place of an event that is too big alone, and its error.
         self._refused: tuple[_Place, EventTooLarge] | None = None
         self._left: list[Piece] = []  # input that the previous batch had no room for
@@ -192,14 +195,16 @@ class Handlers:
             2 * self.batch_bytes if was_full else self._app.first_bytes, self._most_bytes
         )
         self._most_events = 2 * self._most_events if was_full else math.inf
+        self._splits = False
 
     def shrink(self, batch: WorkBatch, error: EventTooLarge) -> None:
         """Let the next batches be smaller than one that is too big for a commit.
 
-        An event that is too big alone fails with the error when it comes again. Raises: the error, if nothing
-        smaller can be tried.
+        An input commit that is too big alone comes in parts. An event that is too big alone fails with the error
+        when it comes again. Raises: the error, if nothing smaller can be tried.
         """
-        if (batch.commits if self._app.whole else batch.events) > 1:
+        self._splits = batch.of_commits <= 1 and not self._app.whole
+        if batch.of_commits > 1 or (self._splits and batch.events > 1):
             # Its state alone has more bytes than a commit may have, so this is more than half of what one may have.
             self._most_bytes = max(1, min(self._most_bytes, batch.size // 2))
             self.batch_bytes = min(self.batch_bytes, self._most_bytes)
@@ -217,33 +222,33 @@ class Handlers:
             self.fire_wall(batch, tasks, int(wall() * 1000))
 
     def handle_part(self, batch: WorkBatch, pieces: Sequence[Piece]) -> list[Piece]:
-        """As `handle`, with as many events as the batch may have."""
+        """Do as `handle`, but with no more events than the batch may have. `shrink` sets that limit."""
         batch.limit = self._most_events, self.batch_bytes
-        count = _count(pieces)
         some, later = list(pieces), list[Piece]()
-        if count > self._most_events - batch.events:
+        if _count(pieces) > self._most_events - batch.events:
             some, later = split_pieces(pieces, self._room_of(batch, pieces))
         if some and later and _of_commit(some[-1]) == _of_commit(later[0]):
             some[-1] = some[-1]._replace(whole=False)
         if self._most_events == 1 and _count(some) == 1:  # else they are a whole transaction
             batch.alone = next(iter(some[0].events))
-        left = [*self.handle(batch, some), *later]
-        batch.events += count - _count(left)
-        batch.is_ended = batch.is_ended or batch.events >= self._most_events
-        return left
+        left = self.handle(batch, some)
+        handled = _without(some, left)
+        batch.events += _count(handled)
+        batch.of_commits += len({_of_commit(piece) for piece in handled})
+        batch.is_ended = batch.is_ended or bool(later) or batch.events >= self._most_events
+        return [*left, *later]
 
     def _room_of(self, batch: WorkBatch, pieces: Sequence[Piece]) -> int:
-        """How many of these events the batch may have, up to the end of an input commit if these are whole."""
-        room = int(self._most_events) - batch.events
-        if not self._app.whole:
-            return room
-        count = 0
+        """How many of these events the batch may have: of whole input commits, or of one that is too big alone."""
+        room, count = int(self._most_events) - batch.events, 0
         for _, commit in groupby(pieces, key=_of_commit):
-            size = _count(commit)
-            if count and count + size > room:
+            if (size := _count(commit)) > room - count:
                 break
             count += size
-        return count
+        if count or batch.events:
+            return count
+        splits = self._splits or (pieces[0].is_inside and not self._app.whole)
+        return room if splits else size
 
     def handle(self, batch: WorkBatch, pieces: Sequence[Piece]) -> list[Piece]:
         """Call the handlers with these events. Returns those for which the batch has no room, or no time.
@@ -284,7 +289,7 @@ class Handlers:
         return left
 
     def _bury_refused(self, at: HandlerContext, pieces: Sequence[Piece]) -> int:
-        """Let the first event fail if it is too big for a commit. Returns how many events failed. Raises: as `handle`."""
+        """Let the first event fail if it is too big for a commit. Returns 1 if so, else 0. Raises: as `handle`."""
         if self._refused is None:
             return 0
         event, at.task = next(_given(pieces[0]))

@@ -429,7 +429,7 @@ class Worker:
                 self.on_damage(error)
 
     def begin_again(self, error: AnabranchError) -> None:
-        """After an error that `run` goes on after: drop the tasks, which the next step takes again.
+        """After an error that does not end `run`: drop the tasks, which the next step takes again.
 
         Raises: EventTooLarge (no smaller batch can be tried).
         """

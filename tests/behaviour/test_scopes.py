@@ -159,7 +159,7 @@ class Interrupted(Exception):
 
 
 class Load:
-    """Somebody who commits all the time, until it is closed or a commit fails."""
+    """A thread that commits all the time, until it is closed or a commit fails."""
 
     def __init__(self, client: anabranch.Client, stream: str) -> None:
         self._client, self._stream = client, stream
@@ -205,7 +205,7 @@ class OldClient:
 
 
 class Growing:
-    """A cluster with two controllers, which one operator lets grow from 1 to 3 control partitions."""
+    """A cluster with two controllers, which an operator grows from 1 to 3 control partitions."""
 
     def __init__(self, bootstrap: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         how = ("--session-timeout", "2")
@@ -238,7 +238,7 @@ class Growing:
             self.client.grow_cluster(3)
 
     def stop_after_two_topics(self) -> None:
-        """Let the operator end when two topics have grown."""
+        """Call `grow_cluster`, and interrupt it when two topics have grown."""
         add, grown = KafkaLog.add_partitions, list[str]()
 
         def add_two(log: KafkaLog, topic: str, partitions: int) -> None:
@@ -254,7 +254,7 @@ class Growing:
         assert grown == [f"{GROWING}.status", f"{GROWING}.control"]
 
     def stop_at(self, step: str) -> None:
-        """Let the operator end at this step."""
+        """Call `grow_cluster`, and interrupt it at this step."""
         with self._monkeypatch.context() as patch:
             patch.setattr(Administration, step, Mock(side_effect=Interrupted))
             with pytest.raises(Interrupted):

@@ -134,9 +134,23 @@ def opened(info: TransactionInfo, age: float = 60.0) -> OpenTransaction:
     waits = why if age else None
     ends = f"anabranch txn force {info.txn_id.hex()}"
     holds: dict[str, Any] = {"locks": 3, "frozen": True, "journals": {"nyc/flights": 9_000}}
-    parts = (PartInfo(1, ("ber",), info.state, 3, None, -1), PartInfo(2, (), info.state, 3, None, -1))
+    parts = (
+        PartInfo(1, ("ber",), info.state, 3, None, -1),
+        PartInfo(2, (), info.state, 3, None, -1),
+    )
     return OpenTransaction(
-        info, 7, age, 10.0, 20.0, 1, writers, merges, **holds, waits=waits, ends=ends, partitions=parts
+        info,
+        7,
+        age,
+        10.0,
+        20.0,
+        1,
+        writers,
+        merges,
+        **holds,
+        waits=waits,
+        ends=ends,
+        partitions=parts,
     )
 
 

@@ -385,10 +385,19 @@ def test_txn_describe_of_one_that_has_ended(run: Run, fake: FakeClient) -> None:
     """It has its parts on other control partitions, and nothing that it would wait for."""
     document = json.loads(run("txn", "describe", ID, "--json").stdout)
     parts = document["control_partitions"]
-    assert [(one["scopes"], one["state"]) for one in parts] == [(["ber"], "COMMITTED"), ([], "COMMITTED")]
+    assert [(one["scopes"], one["state"]) for one in parts] == [
+        (["ber"], "COMMITTED"),
+        ([], "COMMITTED"),
+    ]
     assert "waits_for" not in document
     told = run("txn", "describe", ID).stdout
-    for shown in ("Parts on other control partitions", "ber", "known only there", "left out", "6963200000000000000"):
+    for shown in (
+        "Parts on other control partitions",
+        "ber",
+        "known only there",
+        "left out",
+        "6963200000000000000",
+    ):
         assert shown in told
     assert "round of votes" not in told
 

@@ -130,6 +130,9 @@ def test_every_exit_code_has_a_meaning() -> None:
 def test_every_command_has_help_for_every_option() -> None:
     for name, command in commands().items():
         assert command.help, name
+        assert not re.search(r"\S\n(?!- )\S", command.help), (
+            f"{name}: a line that ends inside of a paragraph"
+        )
         for parameter in command.params:
             assert parameter.help, f"{name}: {parameter.name}"
 

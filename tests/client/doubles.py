@@ -93,9 +93,12 @@ class ScriptedBus:
         correlation_id: bytes,
         payload: bytes,
         more: RecordHeaders = (),
+        *,
+        waits: bool = True,
     ) -> None:
         command = decode(payload)
-        self._slots.setdefault(correlation_id, deque())
+        if waits:
+            self._slots.setdefault(correlation_id, deque())
         self.sent.append(Sent(self.clock.now, control_partition, correlation_id, command))
         answers = self.script(command)
         for answer in answers if isinstance(answers, list) else [answers]:

@@ -119,7 +119,7 @@ def test_a_controller_that_dies_at_any_time_changes_no_outcome(number: int, afte
 
 
 def test_m4_a_message_is_decided_before_the_commands_that_wait_for_it() -> None:
-    """The decision and a one-shot to the same stream are read in one pass: the one-shot waits for no hold."""
+    """The decision, a one-shot and a question for the stream are read in one pass: they wait for no hold."""
     pair = Pair()
     pair.asked = pair.world.send(pair.commit)
     coordinator, participant = pair.leaders
@@ -129,10 +129,12 @@ def test_m4_a_message_is_decided_before_the_commands_that_wait_for_it() -> None:
         coordinator.step(0)
     event = r.Event(STREAMS[1], -1, b"k", b"later", (), -1)
     asked = pair.world.send(r.OneShot(pair.world.txn_id(1), "ber", None, (event,)), 1)
+    question = pair.world.send(r.SafeTime("ber", None, (), (STREAMS[1],)), 1)
     for _ in range(3):
         participant.step(0)
         assert not participant._memory.holds.shots
     assert pair.world.reply(asked).state == "COMMITTED"
+    assert pair.world.reply(question).safe
     assert pair.values()[1] == [b"v", b"later"]
 
 

@@ -70,7 +70,7 @@ def views_of(state: State) -> dict[str, Any]:
                 dict(txn.writers),
                 dict(txn.lanes),
                 txn.pending,
-                txn.votes,
+                txn.votes_row,
                 dict(txn.partitions),
                 txn.promised,
             )

@@ -184,9 +184,8 @@ class Pair:
 
     def cut(self, cut: Cut, number: int) -> bool:
         """Play it with this cut, and check all. Returns whether the cut came. ``number``: of the try."""
-        self.gives_up_s = (
-            GIVES_UP_S * 4**number
-        )  # a busy machine may need longer for what the client begins
+        # A busy machine may need longer until the client has sent its commands.
+        self.gives_up_s = GIVES_UP_S * 4**number
         how = "kill" if cut.action == KILL else "stop"
         victim = self.replace(cut.who, (f"{how} {cut.point}",))
         victim.arm()
@@ -311,17 +310,6 @@ def one_shot(pair: Pair, value: bytes) -> Played:
     return 1, "COMMITTED"
 
 
-def named_shot(pair: Pair, value: bytes) -> Played:
-    """The same with a name: the coordinator logs its part before the decision."""
-
-    def write(txn: anabranch.Transaction) -> None:
-        for stream in pair.streams:
-            txn.write(stream, value, key=b"k")
-
-    pair.client.transact(write, name=value.decode())
-    return 1, "COMMITTED"
-
-
 def abandoned(pair: Pair, value: bytes) -> Played:
     """The same, by a client that does not repeat anything."""
 
@@ -382,7 +370,6 @@ def stage(pair: Pair, value: bytes) -> Played:
 PLAYS: dict[str, Callable[[Pair, bytes], Played]] = {
     "commit": commit,
     SHOT: one_shot,
-    "one-shot with a name": named_shot,
     GONE: abandoned,
     "abort": abort,
     "prepare, then commit": prepare,
@@ -412,8 +399,7 @@ def steps(pair: Pair, play: str) -> list[Step]:
     for who in WHO:
         pair.replace(who)
         calls = [*map(Point.parse, traces[who].read_text().splitlines())]
-        # A one-shot is logged before its decision, and its messages are sent twice, only if answers are late. One
-        # with a name is always logged before.
+        # A one-shot is logged before its decision, and its messages are sent twice, only if answers are late.
         sent = messages(calls, 1 if play == SHOT else MOST_ALIKE)
         found += [Step(who, *each) for each in rounds(calls, "OPEN" if play == SHOT else "")]
         found += [Step(who, point, "") for point in sent]
@@ -435,9 +421,9 @@ def messages(calls: list[Point], most: int) -> Iterator[Point]:
 def rounds(calls: list[Point], passed: str) -> Iterator[tuple[Point, str]]:
     """A point for each append and end of a round, and what the round holds. ``passed``: a kind that is passed over.
 
-    The point is the n-th call of a round with a kind of row, of the kind that fewest rounds have: what a round
-    holds beside that is a matter of time. Rows of streams alone are no step: for a stream's first staged merge, a
-    partition is added.
+    A point is the n-th call of a round that holds a kind of row: the kind that the fewest rounds have, because time
+    decides what else a round holds. A round with rows of streams alone is no step, as a stream's first staged merge
+    adds a partition.
     """
     its = []
     for call in calls:
@@ -480,7 +466,7 @@ def cuts(pair: Pair) -> list[Cut]:
 
 
 def call_of(point: Point) -> str:
-    """The call as `ACTIONS` names it: whatever is appended or sent with it is a matter of time."""
+    """The call as `ACTIONS` names it, without what is appended or sent, as time decides what goes together."""
     return point.name if point.name.startswith("end:") else point.name.partition(":")[0] + ":*"
 
 

@@ -86,6 +86,22 @@ def test_as_many_commands_as_were_answered_together_are_sent_together() -> None:
     assert bus.sent() == [b"another"]
 
 
+def test_a_command_for_which_nobody_waits_travels_with_the_next_one() -> None:
+    bus, before, after = Bus(), ids(4), ids(4, b"next")
+    for name in before:
+        bus.bus.send(1, b"beside " + name, b"", waits=False)
+        assert not bus.sent()
+        bus.send(name)
+        assert bus.sent() == [b"beside " + name, name]
+    bus.answer(*before)
+    for name in after:
+        assert not bus.sent()
+        bus.bus.send(1, b"beside " + name, b"", waits=False)
+        bus.send(name)
+    assert bus.sent() == [*[b"beside " + name for name in after], *after]
+    assert not bus.bus._slots.keys() & {b"beside " + name for name in (*before, *after)}
+
+
 def test_answers_of_other_clients_let_nothing_gather() -> None:
     bus = Bus()
     bus.send(b"own")

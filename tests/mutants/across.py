@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.client import session
-from anabranch.controller import durability
+from anabranch.controller import controller, durability
 from anabranch.controller.lanes import Command, Lanes
 from anabranch.controller.suspects import MAX_COMMANDS, SuspectCommands
 from anabranch.core import parts
@@ -21,6 +21,7 @@ from anabranch.core.across.participant import Action
 from anabranch.core.decisions import merge, transactions
 from anabranch.core.decisions.across import (
     coordinating,
+    coordinating_one_shots,
     holding,
     locking,
     participating,
@@ -74,6 +75,11 @@ def commands_come_first(right: Any, self: SuspectCommands, lanes: Lanes) -> list
     """M4: commands are decided before messages."""
     found = lanes.next(MAX_COMMANDS, lanes.active)
     return found or right(self, lanes)
+
+
+def freed_after_the_commands() -> Planted:
+    """M4: what messages set free is merged after the commands of the same round."""
+    return patch.object(controller, "decide_freed", lambda turn: None)
 
 
 def any_vote_counts() -> Planted:
@@ -251,7 +257,7 @@ def a_refusal_aborts() -> Planted:
 def refusals_take_nothing_back() -> Planted:
     """C5: participants stay prepared when a commit is refused."""
     return patch.object(
-        coordinating, "has_asked", lambda txn: txn.pending is not None and txn.votes is not None
+        coordinating, "has_asked", lambda txn: txn.pending is not None and txn.votes_row is not None
     )
 
 
@@ -341,9 +347,9 @@ def refused_ones_are_forgotten() -> Planted:
     """S1: a one-shot that is refused after the first votes leaves the parts of others prepared."""
 
     def forget(turn: Turn, shot: Any) -> None:
-        turn.across.shots.put(shot.command.txn_id, None)
+        turn.across.asked_shots.put(shot.command.txn_id, None)
 
-    return patch.object(parts_of_one_shots, "end_shot", forget)
+    return patch.object(coordinating_one_shots, "end_shot", forget)
 
 
 def frozen_locks_refuse_both() -> Planted:
@@ -354,7 +360,7 @@ def frozen_locks_refuse_both() -> Planted:
         return parts.check(turn, ending)
 
     its = SimpleNamespace(check=check, Ending=parts.Ending)
-    return patch.object(parts_of_one_shots, "parts", its)
+    return patch.object(coordinating_one_shots, "parts", its)
 
 
 def nobody_asks_for_decisions() -> Planted:
@@ -364,12 +370,12 @@ def nobody_asks_for_decisions() -> Planted:
 
 def unknown_ones_are_not_answered() -> Planted:
     """S4: a coordinator that does not know a one-shot says nothing."""
-    return patch.object(parts_of_one_shots, "asked_decision", lambda *_: None)
+    return patch.object(coordinating_one_shots, "on_ask_decision", lambda *_: None)
 
 
 def unknown_ids_are_not_used_up() -> Planted:
     """S4: an unknown id stays free although a participant gets an abort of it."""
-    return patch.object(parts_of_one_shots, "_use_up", lambda *_: None)
+    return patch.object(coordinating_one_shots, "_use_up", lambda *_: None)
 
 
 def questions_prove_themselves() -> Planted:
@@ -385,14 +391,14 @@ def questions_prove_themselves() -> Planted:
 
 def parts_are_logged_at_once() -> Planted:
     """S5: a participant logs its part when the command comes, before it is asked for its vote."""
-    real = parts_of_one_shots._wait
+    real = parts_of_one_shots.wait_for_question
 
     def wait(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
         real(turn, command, to)
-        row = parts_of_one_shots._row_of(turn, command, command.scope, turn.lane)
+        row = parts_of_one_shots.row_of(turn, command, command.scope, turn.lane)
         turn.put(k.txn_key(command.txn_id), row)
 
-    return patch.object(parts_of_one_shots, "_wait", wait)
+    return patch.object(parts_of_one_shots, "wait_for_question", wait)
 
 
 def early_questions_are_dropped() -> Planted:
@@ -403,9 +409,9 @@ def early_questions_are_dropped() -> Planted:
 def repeated_commands_begin_again() -> Planted:
     """A copy of a command at the coordinator is taken for a new one."""
     return patch.object(
-        parts_of_one_shots,
+        coordinating_one_shots,
         "_begin_again",
-        lambda turn, row, command, to: parts_of_one_shots._begin(turn, command, to),
+        lambda turn, row, command, to: coordinating_one_shots._begin(turn, command, to),
     )
 
 

@@ -144,6 +144,8 @@ OVER = CALM | {
 # … while streams are scaled, or safe times are asked for.
 OVER_SCALED = OVER | {"scale_s": 0.7, "linger": 0.8, "prepared": 0.0}
 OVER_READ = OVER | {"safe_s": 0.1, "readers": 2}
+# … where transactions that meet lock rows at both control partitions.
+OVER_LOCKED = OVER | {"tables": 3, "clients": 1, "jobs": 2, "prepared": 0.0}
 # … while the cluster grows.
 GROWING = OVER | {"grow_s": 1.0, "lanes": 1, "work_s": 40.0, "director_s": 6.0}
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
@@ -351,12 +353,14 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("epochs are later than held commits", holds.epochs_come_late, weather=OVER_SCALED, suite=HOLDING),
     Mutant("times ahead are not checked", holds.what_comes_is_not_asked, weather=OVER, suite=HOLDING),
     Mutant("prepare timestamps are given", holds.promises_are_timestamps, simulated=False, suite=ACROSS),
-    Mutant("locks wait for no prepare timestamp", holds.locks_wait_for_nobody, simulated=False, suite=HOLDING),
+    Mutant("locks wait for no prepare timestamp", holds.locks_wait_for_nobody, weather=OVER_LOCKED, suite=HOLDING),
     Mutant("newest commits of held tables", holds.held_tables_are_told, simulated=False, suite=HOLDING),
     Mutant("a successor holds nothing", holds.successors_hold_nothing, weather=OVER, suite=HOLDING),
     Mutant("messages leave before their round", across.sent_before_the_commit, quick=True, weather=OVER),
     Mutant("old questions count", across.old_questions_count, weather=OVER, suite=ACROSS),
     Mutant("commands before messages", across.commands_come_first, simulated=False,
+           suite="tests/controller/test_across.py"),
+    Mutant("freed after the commands", across.freed_after_the_commands, simulated=False,
            suite="tests/controller/test_across.py"),
     Mutant("a participant's time counts", across.a_participants_time_counts, quick=True, weather=OVER,
            suite=HISTORIES),
@@ -403,12 +407,13 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("one-shots begin again", across.repeated_commands_begin_again, weather=OVER, suite=ONE_SHOTS),
     Mutant("refused one-shots stay open", across.refused_one_shots_stay_open, weather=OVER, suite=ONE_SHOTS),
     Mutant("one-shots join what rolls", across.one_shots_join_what_rolls, simulated=False, suite=ONE_SHOTS),
-    Mutant("locked tables hold nothing", across.locked_tables_hold_nothing, simulated=False, suite=LOCKS),
-    Mutant("all that meet wait", across.all_that_meet_wait, simulated=False, suite=LOCKS),
-    Mutant("all that meet give way", across.all_that_meet_give_way, simulated=False, suite=LOCKS),
-    Mutant("votes meet no staged merge", across.staged_merges_are_not_met, simulated=False, suite=LOCKS),
-    Mutant("a coordinator's locks are not frozen", across.own_locks_are_not_frozen, simulated=False, suite=LOCKS),
-    Mutant("waiting commits keep times", across.waiting_commits_keep_their_times, simulated=False, suite=LOCKS),
+    Mutant("locked tables hold nothing", across.locked_tables_hold_nothing, weather=OVER_LOCKED, suite=LOCKS),
+    Mutant("all that meet wait", across.all_that_meet_wait, weather=OVER_LOCKED, suite=LOCKS),
+    Mutant("all that meet give way", across.all_that_meet_give_way, weather=OVER_LOCKED, suite=LOCKS),
+    Mutant("votes meet no staged merge", across.staged_merges_are_not_met, weather=OVER_LOCKED, suite=LOCKS),
+    Mutant("a coordinator's locks are not frozen", across.own_locks_are_not_frozen, weather=OVER_LOCKED,
+           suite=LOCKS),
+    Mutant("waiting commits keep times", across.waiting_commits_keep_their_times, weather=OVER_LOCKED, suite=LOCKS),
     Mutant("reopened locks stay frozen", across.reopened_locks_stay_frozen, simulated=False, suite=LOCKS),
     # -- journals
     Mutant("a zombie writes its journal index", journals.zombie_index, weather=BLIND,

@@ -38,12 +38,19 @@ def finders(mutant: Mutant, found: Found) -> Iterator[str]:
     mine = found.get(mutant.name, {})
     own = mine.get("own", {})
     if own.get("found"):
-        yield f"simulator, in {own['tries']} seed{'s' if own['tries'] > 1 else ''}"
+        yield f"simulator, in {seeds_of(own)}"
+    elif mine.get("checker", {}).get("found"):
+        yield f"checker in the simulator, in {seeds_of(mine['checker'])}"
     seed = test_random_leaders.PLANTED.get(mutant.name)
     if seed is not None:
         yield f"history, seed {seed}"
     if mine.get("tests", {}).get("found") and mutant.suite != HISTORIES:
         yield f"`{mutant.suite.removeprefix('tests/')}`"
+
+
+def seeds_of(hunt: Mapping[str, Any]) -> str:
+    """How many seeds were played until a bug was found."""
+    return f"{hunt['tries']} seed{'s' if hunt['tries'] > 1 else ''}"
 
 
 def in_model(rule: str) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from anabranch.errors import (
 )
 from anabranch.ports import TopicPartition
 from anabranch.processing import derived
+from anabranch.processing.batch import BatchTooBig
 from anabranch.processing.commits import Commits
 from anabranch.processing.failures import HandlerFailed
 from anabranch.processing.operations.copies import copy_processor
@@ -130,7 +132,10 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
 
 def steps(worker: Worker, count: int = 8) -> None:
     for _ in range(count):
-        worker.step()
+        try:
+            worker.step()
+        except BatchTooBig as error:
+            worker.begin_again(error)
 
 
 def entries(view: TableSnapshot, table: str = BY_CITY) -> dict[bytes, bytes]:
@@ -612,6 +617,7 @@ def compacted(shop: Shop) -> int:
 def test_a_source_that_was_compacted_is_derived_from_its_base(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By a worker that dies after the second of the commits of the base's rows, and then by another one."""
     first = shop.put(k0="oslo", k1="rome", k2="rome", k3="bonn")
     second = shop.put(k0="oslo rome", k3=None)
     base = compacted(shop)
@@ -619,9 +625,7 @@ def test_a_source_that_was_compacted_is_derived_from_its_base(
     now = {b"k0": b"oslo rome", b"k1": b"oslo", b"k9": b"last"}
     written, commit = [0], Commits.send
 
-    def send(
-        self: Commits, *of: Any
-    ) -> None:  # dies after the second of the commits of the base's rows
+    def send(self: Commits, *of: Any) -> None:
         if written[0] == 2:
             raise NotReady("killed")
         written[0] += 1
@@ -653,6 +657,17 @@ def test_a_source_that_was_compacted_is_derived_from_its_base(
             shop.replica(BY_CITY).snapshot(at=base - 1)
         seen = [(e.key, e.value) for e in shop.events(BY_CITY) if is_entry(e.key or b"")]
         assert len(seen) == len(set(seen))  # each entry came once, and went once
+
+
+def test_a_base_whose_state_is_too_big_for_a_commit_is_derived_in_several(shop: Shop) -> None:
+    shop.put(**{f"k{n}": f"oslo.{n}" for n in range(100)})
+    compacted(shop)
+    controller = shop.controllers[0]
+    controller.settings = replace(controller.settings, chunk_bytes=1000)
+    with closing(shop.worker(tasks=1)) as worker:
+        steps(worker, 16)
+        assert worker.metrics.total("processor_taken_again") > 0
+        assert shop.client.check_derivation(ORDERS, "by-city", cities) == []
 
 
 def test_a_base_that_moved_before_the_processor_was_made_is_refused(shop: Shop) -> None:

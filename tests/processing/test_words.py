@@ -69,6 +69,7 @@ class Runner:
         if self.rng is not None:
             handlers.batch_bytes = self.rng.choice([300, 2000, 1 << 20])
             handlers._most_events = self.rng.choice([1, 3, math.inf])
+            handlers._splits = self.rng.random() < 0.5
         handlers.resume(self.rows, range(TASKS))
         return handlers
 

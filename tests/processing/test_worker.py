@@ -402,6 +402,21 @@ def test_what_is_too_big_for_a_commit_comes_in_smaller_batches(place: Place, who
     )
 
 
+def test_transactions_that_are_only_together_too_big_for_a_commit_stay_whole(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = TaskReader.cut  # in memory each read gives one commit
+    monkeypatch.setattr(TaskReader, "cut", lambda *args: [p for _ in range(10) for p in cut(*args)])
+    app = rows_of(place.with_dead_letters(), place, 2500)
+    for n in range(10):
+        place.write(*(b"%d.%d" % (n, m) for m in range(3)), value=b"200")
+    with closing(place.worker(app)) as worker:
+        steps(worker, 20)
+        assert worker.metrics.total("processor_taken_again") > 0
+    counts = [sum(part.count for part in commit.segments) for commit in place.commits("nyc/out")]
+    assert (sum(counts), {count % 3 for count in counts}) == (30, {0})
+
+
 def test_batches_stay_small_until_a_slow_reader_has_input(place: Place) -> None:
     """A reader that has nothing at first leaves an empty batch after each try."""
     app, real, begun = rows_of(Processor("nyc/p", tasks=1), place, 2000), TaskReader.cut, []

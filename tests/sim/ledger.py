@@ -254,6 +254,7 @@ class Ledger:
         self.late: dict[str, list[float]] = defaultdict(list)  # … and that wrote to it after that
         # Prepared ones that were committed without LOST streams -> these, as their rows said.
         self.left_out: dict[bytes, list[str]] = defaultdict(list)
+        self.spread: list[bytes] = []  # transactions over several control partitions
 
     def hear_plain(self, offset: int, records: Iterable[Record]) -> None:
         """Records have arrived in a journal, from this offset on."""
@@ -331,6 +332,8 @@ class Ledger:
                     _, says_so, streams = part.partition(LEFT_OUT)
                     if says_so:
                         self._undecided[native].append((self.left_out[row.txn_id], streams))
+            elif entry is k.Entry.PARTITION:
+                self._undecided[native].append((self.spread, record.key[:16]))
             elif entry is k.Entry.STREAM:
                 row = decode(record.value)
                 if row.state == LOST:

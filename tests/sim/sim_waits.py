@@ -113,13 +113,13 @@ class SimWaits(waits.ThreadWaits):
 
 
 @contextmanager
-def waiting_in(world: World, name: str) -> Iterator[None]:
-    """Let processes whose names begin so wait in the world."""
+def waiting_in(world: World, *names: str) -> Iterator[None]:
+    """Let processes whose names begin with one of these wait in the world."""
     known = list(waits._find)
     own = SimWaits(world)
 
     def find() -> waits.Waits:
-        if world.runs(name):
+        if any(world.runs(name) for name in names):
             return own
         return known[0]() if known else waits.THREADS
 

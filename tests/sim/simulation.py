@@ -69,6 +69,7 @@ from tests.sim.retention import Retention
 from tests.sim.safe_times import check_safe_times
 from tests.sim.sim_waits import waiting_in
 from tests.sim.tables import COMPANIONS, Noted, TableMachine, without_tables
+from tests.sim.tables import NAME as OF_TABLES
 from tests.sim.task_rows import check_tally
 from tests.sim.tasks import TaskMachine
 from tests.sim.together import check_together
@@ -227,7 +228,7 @@ def _simulate(
             few_of_each() if drawn.greedy_s else nullcontext(),
             beside,
             poison.failing_decisions(),
-            waiting_in(world, OF_CHAINS),
+            waiting_in(world, OF_CHAINS, OF_TABLES),
             bug or nullcontext(),
         ):
             run = _Run(world, faults)
@@ -327,7 +328,7 @@ class _Run:
         ]
 
     def _machines(self, make: Callable[..., Machine], all_did: object, count: int) -> list[Machine]:
-        """So many processes of a kind. ``all_did``: what they all know."""
+        """Make ``count`` processes of a kind. ``all_did``: the record that they share."""
         return [
             make(self.world, self.cluster, self.faults, self.ledger, all_did, number)
             for number in range(count)
@@ -518,6 +519,7 @@ class _Run:
         picture = Picture.take(
             self.cluster, PREFIX, self.partitions, self.ledger.carriers, deleted, left_out
         )
+        picture.spread.update(self.ledger.spread)  # also those whose rows are forgotten
         check_lost(picture, self.ledger)
         check_safe_times(picture, self.ledger.safe_answers, self.partitions)
         check_log(picture)

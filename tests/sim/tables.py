@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from tests.sim.ports import SimCluster
 
 All = TypeVar("All")
+NAME = "t"  # of processes, with a number
 COMPANIONS = tuple(map(base_stream, TABLES))
 STREAMS = (*TABLES, *COMPANIONS)
 KEYS = tuple(b"k%d" % number for number in range(5))
@@ -183,7 +184,7 @@ class Uses:
 class TableMachine:
     """A process with a replica; it is started again when it dies, with its folder, an older copy, or none."""
 
-    title = "t"  # of processes, with a number
+    title = NAME
     shot_bytes: tuple[int, ...] = (0, 1 << 18)
 
     def __init__(
@@ -320,7 +321,7 @@ class TableMachine:
         self._random.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])[0]()
 
     def _at_once(self, count: int, work: Callable[[], object]) -> None:
-        """Do this in so many tasks, and wait for them."""
+        """Do this in ``count`` tasks, and wait for all of them."""
         here, ends = self.world.current, list[object]()
         for number in range(count):
             self.world.spawn(here, f"call{number}", lambda: ends.append(work()))
@@ -328,11 +329,11 @@ class TableMachine:
             self.world.sleep(0.02)
 
     def _meet(self, rows: RecordedTables) -> None:
-        """Several at once, each of which reads what others write, perhaps at another control partition."""
+        """Commit several transactions at once. Each reads what others write, also on other control partitions."""
 
         def one() -> None:
             txn = rows.begin(timeout=5.0)
-            with contextlib.suppress(LocksBroken):  # told again by the commit
+            with contextlib.suppress(LocksBroken):  # the commit raises it again
                 self._random.choice((self._uses.pair, self._uses.pair, self._uses.rows))(txn)
             self._commit(txn)
 
@@ -350,7 +351,7 @@ class TableMachine:
             isolation = self._random.choice(("serializable",) * 4 + ("snapshot",))
             begun.append(txn := rows.begin(isolation=isolation, timeout=5.0))
             self._noted.times.append(txn.timestamp)
-            with contextlib.suppress(LocksBroken):  # told again by the commit
+            with contextlib.suppress(LocksBroken):  # the commit raises it again
                 self._uses.any(txn)
             if self._random.random() < 0.5:
                 self.world.sleep(self._random.expovariate(4.0))

@@ -14,12 +14,13 @@ import pytest
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.core.decisions.prepared import without
-from anabranch.core.rows import txn_key
+from anabranch.core.rows import partition_key, txn_key
 from anabranch.core.transaction_states import born
 from anabranch.errors import AlreadyCommitted
 from anabranch.ports import TopicPartition
 from anabranch.protocol import limits
 from anabranch.protocol.schemas.codec import encode
+from anabranch.protocol.schemas.records import PartitionRow
 from anabranch.topics.names import status_topic
 from checker import judge
 from tests.mutants.catalogue import CALM, OVER
@@ -126,8 +127,9 @@ def test_what_must_hold_holds_under_every_seed() -> None:
 )
 def test_a_transaction_over_two_control_partitions_has_one_outcome(seeds: range) -> None:
     """One outcome and one timestamp, though controllers die, and messages are lost, late or doubled."""
+    weather: dict[str, Any] = CLEAR | OVER
     for seed in seeds:
-        report = simulate(seed, **CLEAR | OVER)
+        report = simulate(seed, **weather)
         assert not report.violation, str(report)
 
 
@@ -174,7 +176,7 @@ def test_a_refusal_that_names_a_missing_writer_is_held_against_what_is_committed
         check_deal(picture, ledger, deal, seen)
 
 
-def test_what_was_left_out_is_known_though_the_row_is_forgotten() -> None:
+def test_what_rows_said_is_known_when_they_are_forgotten() -> None:
     """A commit without a LOST stream looked torn once its row was gone; until then any other loss was excused."""
     ledger, native, txn_id = Ledger("p", (), Mock()), (1, 0), bytes(16)
     deal = ledger.open("s", "one-shot")
@@ -182,9 +184,15 @@ def test_what_was_left_out_is_known_though_the_row_is_forgotten() -> None:
         deal.event(deal.writer("own"), stream, b"k")
     deal.attempt(0.0, "own", None)
     row = without(born("one_shot", txn_id, 0, scope="s", owner="open", committed=3), 1, {"s/lost"})
-    rows = encode_batch([Record(0, 0, txn_key(txn_id), encode(row))])
-    ledger.see_status(0.0, native, TopicPartition(status_topic("p"), 0), rows)
+    part = encode(PartitionRow(("t",)))
+    records = [
+        Record(0, 0, txn_key(txn_id), encode(row)),
+        Record(1, 0, partition_key(txn_id, 1), part),
+    ]
+    status = TopicPartition(status_topic("p"), 0)
+    ledger.see_status(0.0, native, status, encode_batch(records))
     ledger.settle(native, commit=True)
+    assert ledger.spread == [txn_id]
     picture = Picture(deleted={"s/lost": "journal"}, left_out=ledger.left_out)
     records = [Record(0, 0, b"k", f"{deal.label}/own/{number}".encode()) for number in (0, 2)]
     seen = [Placed("s/a", 0, 0, native, record, txn_id, 0) for record in records]

@@ -158,8 +158,9 @@ class Weather:
         state = random.getstate()
         own = random.random()
         random.setstate(state)
-        drawn = cls(**_draw_first(random), **_draw_topics(Random(f"{own}/topics")))
+        drawn = cls(**_draw_first(random))
         # What came later has chance of its own, so that the other draws of a seed stay.
+        drawn = drawn.changed(_draw_topics(Random(f"{own}/topics")))
         drawn = drawn.changed(_draw_trouble(Random(f"{own}/what lasts")))
         drawn = drawn.changed(_draw_lanes(Random(f"{own}/lanes")))
         drawn = drawn.changed(_draw_workers(Random(f"{own}/workers")))
@@ -307,7 +308,7 @@ def _draw_first(random: Random) -> dict[str, Any]:
 
 
 def _draw_topics(random: Random) -> dict[str, float]:
-    """Topics that somebody deletes, or that a broker does not know."""
+    """How often somebody deletes a topic, and how often a broker does not know one."""
     return {
         "lose_s": random.choice((0, 0, 0, 0, 0, 5.0, 12.0)),
         "lag_s": random.choice((0, 0, 0, 0, 3.0)),

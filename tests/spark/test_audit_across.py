@@ -33,7 +33,7 @@ Plant = Callable[[bytes, Mapping[bytes, bytes], int], tuple[bytes, bytes | None]
 LONG_AGO_MS, NOW_MS = 1_700_000_000_000, 1_800_000_000_000
 TOO_EARLY = "none, and it is not old enough to be forgotten"
 NOT_COUNTED = "none: the outcome does not count its events"
-# What the audited control partition has: state, timestamp; then what the other one has; then the finding.
+# State and timestamp at the audited control partition; then at the other one; then the finding.
 CASES: dict[str, tuple[tuple[str, int], tuple[str, int] | None, str]] = {
     "alike": (("COMMITTED", 7), ("COMMITTED", 7), ""),
     "merges still": (("COMMITTED", 7), ("FINALIZE_IN_PROGRESS", 7), ""),
@@ -99,7 +99,7 @@ def changed(**fields: Any) -> Plant:
     return plant
 
 
-# Of transactions in real streams: whether the audited control partition coordinates it; whether it commits; what
+# For a transaction in real streams: whether the audited control partition coordinates it; whether it commits; what
 # changes in the other control partition's status log; the finding.
 PLANTED: dict[str, tuple[bool, bool, Plant, str]] = {
     "nothing": (True, True, changed(), ""),

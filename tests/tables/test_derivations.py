@@ -787,7 +787,9 @@ REFUSED: dict[str, tuple[Callable[[Shop], object], type[Exception], str]] = {
     "version 0": (lambda s: s.client.derive(ORDERS, "by-size", city, version=0), InvalidArgument, "from 1"),
     "a stream": (lambda s: s.client.derive("shop/plain", "by-size", city), InvalidArgument, "no table"),
     "a derived table": (lambda s: s.client.derive(BY_CITY, "x", city), UnsupportedSetting, "no source"),
-    "unique now": (lambda s: s.client.derive(ORDERS, "by-city", city, unique=True), StreamExists, "'index', and not 'unique': give"),
+    "unique now": (
+        lambda s: s.client.derive(ORDERS, "by-city", city, unique=True), StreamExists, "'index', and not 'unique'",
+    ),
     "no such version": (
         lambda s: s.client.drop_derivation(ORDERS, "by-city", version=2), InvalidArgument, "versions",
     ),

@@ -200,7 +200,7 @@ def test_what_the_lane_may_not_see_is_seldom_asked_for(monkeypatch: pytest.Monke
     assert asked == ["commands"] * 2
 
 
-def test_a_transaction_s_page_shows_its_staged_merge() -> None:
+def test_a_transaction_s_page_shows_its_staged_merge_and_its_parts() -> None:
     client: Any = Timed(FakeClient())
     page = Pages(client, environment(), 1.0, Showing(acts=True)).body(
         View("transaction", (TXN_ID.hex(),))
@@ -209,6 +209,7 @@ def test_a_transaction_s_page_shows_its_staged_merge() -> None:
         ('max="10" value="5" aria-label="staged of partition 1"', "5 of 10 events")
     ]
     assert ("0000000000000005", "loader 7", "open", "10", "yes") in cells(page)
+    assert {("1", "ber", "COMMITTED"), ("2", "known only there", "COMMITTED")} <= {*cells(page)}
 
 
 def test_a_transaction_s_page_shows_its_timeline() -> None:

@@ -85,7 +85,7 @@ def warm_up() -> None:
     from anabranch.ports import Fetched, RawBatch
     from anabranch.protocol.schemas import codec, records
 
-    framing.warm()  # a leader that loads it decides nothing for seconds on a busy machine
+    framing.warm()  # on a busy machine loading takes seconds, in which a leader decides nothing
     record = records.Begin(bytes(16), "s", None, 1000, SECRET)
     codec.decode(codec.encode(record))
     data = memoryview(encode_batch([Record(0, 0, b"k", b"v")]))

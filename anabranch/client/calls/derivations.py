@@ -150,7 +150,7 @@ class Deriving:
             if there.of == made.of and there.kind != kind:
                 raise StreamExists(
                     f"version {made.of.version} of derivation {made.of.name!r} of {made.of.source} is of kind "
-                    f"{there.kind!r}, and not {kind!r}: give a derivation of another kind a higher version, or "
+                    f"{there.kind!r}, and not {kind!r}: give a derivation of another kind a higher version or "
                     "another name"
                 )
             wanted[DERIVED] = Derived(made.of, kind, there.since).text

@@ -52,9 +52,8 @@ def next_step(asks: r.Asks, partitions: Mapping[int, r.PartitionRow], votes: Vot
         return Step.WAIT
     answers = {vote.answer for vote in votes.values()}
     some_dated = any(vote.timestamp for vote in votes.values())
-    if not decided:
-        if "NO" in answers or late:
-            return Step.REFUSE
+    if not decided and ("NO" in answers or late):
+        return Step.REFUSE
     if "AGAIN" in answers:
         return Step.AGAIN
     if votes.keys() < partitions.keys() or answers - {"YES"}:

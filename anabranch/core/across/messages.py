@@ -40,9 +40,10 @@ def ends_of(message: ToCoordinator | ToParticipant, other: int) -> tuple[int, in
 
 
 def time_of(clock: int, now_us: int) -> int:
-    """The time that a message brings: about what its sender would give now (T1).
+    """The time that a message brings: about the timestamp that its sender would give now (T1).
 
-    Its hybrid time alone may be of a commit long ago, and would not show that the sender's clock is wrong.
+    ``clock``: the sender's hybrid time. This alone may be the time of a commit long ago, and would not show that
+    the sender's clock is wrong.
     """
     return max(clock, hybrid_time.from_us(now_us))
 

@@ -126,7 +126,7 @@ def decided(
     return TRANSITIONS[known_as(row), said]
 
 
-def promise(
+def next_promise(
     former: r.CoordinatorRow | None, ask: r.AskVote, *, staged: bool, fresh: int
 ) -> r.CoordinatorRow:
     """The promise of a yes. ``former``: what was promised before; ``fresh``: later than all timestamps given here.

@@ -167,7 +167,7 @@ def _note_exactly(
     same = same and exactly == turn.across.exactly.get(txn_id, False)
     turn.across.exactly.put(txn_id, exactly)
     if coordinating.has_asked(txn) and not same:
-        coordinating.ask(turn, txn_id, "REOPEN")
+        coordinating.begin_round(turn, txn_id, "REOPEN")
 
 
 def _check_level(turn: Turn, request: _Request) -> None:
@@ -306,7 +306,7 @@ def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
     answer_decided(turn, row)
     turn.newly_committing.add(txn_id)
     if txn.partitions:
-        coordinating.ask(turn, txn_id, "TIMESTAMP")
+        coordinating.begin_round(turn, txn_id, "TIMESTAMP")
     for stream, epoch in sorted(txn.participants.items()):
         journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 
@@ -426,7 +426,7 @@ def _can_merge(turn: Turn, txn_id: bytes) -> bool:
     pending = txn.pending
     if pending is None or not pending.decided or txn_id in turn.newly_committing:
         return False
-    if txn.votes is not None and txn.votes.own_merged:
+    if txn.votes_row is not None and txn.votes_row.own_merged:
         return False
     needed = prepared.needed(turn.state, pending)
     place = turn.index.lacking(needed, txn if pending.prepare is None else None)
@@ -447,7 +447,7 @@ def next_due_ms(
     for txn_id in state.committing:
         txn = state.open[txn_id]
         pending = txn.pending
-        if txn.votes is not None and txn.votes.own_merged:
+        if txn.votes_row is not None and txn.votes_row.own_merged:
             continue  # it waits for its participants
         if pending is not None and pending.decided:
             needed = prepared.needed(state, pending)

@@ -24,6 +24,7 @@ from anabranch.core.decisions import (
 )
 from anabranch.core.decisions.across import (
     coordinating,
+    coordinating_one_shots,
     deciding,
     forcing,
     holding,
@@ -69,7 +70,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.ListTableLocks: questions.list_table_locks,
     r.ListCommands: lanes.list_commands,
     r.Commit: commit.commit,
-    r.OneShot: parts_of_one_shots.one_shot,
+    r.OneShot: coordinating_one_shots.one_shot,
     r.TakeTurn: row_turns.take,
     r.PrepareEvents: one_shot.prepare_events,
     r.SafeTime: questions.safe_time,
@@ -141,7 +142,7 @@ def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
         except AnabranchError as error:
             turn.hybrid_time = former
             if isinstance(command, r.OneShot) and command.secret is not None:
-                parts_of_one_shots.refused(turn, command, to, error)
+                parts_of_one_shots.keep_refusal(turn, command, to, error)
             raise
 
     attempt(turn, to, run)
@@ -185,7 +186,10 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
 
 
 def decide_freed(turn: Turn) -> None:
-    """Decide and merge what messages of other leaders have set free, so that no command waits for it."""
+    """Merge commits that messages of other leaders have set free, and take the steps of commits that they allow.
+
+    The controller calls this between messages and commands, so that no command waits for such a commit.
+    """
     commit.advance_commits(turn)
     _decide_asked(turn)
     deciding.advance(turn)
@@ -193,8 +197,8 @@ def decide_freed(turn: Turn) -> None:
 
 def _decide_asked(turn: Turn) -> None:
     """Decide the one-shots again whose first votes from other control partitions have come, or are late."""
-    if turn.across.on and not turn.across.shots.is_empty:
-        for shot in parts_of_one_shots.shots_to_decide(turn):
+    if turn.across.on and not turn.across.asked_shots.is_empty:
+        for shot in coordinating_one_shots.shots_to_decide(turn):
             turn.lane, turn.seen, turn.command_bytes = shot.lane, shot.seen, shot.size
             decide(turn, shot.command, shot.to)
 

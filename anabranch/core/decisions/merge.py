@@ -280,7 +280,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     if _waits_for_locks(turn, txn_id, frozen.still_waits(turn, txn_id)):
         return None
     # Only a transaction over several control partitions has a row with events that is merged here.
-    elsewhere = txn.promised is not None or txn.votes is not None
+    elsewhere = txn.promised is not None or txn.votes_row is not None
     kept = shot_of(turn.state, txn_id) if elsewhere else None
     if kept is not None:
         size = len(CommandEvents.of(kept.events).payload)
@@ -365,7 +365,9 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
         return False
     txn = turn.open(plan.txn_id)
     at = txn.row.commit_timestamp
-    if not at and turn.holds.in_use:  # as `holding.blocks` has checked
+    if (
+        not at and turn.holds.in_use
+    ):  # the very timestamp with which `holding.blocks` has checked the merge
         at = holding.taken(turn, plan.txn_id) or turn.next_timestamp()
     for target, places, starts in switches:
         epoch = layouts.of(target.stream).stream_epoch + 1
@@ -407,8 +409,8 @@ def _merge_kept(turn: Turn, layouts: _Layouts, txn_id: bytes, kept: r.PreparedRo
 
 def _merged(turn: Turn, txn: OpenTxn, row: r.TxnRow) -> None:
     """Log that a transaction is merged here, and answer. ``row``: with its commit timestamp."""
-    if txn.votes is not None:
-        _own_merged(turn, txn, row, txn.votes)
+    if txn.votes_row is not None:
+        _own_merged(turn, txn, row, txn.votes_row)
         return
     row = turn.move(row, "finalize_commit", finished_ms=turn.wall_ms, rejected=turn.rejected(row))
     positions.merged(turn, txn, row)
@@ -523,8 +525,10 @@ def _has_room(turn: Turn, txn_id: bytes, places: Mapping[str, int]) -> bool:
     other staged merges release soon.
 
     A stuck merge may keep its partitions for hours, so then new ones are added. The oldest waiting transaction
-    comes first.
+    comes first. A part whose end was forced has its timestamp already, and waits for no partitions: the merges that
+    have them may be later, and wait for it.
     """
+    waits = not turn.open(txn_id).row.commit_timestamp
     for stream, count in places.items():
         row = turn.state.streams[stream]
         lacking = count - len(idle_partitions(turn, row))
@@ -532,7 +536,7 @@ def _has_room(turn: Turn, txn_id: bytes, places: Mapping[str, int]) -> bool:
             other < txn_id and (its.why, its.on) == ("others", stream)
             for other, its in turn.merging.waits.as_dict().items()
         )
-        if before or (lacking > 0 and _lets_go(turn, stream)):
+        if waits and (before or (lacking > 0 and _lets_go(turn, stream))):
             _wait(turn, txn_id, RECHECK_MS, "others", stream)
             return False
         if lacking > 0:

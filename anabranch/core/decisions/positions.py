@@ -163,8 +163,8 @@ def check_state_size(turn: Turn, size: int) -> None:
     if size > most:
         raise EventTooLarge(
             f"a state change of {size:,} bytes, bigger than a commit may have ({most:,}): commit after "
-            "fewer events (a worker does so by itself), change less for one event, or let an operator raise the "
-            "controllers' `--chunk-bytes`"
+            "fewer events (a worker does that by itself), change less state for an event, or let an operator raise "
+            "the controllers' `--chunk-bytes`"
         )
 
 

@@ -166,7 +166,7 @@ def open_info(turn: Turn, row: r.TxnRow, *, full: bool, after: bytes | None = No
     streams = tuple(sorted(turn.state.participants(row.txn_id)))
     outcome = outcome._replace(streams=streams)
     if txn is None:
-        parts = coordinating.parts_of(turn, row)
+        parts = coordinating.part_infos(turn, row)
         return r.OpenInfo(outcome, 0, 0, 0, -1, 0, (), (), {}, partitions=parts)
     silent_ms = max(0, turn.now_ms - turn.keepalives.last(row.txn_id))
     runs = outcome.state == "OPEN"
@@ -188,7 +188,7 @@ def open_info(turn: Turn, row: r.TxnRow, *, full: bool, after: bytes | None = No
         ends=way_to_end(turn.state, row.txn_id),
         locked_segments=locked_segments.locked_by(turn, row.txn_id, full=full),
         asks=locked_segments.asked_by(turn, row.txn_id, full=full),
-        partitions=coordinating.parts_of(turn, row) if txn.partitions else (),
+        partitions=coordinating.part_infos(turn, row) if txn.partitions else (),
     )
 
 

@@ -310,7 +310,7 @@ class Turn:
         return self.hybrid_time
 
     def coming_timestamp(self) -> int:
-        """What `next_timestamp` would return now."""
+        """The timestamp that `next_timestamp` would return now. This call does not use it up."""
         own = self.settings.control_partition if self.settings.across else None
         return hybrid_time.next_after(self.hybrid_time, self.now_us, own)
 
@@ -461,7 +461,7 @@ class Turn:
     def _waiting(self, txn_id: bytes) -> str:
         """Why a commit is not decided, for people."""
         txn = self.open(txn_id)
-        if txn.votes is None or txn.votes.asks == "REOPEN":
+        if txn.votes_row is None or txn.votes_row.asks == "REOPEN":
             return WAITING
         places = ", ".join(map(str, sorted(txn.partitions)))
         return f"its commit is not decided: it waits for the votes of control partition {places}"

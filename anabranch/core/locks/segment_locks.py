@@ -256,4 +256,4 @@ def abort_long(turn: Turn) -> None:
                 if control_partition_of(txn_id) == turn.settings.control_partition:
                     abort_txn(turn, txn_id, why)
                 else:
-                    participating.give_up(turn, txn_id, why)
+                    participating.refuse_for_good(turn, txn_id, why)

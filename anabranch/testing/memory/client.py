@@ -131,10 +131,13 @@ class MemoryBus:
         correlation_id: bytes,
         payload: bytes,
         more: RecordHeaders = (),
+        *,
+        waits: bool = True,
     ) -> None:
         if self._closed or self._place is None:
             return
-        self._slots.setdefault(correlation_id, deque())
+        if waits:
+            self._slots.setdefault(correlation_id, deque())
         headers = (
             (CORRELATION_HEADER, correlation_id),
             (REPLY_HEADER, self._place.partition.to_bytes(4, "big")),

@@ -326,7 +326,8 @@ class Leaders:
     def parts(self, label: str = "A") -> tuple[r.PartInfo, ...]:
         """The parts of a transaction on other control partitions, as its coordinator lists them."""
         self[0].ask("list", r.ListOpen(None, self[0].id(label), 1))
-        return self[0].result.transactions[0].partitions
+        found: r.OpenList = self[0].result
+        return found.transactions[0].partitions
 
     def states(self, label: str = "A") -> list[str]:
         rows = [one.state.txn_row(one.id(label)) for one in self.all]

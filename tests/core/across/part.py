@@ -267,7 +267,7 @@ class Part:
             )
 
     def vote(self, txn_id: bytes, ask: r.AskVote) -> None:
-        self.its[txn_id] = participant.promise(
+        self.its[txn_id] = participant.next_promise(
             self.its.get(txn_id), ask._replace(asks="VOTE"), staged=True, fresh=0
         )
         wanted = sum(one.sequence for one in ask.receipts)
@@ -290,7 +290,7 @@ class Part:
         # A prepare timestamp may be ahead of the clock (H9).
         ahead_us = self.now_us + 1000 * (0, 4, 40)[txn_id[-1] % 3]
         fresh = hybrid_time.next_after(fresh - 1, ahead_us)
-        self.its[txn_id] = participant.promise(its, ask, staged=its.staged, fresh=fresh)
+        self.its[txn_id] = participant.next_promise(its, ask, staged=its.staged, fresh=fresh)
         self.hold(txn_id)
         self.answer(txn_id, "YES")
 

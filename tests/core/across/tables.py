@@ -22,7 +22,7 @@ class Tables(Leaders):
         self.sets = 0
 
     def number(self, stream: str) -> int:
-        """Of the control partition that has it."""
+        """The control partition that has the stream."""
         return SCOPES.index(stream.partition("/")[0])
 
     def of(self, stream: str) -> Leader:

@@ -9,7 +9,8 @@ import pytest
 
 from anabranch.core.across.coordinator import HELD_MS
 from anabranch.core.decisions.across.coordinating import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
-from anabranch.core.decisions.across.parts_of_one_shots import BEFORE_MS, PART_MS
+from anabranch.core.decisions.across.coordinating_one_shots import BEFORE_MS
+from anabranch.core.decisions.across.parts_of_one_shots import PART_MS
 from anabranch.core.decisions.across.receiving import next_due_ms
 from anabranch.core.round import Message
 from anabranch.protocol import limits
@@ -122,7 +123,7 @@ def test_a_coordinator_that_lacks_one_of_two_votes_sleeps_until_it_would_log_its
     leaders.deliver()
     one = leaders[0]
     one.now_ms += HELD_MS
-    assert one.memory.across.shots.get(one.id("A"), None) is not None
+    assert one.memory.across.asked_shots.get(one.id("A"), None) is not None
     assert next_due_ms(one.memory.across, one.now_ms) == FIRST_PAUSE_MS - BEFORE_MS - HELD_MS
 
 

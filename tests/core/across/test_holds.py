@@ -297,14 +297,16 @@ def test_a_timestamp_is_kept_in_its_round_of_votes_alone() -> None:
         head = r.TxnHead("bank", "open", 1000, 0, b"s" * 32, 0)
         return r.AskVote(bytes(16), head, number, asks, True)
 
-    first = participant.promise(None, ask(1, "TIMESTAMP"), staged=True, fresh=10)
+    first = participant.next_promise(None, ask(1, "TIMESTAMP"), staged=True, fresh=10)
     assert first == r.CoordinatorRow(1, 10, staged=True)
     for asks in ("TIMESTAMP", "VOTE"):
-        assert participant.promise(first, ask(1, asks), staged=True, fresh=20) == first
-    second = participant.promise(first, ask(2, "VOTE"), staged=True, fresh=20)
+        assert participant.next_promise(first, ask(1, asks), staged=True, fresh=20) == first
+    second = participant.next_promise(first, ask(2, "VOTE"), staged=True, fresh=20)
     assert second == r.CoordinatorRow(2, 0, staged=True)
     assert (
-        participant.promise(second, ask(2, "TIMESTAMP"), staged=False, fresh=30).prepare_timestamp
+        participant.next_promise(
+            second, ask(2, "TIMESTAMP"), staged=False, fresh=30
+        ).prepare_timestamp
         == 0
     )
     assert participant.reopened(first, ask(2, "REOPEN")) == r.CoordinatorRow(2, 0, staged=True)

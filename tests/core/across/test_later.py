@@ -380,6 +380,28 @@ def test_a_part_that_was_forced_to_commit_lets_another_one_be_staged() -> None:
     assert leaders.states() == ["COMMITTED", "COMMITTED"]
 
 
+def test_a_big_part_that_is_forced_to_commit_takes_partitions_of_its_own() -> None:
+    """S is staged, has the free partition, and is later than the part, so S waits for it."""
+    leaders = begun("ber/a")
+    leaders.commit()
+    leaders.deliver()
+    leaders.bag.clear()
+    one = leaders[1]
+    one.begin("S", scope="ber")
+    one.touch("S", "ber/a")
+    one.write("S", "w2", "ber/a", size=BIG)
+    one.commit("S", receipts=[one.receipt("S", "w2", sequence=1)])
+    while one.row("S").state != "FINALIZE_IN_PROGRESS":
+        leaders.carry()
+        one.wait(60)
+    with losing(leaders, r.Vote, r.Done):
+        force(leaders, 1, True)
+        for _ in range(5):
+            leaders.carry()
+            one.wait(60)
+        assert [one.row(label).state for label in "AS"] == ["COMMITTED", "COMMITTED"]
+
+
 def test_a_part_that_was_forced_to_abort_does_not_stop_what_its_program_commits() -> None:
     leaders = begun()
     leaders.prepare()

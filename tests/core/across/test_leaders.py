@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from anabranch.core.decisions.across import coordinating
 from anabranch.core.decisions.across.receiving import next_due_ms
 from anabranch.core.round import Message
 from anabranch.protocol import hybrid_time
@@ -468,6 +469,11 @@ def test_t1_a_clock_that_is_minutes_ahead_is_refused_by_name_and_stops_nobody_el
         return
     times = [its.hybrid_time >> 12 for its in (leaders[0].state.round, leaders[1].state.round)]
     assert abs(times[0] - times[1]) > MINUTES_US / 2, "one clock has moved the other"
+    turn = leaders[0].new_turn()
+    wait = coordinating.waits_for(turn, turn.open(leaders[0].id("A")))
+    assert wait is not None
+    assert "control partition 1, which answered that its vote has to wait: another" in wait.text
+    assert "set the clocks" in wait.text
     leaders[1 - ahead].wall_us += MINUTES_US
     settled(leaders)
     assert leaders.states() == ["COMMITTED"] * 2

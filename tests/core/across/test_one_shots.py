@@ -8,7 +8,8 @@ import pytest
 
 from anabranch.core.authorize import Right
 from anabranch.core.decisions.across.coordinating import DONE_MS, FIRST_PAUSE_MS, MOST_FIRST_MS
-from anabranch.core.decisions.across.parts_of_one_shots import BEFORE_MS, DECISION_MS, PART_MS
+from anabranch.core.decisions.across.coordinating_one_shots import BEFORE_MS
+from anabranch.core.decisions.across.parts_of_one_shots import DECISION_MS, PART_MS
 from anabranch.core.locks.table_writes import fingerprint
 from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r

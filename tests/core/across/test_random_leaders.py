@@ -51,7 +51,7 @@ class Play:
         self.told: dict[str, str] = {}
         self.committed: set[str] = set()  # what was ever answered so
         self.shots: dict[str, tuple[str, ...]] = {}  # label -> streams of a one-shot
-        self.own: dict[str, dict[int, Any]] = {}  # … and the locks of each of its commands
+        self.own: dict[str, dict[int, Any]] = {}  # … and, by control partition, its command's locks
         self.rows: dict[str, set[Row]] = {}  # that a transaction writes
         self.locked: dict[str, list[tuple[Row, int]]] = {}  # … has locked, since when
         self.prepares: set[str] = set()
@@ -88,7 +88,7 @@ class Play:
         self.check()
 
     def number(self, label: str) -> int:
-        """Of the coordinator's control partition."""
+        """The control partition that coordinates the transaction."""
         return control_partition_of(self.leaders[0].id(label))
 
     def home(self, label: str) -> Leader:
@@ -206,7 +206,7 @@ class Play:
             one.ask("force", r.Force(one.id(label), "", self.rnd.random() < 0.5))
 
     def shot(self) -> None:
-        """Send the commands of a one-shot, or of a former one; some are lost, and it may take all of them later."""
+        """Send the commands of a one-shot, a new or a former one. Some are lost, and some are only sent later."""
         rnd = self.rnd
         former = sorted(self.shots) if rnd.random() < 0.4 else []
         label = rnd.choice(former) if former else self.new_shot()
@@ -221,7 +221,7 @@ class Play:
             self.note(said if said.startswith("[") else f"[{label}@{number}] {said}")
 
     def locks(self, label: str, table: str) -> tuple[r.TableLocks, ...]:
-        """A lock since now on some row of a table, or none; none where a replica is not complete."""
+        """Lock some row of a table from now on, or nothing; always nothing if a replica would not be complete."""
         row = table, self.rnd.choice(self.keys)
         if self.rnd.random() < 0.5 or self.is_held(table):
             return ()
@@ -230,7 +230,7 @@ class Play:
         return (its,)
 
     def new_shot(self) -> str:
-        """One that writes a row here, or in streams of several control partitions, and may have locked rows."""
+        """Make a one-shot. It writes to streams of one control partition or several, and may have locked rows."""
         rnd, leaders = self.rnd, self.leaders
         self.count += 1
         label, home = f"O{self.count}", rnd.randrange(3)
@@ -261,7 +261,7 @@ class Play:
         return self.leaders.one_shot(label, *streams, key=key, to=to, **how)
 
     def is_held(self, table: str) -> bool:
-        """Whether what is prepared may still be merged there: then no replica is complete."""
+        """Whether something prepared may still be merged into a table. Then no replica of it is complete."""
         holds = self.leaders.of(table).memory.holds
         return any(entry.since_ms < 0 for entry in holds.on((table,)))
 

@@ -9,7 +9,7 @@ and puts rows and messages into the turn's round. The files in the order in whic
 - ``deciding``: at the coordinator, the steps of a commit: when votes are asked for, and when it is decided.
 - ``coordinating``: at the coordinator, what these steps do: votes, repeated messages, `Done`, the end.
 - ``participating``: at a participant, what a question for a vote and a decision do.
-- ``parts_of_one_shots``: one-shots, which have their events in the command, at both sides.
+- ``coordinating_one_shots``, ``parts_of_one_shots``: one-shots, at the coordinator and at a participant.
 - ``receiving``: the entrance for the messages of other leaders, and what is due in each turn.
 - ``holding``: which other commits wait for such transactions.
 - ``locking``: what votes and frozen locks do to each other.

@@ -1,11 +1,17 @@
-"""The coordinator's side of a transaction over several control partitions (`docs/inside/across.md`).
+"""The coordinator's side of a transaction over several control partitions (`docs/inside/across.md`, sections 4, 5).
 
 The coordinator is the control partition in the transaction's id. Its rows say which others take part
-(`PartitionRow`), and the round of votes that counts (`VotesRow`); votes themselves are in memory, as a successor
-asks again. `core.across.coordinator` has the rules. A message is made from rows, and sent after they are logged.
+(`PartitionRow`), and the round of votes that counts (`VotesRow`). Votes themselves are in memory (`Across.votes`),
+as a successor asks again. `core.across.coordinator` has the rules. Three callers use this file:
+
+- `receiving` brings the messages of participants: `on_enlist`, `on_vote`, `on_done`.
+- `deciding` takes the steps of a commit, with the functions of *a pending commit*: `begin_round` raises the round
+  of votes, `next_step` looks at the votes, `carry_out` and `choose_timestamp` do what follows.
+- `receiving.advance` calls `advance` once in each turn: it sends what the rows say (M1), again while no answer
+  comes, and ends what is over everywhere (O2).
 
 A refused vote, a deadline or an operator may end a pending commit. This only deletes the row of the commit:
-`advance` then raises the round of votes, so that the participants reopen.
+`advance` then raises the round of votes, so that the participants reopen (C5).
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from anabranch.core.decisions.prepared import shot_of
 from anabranch.core.decisions.transactions import abort_txn, end_pending, finish
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.decisions.writers import receipts_of
-from anabranch.core.memory import NEVER_MS, Across, Quiet, Sent
+from anabranch.core.memory import NEVER_MS, Across, Quiet, Sent, lately_ms
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn
 from anabranch.core.transaction_states import TRANSACTIONS
@@ -57,11 +63,11 @@ _FOR_GOOD = ("StreamLost", "TransactionAborted")  # refusals that no later commi
 # -- messages to the coordinator ---------------------------------------------------------------------------
 
 
-def enlist(turn: Turn, message: r.Enlist) -> None:
-    """Answer whether a transaction may have streams of another control partition, and note this participant."""
+def on_enlist(turn: Turn, message: r.Enlist) -> None:
+    """Answer whether a transaction may have streams of another control partition, and log this participant (O1)."""
     row: r.TxnRow | None = None
     try:
-        row = _checked(turn, message)
+        row = _check_enlist(turn, message)
     except errors.AnabranchError as error:
         answer = r.Enlisted(message.txn_id, message.scope, refusal=refuse(error))
         turn.send(message.partition, answer, None)
@@ -77,7 +83,7 @@ def enlist(turn: Turn, message: r.Enlist) -> None:
     )
 
 
-def _checked(turn: Turn, message: r.Enlist) -> r.TxnRow:
+def _check_enlist(turn: Turn, message: r.Enlist) -> r.TxnRow:
     """The transaction's row, if the token that the client gave permits writing, and a participant may be added."""
     if len(message.token) == TXN_ID_SIZE:
         raise errors.InvalidToken("a bare id proves nothing to another control partition")
@@ -101,20 +107,21 @@ def head_of(row: r.TxnRow) -> r.TxnHead:
     return r.TxnHead(row.scope, row.owner, row.keepalive_ms, row.begun_ms, row.secret, row.snapshot)
 
 
-def voted(turn: Turn, vote: r.Vote, seen: int) -> None:
+def on_vote(turn: Turn, vote: r.Vote, seen: int) -> None:
     """Keep a vote if it counts (C1). ``seen``: the participant's time. If it is too far ahead, a yes is a no (T1).
 
-    After the decision nobody can say no, so then such a vote is asked for again later. A no for good aborts a
+    After the decision a vote can't be no any more, so it is asked for again later. A no for good aborts a
     transaction that is open without a commit, in whatever round of votes it was given.
     """
-    txn, shot = turn.state.open.get(vote.txn_id), turn.across.shots.get(vote.txn_id, None)
+    txn, shot = turn.state.open.get(vote.txn_id), turn.across.asked_shots.get(vote.txn_id, None)
     if txn is None:
-        if shot is None or (vote.votes_round, vote.partition in shot.command.places) != (1, True):
+        # Nothing of a one-shot is logged while its first votes are asked for.
+        if shot is None or vote.votes_round != 1 or vote.partition not in shot.command.places:
             return
     elif txn.row.state == "OPEN" and txn.pending is None and _is_for_good(vote):
         abort_txn(turn, vote.txn_id, vote.error.message if vote.error else "")
         return
-    elif not coordinator.counts(txn.votes, vote) or vote.partition not in txn.partitions:
+    elif not coordinator.counts(txn.votes_row, vote) or vote.partition not in txn.partitions:
         return
     elif txn.row.state not in ("OPEN", "FINALIZE_IN_PROGRESS") or txn.row.commit_timestamp:
         return  # a late copy: it is decided, or its program decides
@@ -142,11 +149,10 @@ def _is_for_good(vote: r.Vote) -> bool:
 
 
 def _note_answer(turn: Turn, key: tuple[bytes, int, str]) -> None:
-    """Note how long the first answer to a message took: a longer time counts at once, a shorter one slowly."""
+    """Note how long the first answer to a message took."""
     sent, across = turn.across.sent.get(key, None), turn.across
     if sent is not None:
-        took = turn.now_ms - sent.since_ms
-        across.answer_ms = max(took, (7 * across.answer_ms + took) // 8)
+        across.answer_ms = lately_ms(across.answer_ms, turn.now_ms - sent.since_ms)
 
 
 def first_pause_ms(across: Across) -> int:
@@ -154,7 +160,7 @@ def first_pause_ms(across: Across) -> int:
     return min(max(PAUSE_TIMES * across.answer_ms, FIRST_PAUSE_MS), MOST_FIRST_MS)
 
 
-def done(turn: Turn, message: r.Done) -> None:
+def on_done(turn: Turn, message: r.Done) -> None:
     """Note that a participant has carried out the decision. `log_done` logs it: at once, or within `DONE_MS`.
 
     A one-shot is answered as soon as all participants have carried it out, before that is logged here: the decision
@@ -173,7 +179,8 @@ def done(turn: Turn, message: r.Done) -> None:
     if txn.row.state == "ABORT_IN_PROGRESS":
         return
     # A participant that is done before the timestamp was ended by an operator: the next question depends on that.
-    is_shot = not any(its.scopes for its in txn.partitions.values())  # it enlisted none
+    # The participants of a one-shot were not enlisted, and have no scopes.
+    is_shot = not any(participant.scopes for participant in txn.partitions.values())
     if txn.lacks_time or not is_shot:
         log_done(turn)
     elif txn.pending is not None and across.answered.get(txn_id, None) is None:
@@ -183,9 +190,11 @@ def done(turn: Turn, message: r.Done) -> None:
 def _answer_early(turn: Turn, txn: OpenTxn, pending: r.PendingCommitRow) -> None:
     """Answer a committed one-shot if all participants are done, though that is not logged yet."""
     across, txn_id, after = turn.across, txn.row.txn_id, dict[int, r.PartitionRow]()
-    for partition, its in txn.partitions.items():
+    for partition, participant in txn.partitions.items():
         message = across.done.get((txn_id, partition), None)
-        after[partition] = its if message is None else _after(txn.row, its, message)
+        after[partition] = (
+            participant if message is None else _row_when_done(txn.row, participant, message)
+        )
     if not coordinator.is_over(txn.row, _votes_row(txn), after):
         return
     ended = _committed(turn, txn.row, after.values())
@@ -195,13 +204,13 @@ def _answer_early(turn: Turn, txn: OpenTxn, pending: r.PendingCommitRow) -> None
         turn.tell(to, ended)
 
 
-def _after(row: r.TxnRow, its: r.PartitionRow, message: r.Done) -> r.PartitionRow:
+def _row_when_done(row: r.TxnRow, participant: r.PartitionRow, message: r.Done) -> r.PartitionRow:
     """The row of a participant that has carried out the decision."""
-    after = its._replace(done=True)
+    after = participant._replace(done=True)
     if message.committed or message.left_out or row.state == "ABORT_IN_PROGRESS":
         after = after._replace(committed=message.committed, left_out=message.left_out)
     elif message.reason:  # an operator aborted its part
-        after = after._replace(committed=0, left_out=its.committed + its.left_out)
+        after = after._replace(committed=0, left_out=participant.committed + participant.left_out)
     # Otherwise its row there is purged: the counts of its vote are right.
     return after._replace(rejected=message.rejected, reason=message.reason)
 
@@ -215,11 +224,11 @@ def log_done(turn: Turn) -> None:
         if txn is None or partition not in txn.partitions:
             continue
         since = turn.work
-        its = txn.partitions[partition]
-        after = _after(txn.row, its, message)
+        participant = txn.partitions[partition]
+        after = _row_when_done(txn.row, participant, message)
         parts = {**txn.partitions, partition: after}
         is_over = coordinator.is_over(txn.row, _votes_row(txn), parts)
-        if not is_over or after._replace(done=its.done) != its:
+        if not is_over or after._replace(done=participant.done) != participant:
             turn.put(k.partition_key(txn_id, partition), after)
         if is_over:
             _end(turn, txn, parts)
@@ -231,8 +240,8 @@ def log_done(turn: Turn) -> None:
 
 
 def has_asked(txn: OpenTxn) -> bool:
-    """Whether the participants are asked for votes now."""
-    return txn.votes is not None and txn.votes.asks != "REOPEN"
+    """Whether the participants have been asked for votes, and these are not taken back."""
+    return txn.votes_row is not None and txn.votes_row.asks != "REOPEN"
 
 
 def may_ask(turn: Turn, txn: OpenTxn) -> bool:
@@ -244,14 +253,17 @@ def may_ask(turn: Turn, txn: OpenTxn) -> bool:
     txn_id = txn.row.txn_id
     if turn.now_ms < turn.across.again_ms.get(txn_id, 0):
         return False
-    is_first = txn.votes is None or shot_of(turn.state, txn_id) is not None
+    is_first = txn.votes_row is None or shot_of(turn.state, txn_id) is not None
     return is_first or votes_of(turn, txn_id).keys() == txn.partitions.keys()
 
 
-def ask(turn: Turn, txn_id: bytes, asks: r.Asks) -> None:
-    """Log the next round of votes, in which former votes don't count (C1). `advance` sends the questions."""
+def begin_round(turn: Turn, txn_id: bytes, asks: r.Asks) -> None:
+    """Log the next round of votes, in which former votes don't count (C1). `advance` sends the questions.
+
+    ``asks``: "VOTE", "TIMESTAMP" (a vote with one), or "REOPEN" (take the vote back).
+    """
     txn = turn.open(txn_id)
-    former = txn.votes
+    former = txn.votes_row
     turn.put(k.votes_key(txn_id), coordinator.raise_round(former, asks))
     if former is not None:  # a one-shot's first votes are asked for before, and may be here already
         _forget_votes(turn.across, txn_id, txn.partitions)
@@ -266,24 +278,25 @@ def _forget_votes(across: Across, txn_id: bytes, partitions: Iterable[int]) -> N
 def votes_of(turn: Turn, txn_id: bytes) -> dict[int, r.Vote]:
     """The votes that count, by participant."""
     found = {
-        one: turn.across.votes.get((txn_id, one), None) for one in turn.open(txn_id).partitions
+        partition: turn.across.votes.get((txn_id, partition), None)
+        for partition in turn.open(txn_id).partitions
     }
-    return {one: vote for one, vote in found.items() if vote is not None}
+    return {partition: vote for partition, vote in found.items() if vote is not None}
 
 
 def next_step(turn: Turn, txn: OpenTxn, *, own_stages: bool) -> Step:
     """The next step of a commit whose participants are asked. ``own_stages``: as in `coordinator.next_step`."""
     txn_id = txn.row.txn_id
-    if txn.votes is None:
+    if txn.votes_row is None:
         raise InvariantViolation("a commit has no round of votes")
     held_ms = turn.across.held_ms.get(txn_id, turn.now_ms)
     # An operator may have ended the part of a participant, whatever its vote is.
-    partitions = {one: row for one, row in txn.partitions.items() if not row.done}
+    partitions = {partition: row for partition, row in txn.partitions.items() if not row.done}
     votes = votes_of(turn, txn_id)
     return coordinator.next_step(
-        txn.votes.asks,
+        txn.votes_row.asks,
         partitions,
-        {one: vote for one, vote in votes.items() if one in partitions},
+        {partition: vote for partition, vote in votes.items() if partition in partitions},
         late=False,  # the caller refuses a commit whose deadline has passed
         held_ms=turn.now_ms - held_ms,
         decided=txn.lacks_time,
@@ -304,20 +317,20 @@ def only_waits(turn: Turn, txn: OpenTxn) -> bool:
     )
 
 
-def hold_nothing(turn: Turn, txn_id: bytes) -> None:
-    """Ask for votes without timestamps, if those with timestamps have held streams for `HELD_MS`."""
+def end_long_hold(turn: Turn, txn_id: bytes) -> None:
+    """Ask for votes without timestamps, if votes with timestamps have held streams for `HELD_MS`."""
     held_ms = turn.across.held_ms.get(txn_id, turn.now_ms)
     if turn.now_ms - held_ms >= HELD_MS:
-        ask(turn, txn_id, "VOTE")
+        begin_round(turn, txn_id, "VOTE")
 
 
 def carry_out(turn: Turn, txn_id: bytes, step: Step) -> None:
     """Carry out a step that decides nothing."""
     txn = turn.open(txn_id)
-    if step is Step.TIMESTAMPS and txn.votes is not None:
-        turn.put(k.votes_key(txn_id), coordinator.with_timestamps(txn.votes))
+    if step is Step.TIMESTAMPS and txn.votes_row is not None:
+        turn.put(k.votes_key(txn_id), coordinator.with_timestamps(txn.votes_row))
     elif step is Step.TAKE_BACK:
-        ask(turn, txn_id, "VOTE")
+        begin_round(turn, txn_id, "VOTE")
     elif step is Step.AGAIN:
         _ask_again(turn, txn)
     elif step is Step.REFUSE:
@@ -332,10 +345,10 @@ def _ask_again(turn: Turn, txn: OpenTxn) -> None:
     if txn.lacks_time and turn.now_ms < before_ms:
         return
     # Each time raises the round of votes by two: to reopen, and to ask again.
-    times = 0 if txn.votes is None else txn.votes.votes_round // 2
+    times = 0 if txn.votes_row is None else txn.votes_row.votes_round // 2
     pause_ms = AGAIN_MS << min(times, MOST_DOUBLED)
     turn.across.again_ms.put(txn_id, turn.now_ms + pause_ms)
-    ask(turn, txn_id, "VOTE" if txn.lacks_time else "REOPEN")
+    begin_round(turn, txn_id, "VOTE" if txn.lacks_time else "REOPEN")
 
 
 def _refuse(turn: Turn, txn_id: bytes) -> None:
@@ -357,9 +370,9 @@ def missing_text(turn: Turn, txn: OpenTxn) -> str:
     """Which participants have not voted, for people; empty if all have."""
     votes, asks = votes_of(turn, txn.row.txn_id), has_asked(txn)
     lacking = [
-        one
-        for one in sorted(txn.partitions)
-        if one not in votes or (asks and votes[one].answer != "YES")
+        partition
+        for partition in sorted(txn.partitions)
+        if partition not in votes or (asks and votes[partition].answer != "YES")
     ]
     if not lacking and not asks:  # all have reopened
         lacking = sorted(txn.partitions)
@@ -404,7 +417,7 @@ def waited_ms(turn: Turn, txn_id: bytes, partition: int) -> int:
     return max(ages, default=-1)
 
 
-def parts_of(turn: Turn, row: r.TxnRow) -> tuple[r.PartInfo, ...]:
+def part_infos(turn: Turn, row: r.TxnRow) -> tuple[r.PartInfo, ...]:
     """The parts of a transaction on other control partitions, as its coordinator knows them.
 
     Their rows are kept as long as the transaction's.
@@ -413,27 +426,29 @@ def parts_of(turn: Turn, row: r.TxnRow) -> tuple[r.PartInfo, ...]:
         rows = sorted(turn.state.partition_rows(row.txn_id).items())
         turn.charge(work.of_items(len(rows)))
         # An operator may have committed a part of an aborted transaction by force.
-        states: list[r.TxnState] = ["COMMITTED" if its.committed else row.state for _, its in rows]
+        states: list[r.TxnState] = [
+            "COMMITTED" if participant.committed else row.state for _, participant in rows
+        ]
         return tuple(
-            r.PartInfo(number, its.scopes, state, 0, None, -1)
-            for (number, its), state in zip(rows, states, strict=True)
+            r.PartInfo(number, participant.scopes, state, 0, None, -1)
+            for (number, participant), state in zip(rows, states, strict=True)
         )
     txn, votes = turn.open(row.txn_id), votes_of(turn, row.txn_id)
-    votes_round = 0 if txn.votes is None else txn.votes.votes_round
+    votes_round = 0 if txn.votes_row is None else txn.votes_row.votes_round
     found = []
-    for number, its in sorted(txn.partitions.items()):
+    for number, participant in sorted(txn.partitions.items()):
         vote = votes.get(number)
         state: r.TxnState = "OPEN" if vote is None or vote.answer != "YES" else "PREPARED"
         if row.state in ENDING:
             ended: r.TxnState = "COMMITTED" if row.state[0] == "F" else "ABORTED"
-            state = ended if its.done else row.state
+            state = ended if participant.done else row.state
         waited = waited_ms(turn, row.txn_id, number)
         answer = None if vote is None else vote.answer
-        found.append(r.PartInfo(number, its.scopes, state, votes_round, answer, waited))
+        found.append(r.PartInfo(number, participant.scopes, state, votes_round, answer, waited))
     return tuple(found)
 
 
-def note_counts(turn: Turn, txn_id: bytes) -> None:
+def log_counts(turn: Turn, txn_id: bytes) -> None:
     """Log how many events the participants will commit, by their votes."""
     votes = votes_of(turn, txn_id)
     for partition, row in turn.open(txn_id).partitions.items():
@@ -443,8 +458,8 @@ def note_counts(turn: Turn, txn_id: bytes) -> None:
             turn.put(k.partition_key(txn_id, partition), after)
 
 
-def decide(turn: Turn, txn_id: bytes) -> int:
-    """The commit timestamp, for which all participants have voted (C2). The votes are used up."""
+def choose_timestamp(turn: Turn, txn_id: bytes) -> int:
+    """The commit timestamp, for which all participants have voted (C2). The votes are forgotten."""
     votes = votes_of(turn, txn_id)
     at = timestamp_of(turn, votes)
     _forget_votes(turn.across, txn_id, votes)
@@ -452,21 +467,25 @@ def decide(turn: Turn, txn_id: bytes) -> int:
 
 
 def timestamp_of(turn: Turn, votes: coordinator.Votes) -> int:
-    """The commit timestamp by these votes. It is later than each of theirs, so no other commit has it (H8)."""
+    """The commit timestamp by these votes. This is later than each of theirs, so no other commit has it (H8)."""
     turn.hybrid_time = max([turn.hybrid_time, *[vote.timestamp for vote in votes.values()]])
     return coordinator.commit_timestamp(votes, turn.next_timestamp())
 
 
 def forget_messages(turn: Turn, txn_id: bytes) -> None:
     """Drop the votes of a transaction, and the messages that are repeated until they are answered."""
-    forget_questions(turn, txn_id, turn.open(txn_id).partitions)
+    sent, partitions = turn.across.sent, turn.open(txn_id).partitions
+    for partition in partitions:
+        for kind in _KINDS:
+            if sent.get((txn_id, partition, kind), None) is not None:
+                sent.put((txn_id, partition, kind), None)
+    _forget_votes(turn.across, txn_id, partitions)
 
 
 def forget_questions(turn: Turn, txn_id: bytes, partitions: Collection[int]) -> None:
-    """As `forget_messages`, for a transaction that may have no row here."""
+    """Drop the first questions for votes, and the votes, of a one-shot that is not logged yet."""
     for partition in partitions:
-        for kind in _KINDS:
-            turn.across.sent.put((txn_id, partition, kind), None)
+        turn.across.sent.put((txn_id, partition, "ask"), None)
     _forget_votes(turn.across, txn_id, partitions)
 
 
@@ -488,7 +507,7 @@ def advance(turn: Turn) -> None:
             abort_txn(turn, txn_id, missing_text(turn, txn) or refused)
         elif txn.row.state == "OPEN" and txn.pending is None and has_asked(txn):
             across.exactly.put(txn_id, None)
-            ask(turn, txn_id, "REOPEN")
+            begin_round(turn, txn_id, "REOPEN")
         over = coordinator.is_over(txn.row, _votes_row(txn), txn.partitions)
         if over and txn.row.state in ENDING:
             _end(turn, txn, txn.partitions)
@@ -500,7 +519,7 @@ def advance(turn: Turn) -> None:
 
 def _rows_of(txn: OpenTxn) -> tuple[object, ...]:
     """The rows that say which messages are due. A changed row is another object."""
-    return (txn.row, txn.votes, txn.pending, *txn.partitions.values())
+    return (txn.row, txn.votes_row, txn.pending, *txn.partitions.values())
 
 
 def _end(turn: Turn, txn: OpenTxn, parts: Mapping[int, r.PartitionRow]) -> None:
@@ -516,7 +535,9 @@ def _end(turn: Turn, txn: OpenTxn, parts: Mapping[int, r.PartitionRow]) -> None:
     turn.across.quiet.put(row.txn_id, None)
     turn.across.exactly.put(row.txn_id, None)
     if row.state == "ABORT_IN_PROGRESS":
-        apart = [str(partition) for partition, one in parts.items() if one.committed]
+        apart = [
+            str(partition) for partition, participant in parts.items() if participant.committed
+        ]
         if apart:
             there = ", ".join(apart)
             said = f"{row.reason}; committed at control partition {there} alone, by force"
@@ -534,20 +555,21 @@ def _end(turn: Turn, txn: OpenTxn, parts: Mapping[int, r.PartitionRow]) -> None:
 def _committed(turn: Turn, row: r.TxnRow, elsewhere: Iterable[r.PartitionRow]) -> r.TxnRow:
     """The row of a transaction that is merged everywhere."""
     parts = [*elsewhere]
-    reasons = [row.reason, *[one.reason for one in parts]]
+    reasons = [row.reason, *[participant.reason for participant in parts]]
     return turn.move(
         row,
         "finalize_commit",
         finished_ms=turn.wall_ms,
-        committed=row.committed + sum([one.committed for one in parts]),
-        left_out=row.left_out + sum([one.left_out for one in parts]),
-        rejected=turn.rejected(row) + sum([one.rejected for one in parts]),
+        committed=row.committed + sum([participant.committed for participant in parts]),
+        left_out=row.left_out + sum([participant.left_out for participant in parts]),
+        rejected=turn.rejected(row) + sum([participant.rejected for participant in parts]),
         reason=limits.cut("; ".join(filter(None, reasons))),
     )
 
 
 def _votes_row(txn: OpenTxn) -> r.VotesRow:
-    return txn.votes or r.VotesRow(0, "REOPEN")
+    """The round of votes; if none has begun, one without promises."""
+    return txn.votes_row or r.VotesRow(0, "REOPEN")
 
 
 def _send_due(turn: Turn, txn_id: bytes, txn: OpenTxn) -> int:
@@ -556,11 +578,11 @@ def _send_due(turn: Turn, txn_id: bytes, txn: OpenTxn) -> int:
     Returns when something is to be sent again, if neither rows nor votes change before.
     """
     sent, due, until_ms = turn.across.sent, set(), NEVER_MS
-    for one in coordinator.due(txn.row, txn.votes, txn.partitions, votes_of(turn, txn_id)):
-        key = txn_id, one.partition, one.what
+    for message in coordinator.due(txn.row, txn.votes_row, txn.partitions, votes_of(turn, txn_id)):
+        key = txn_id, message.partition, message.what
         due.add(key)
         last = sent.get(key, None)
-        asks = (0, "") if txn.votes is None else (txn.votes.votes_round, txn.votes.asks)
+        asks = (0, "") if txn.votes_row is None else (txn.votes_row.votes_round, txn.votes_row.asks)
         if last is None or last.asks != asks:
             pause_ms = first_pause_ms(turn.across)
             next_ = Sent(asks, turn.now_ms, turn.now_ms + pause_ms, pause_ms)
@@ -572,25 +594,27 @@ def _send_due(turn: Turn, txn_id: bytes, txn: OpenTxn) -> int:
             continue
         sent.put(key, next_)
         until_ms = min(until_ms, next_.next_ms)
-        turn.send(one.partition, _message(turn, txn, one), txn.row.secret)
+        turn.send(message.partition, _message(turn, txn, message), txn.row.secret)
     for partition in txn.partitions:
         for kind in _KINDS:
-            if (txn_id, partition, kind) not in due:
-                sent.put((txn_id, partition, kind), None)
+            former = txn_id, partition, kind
+            if former not in due and sent.get(former, None) is not None:
+                sent.put(former, None)
     return until_ms
 
 
 def _message(turn: Turn, txn: OpenTxn, due: coordinator.Due) -> r.AskVote | r.Decide:
+    """The message that is due, made from the rows (M1, M2)."""
     row, head = txn.row, head_of(txn.row)
-    if due.what == "ask" and txn.votes is not None:
-        asks = txn.votes.asks != "REOPEN" and txn.pending is not None
+    if due.what == "ask" and txn.votes_row is not None:
+        asks = txn.votes_row.asks != "REOPEN" and txn.pending is not None
         writers = txn.pending.writers if asks and txn.pending is not None else ()
         scopes = txn.partitions[due.partition].scopes
         return r.AskVote(
             row.txn_id,
             head,
-            txn.votes.votes_round,
-            txn.votes.asks,
+            txn.votes_row.votes_round,
+            txn.votes_row.asks,
             turn.across.exactly.get(row.txn_id, False),
             receipts_of(writers, scopes),
         )

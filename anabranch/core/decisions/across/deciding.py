@@ -2,15 +2,15 @@
 
 `decide_due` calls `advance` in each turn. For each commit with participants it asks for votes, looks at those that
 have come, and takes the step that follows (`core.across.coordinator.next_step`). `coordinating` keeps the votes,
-and sends the questions. A one-shot comes here when `parts_of_one_shots` has logged it as a pending commit.
+and sends the questions. A one-shot comes here when `coordinating_one_shots` has logged it as a pending commit.
 
 The coordinator's own part votes last, in the round of the decision, by the same checks as a commit within one
 control partition (`core.parts`). There are three decisions:
 
 - `DECIDE`: all have voted with a timestamp. The commit timestamp is logged (C2), and the coordinator's part is
   merged in the same round, if no hold stops it.
-- `DECIDE_LATER`: a part has to be staged. It is logged that the transaction commits, without a timestamp (C3); when
-  all parts are staged, the participants are asked for timestamps.
+- `DECIDE_LATER`: a part has to be staged. The row then says that the transaction commits, without a timestamp (C3);
+  when all parts are staged, the participants are asked for timestamps.
 - `PREPARE`: all have voted, and a program or a database decides. Its commit then goes as after `DECIDE_LATER`.
 
 After `DECIDE` and `DECIDE_LATER` there is no way back (C4).
@@ -73,10 +73,10 @@ def _advance_undecided(
         elif (ending := judge(turn, txn_id, txn, pending)) is not None:
             _log_decision(turn, txn, pending, ending, step)
         elif txn.row.state == "OPEN" and txn.pending is not None:
-            coordinating.hold_nothing(turn, txn_id)  # its part here has to wait
+            coordinating.end_long_hold(turn, txn_id)  # its part here has to wait
     elif coordinating.may_ask(turn, txn) and turn.index.covers(receipts_here(txn, pending.writers)):
         later = pending.prepare is not None or _is_big(turn, txn_id)
-        coordinating.ask(turn, txn_id, "VOTE" if later else "TIMESTAMP")
+        coordinating.begin_round(turn, txn_id, "VOTE" if later else "TIMESTAMP")
 
 
 def _wait_for_room(turn: Turn, txn_id: bytes, pending: r.PendingCommitRow) -> None:
@@ -85,7 +85,7 @@ def _wait_for_room(turn: Turn, txn_id: bytes, pending: r.PendingCommitRow) -> No
     If the merge were not in the round of the decision, it could be refused when there is no way back.
     """
     if turn.wall_ms < pending.deadline_ms:
-        coordinating.hold_nothing(turn, txn_id)
+        coordinating.end_long_hold(turn, txn_id)
         return
     error = "a broker refuses events of some commit, and each commit is tried alone: call again"
     end_pending(turn, txn_id, errors.NotReady(error))
@@ -145,12 +145,14 @@ def _moved(turn: Turn, txn: OpenTxn, ending: parts.Ending, step: Step) -> r.TxnR
         changes |= {"committed": len(shot.events)}
     else:
         raise errors.InvariantViolation("a commit is decided whose journals were not weighed")
-    coordinating.note_counts(turn, txn_id)
+    coordinating.log_counts(turn, txn_id)
     row = turn.move(txn.row, "prepare" if step is Step.PREPARE else "begin_commit", **changes)
     if step is Step.DECIDE:
-        return turn.move(row, "begin_finalize", commit_timestamp=coordinating.decide(turn, txn_id))
+        return turn.move(
+            row, "begin_finalize", commit_timestamp=coordinating.choose_timestamp(turn, txn_id)
+        )
     if step is Step.DECIDE_LATER:
-        coordinating.ask(turn, txn_id, "VOTE")
+        coordinating.begin_round(turn, txn_id, "VOTE")
         return turn.move(row, "begin_finalize")
     coordinating.forget_messages(turn, txn_id)
     return row
@@ -164,8 +166,8 @@ def _advance_decided(turn: Turn, txn_id: bytes, txn: OpenTxn) -> None:
     if step is not Step.DECIDE:
         coordinating.carry_out(turn, txn_id, step)
         return
-    coordinating.note_counts(turn, txn_id)
-    row = txn.row._replace(commit_timestamp=coordinating.decide(turn, txn_id))
+    coordinating.log_counts(turn, txn_id)
+    row = txn.row._replace(commit_timestamp=coordinating.choose_timestamp(turn, txn_id))
     turn.put(k.txn_key(txn_id), row)
     holding.put_entry(turn, txn_id)
     turn.merging.look_now(txn_id)

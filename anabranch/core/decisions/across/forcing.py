@@ -2,7 +2,7 @@
 
 Within one control partition (`_force_whole`), a stuck merge is aborted, and a prepared transaction ends as the
 operator says. Three things can stop a transaction over several control partitions for good
-(`docs/inside/across.md`, section 5, *who goes on when a process stops*):
+(`docs/inside/across.md`, section 5, *if a process stops*):
 
 - Its *coordinator* can't be led any more. Then an operator ends each participant's part alone, and says which way
   (`_end_part`). The end is *presumed*: the row says so (`CoordinatorRow.forced`), and a coordinator that is led

@@ -1,8 +1,10 @@
-"""Decisions on holds: which commits wait for transactions across control partitions (`docs/inside/across.md`, 6).
+"""Holds: which commits wait for transactions across control partitions (`docs/inside/across.md`, section 6).
 
 A prepared transaction whose coordinator is elsewhere holds the streams that it writes above its prepare timestamp.
 `core.across.holds` has the rules; here is what a turn does by them. While there are no entries, all that a decision
-asks is ``turn.holds.in_use``.
+asks is ``turn.holds.in_use``. Votes take their prepare timestamps here (H9), and `put_entry` follows each change of
+what is promised or decided. The rest is called by what has to wait, or may not: merges, one-shots, plain writes,
+EPOCH records and safe times.
 
 - A decided commit waits as it is, with the reason ``hold``. Its timestamp is kept for `KEPT_MS` (H4).
 - A one-shot waits in memory for as long, and is then `NotReady`. When it may go it is decided again from its
@@ -20,6 +22,7 @@ from anabranch.core.across import holds
 from anabranch.core.across.holds import Holds, WaitingShot
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.locks import conflicts
+from anabranch.core.memory import lately_ms
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import State
 from anabranch.errors import NotReady
@@ -48,8 +51,8 @@ def put_entry(turn: Turn, txn_id: bytes) -> None:
 def prepare_timestamp(turn: Turn) -> int:
     """A prepare timestamp for a vote. Hybrid time does not reach it with this turn.
 
-    It is as far ahead of the clock as a decision has taken lately, so commits until then are before it, and don't
-    wait (H9). Not with commit wait, where answers would wait until the clock is there.
+    The timestamp is as far ahead of the clock as a decision has taken lately, so commits until then are before it,
+    and don't wait (H9). With commit wait it is not ahead, as answers would wait until the clock is there.
     """
     settings, fresh = turn.settings, turn.next_timestamp()
     most_ms = min(AHEAD_MS, settings.max_clock_skew_ms // SKEW_SHARE)
@@ -59,9 +62,8 @@ def prepare_timestamp(turn: Turn) -> int:
 
 
 def note_decision(turn: Turn, took_ms: int) -> None:
-    """Note how long a decision took from the vote: a longer time counts at once, a shorter one slowly."""
-    across, took_ms = turn.across, min(took_ms, AHEAD_MS)
-    across.decision_ms = max(took_ms, (7 * across.decision_ms + took_ms) // 8)
+    """Note how long a decision took from the vote."""
+    turn.across.decision_ms = lately_ms(turn.across.decision_ms, min(took_ms, AHEAD_MS))
 
 
 def holds_of(state: State) -> Holds:
@@ -74,8 +76,8 @@ def holds_of(state: State) -> Holds:
 
 def _put(into: Holds, state: State, txn_id: bytes) -> None:
     row = state.txn_row(txn_id)
-    its, votes = state.coordinator_row(txn_id), state.votes_row(txn_id)
-    entry = None if row is None else holds.entry_of(row, its, votes)
+    promise, votes_row = state.coordinator_row(txn_id), state.votes_row(txn_id)
+    entry = None if row is None else holds.entry_of(row, promise, votes_row)
     if entry is not None or into.in_use:
         into.put(txn_id, sorted(state.participants(txn_id)) if entry is not None else (), entry)
 

@@ -1,11 +1,11 @@
 """How a transaction of another control partition gets a part here (`docs/inside/across.md`, section 4).
 
 A client's first touch, or its first locks, opens the part (`touch`, `lock_reads`). The command waits in memory
-while the coordinator is asked (`Enlist`), and is decided when the answer has come (`enlisted`); after `WAIT_MS`
+while the coordinator is asked (`Enlist`), and is decided when the answer has come (`on_enlisted`); after `WAIT_MS`
 without an answer it is refused (`refuse_late`). Nothing is logged before the answer: only that shows that there is
-such a transaction, and the command's token proves it (M3). `coordinating.enlist` is the other side (O1).
+such a transaction, and the command's token proves it (M3). `coordinating.on_enlist` is the other side (O1).
 
-A one-shot opens its part in another way: `parts_of_one_shots`.
+A one-shot opens its part in another way: see `parts_of_one_shots`.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _check_before_asking(
 def _wait_and_ask(turn: Turn, command: r.Touch | r.LockReads, scope: str, to: ReplyTo) -> None:
     """Keep a command in memory, and send `Enlist`. A repeated command replaces its former copy."""
     txn_id, here = id_named(command.token), turn.settings.control_partition
-    key, joining = (txn_id, scope), turn.across.joining
+    key, joining = (txn_id, scope), turn.across.waiting_commands
     waiting = joining.get(key, ())
     others = [before for before in waiting if before.to != to]
     size = min(turn.command_bytes, turn.settings.command_bytes)
@@ -118,18 +118,18 @@ def _wait_and_ask(turn: Turn, command: r.Touch | r.LockReads, scope: str, to: Re
     turn.send(control_partition_of(txn_id), question, None)
 
 
-def enlisted(turn: Turn, message: r.Enlisted) -> None:
+def on_enlisted(turn: Turn, message: r.Enlisted) -> None:
     """Decide the commands that waited for this answer, or refuse them with the coordinator's refusal.
 
     Only the commands' tokens prove the answer: the secret in it has to explain them (M3). So without a command that
     waits, nothing is done.
     """
     key = message.txn_id, message.scope
-    waiting, head = turn.across.joining.get(key, ()), message.head
+    waiting, head = turn.across.waiting_commands.get(key, ()), message.head
     if not waiting:
         return
     if message.refusal is not None or head is None:
-        turn.across.joining.put(key, None)
+        turn.across.waiting_commands.put(key, None)
         for waited in waiting:
             turn.reply(waited.to, message.refusal)
         return
@@ -137,7 +137,7 @@ def enlisted(turn: Turn, message: r.Enlisted) -> None:
     if not proven:
         turn.round.ignored.append("forged")
         return
-    turn.across.joining.put(
+    turn.across.waiting_commands.put(
         key, tuple(waited for waited in waiting if waited not in proven) or None
     )
     for waited in proven:
@@ -145,7 +145,7 @@ def enlisted(turn: Turn, message: r.Enlisted) -> None:
 
 
 def _join(turn: Turn, txn_id: bytes, head: r.TxnHead, waited: WaitingCommand) -> None:
-    """Open the part here if there is none yet, and decide a command that waited."""
+    """Open the part here if the transaction has no row, and decide a command that waited."""
     if turn.state.txn_row(txn_id) is None:
         turn.lane = head.owner
         try:
@@ -161,7 +161,7 @@ def _join(turn: Turn, txn_id: bytes, head: r.TxnHead, waited: WaitingCommand) ->
 
 def refuse_late(turn: Turn) -> None:
     """Refuse the commands for which the coordinator did not answer in time. `receiving.advance` calls it."""
-    for (txn_id, scope), waiting in turn.across.joining.as_dict().items():
+    for (txn_id, scope), waiting in turn.across.waiting_commands.as_dict().items():
         late = [command for command in waiting if turn.now_ms >= command.until_ms]
         for command in late:
             home = control_partition_of(txn_id)
@@ -169,4 +169,4 @@ def refuse_late(turn: Turn) -> None:
             turn.reply(command.to, refuse(errors.NotReady(text)))
         if late:
             rest = tuple(command for command in waiting if command not in late)
-            turn.across.joining.put((txn_id, scope), rest or None)
+            turn.across.waiting_commands.put((txn_id, scope), rest or None)

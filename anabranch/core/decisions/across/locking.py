@@ -31,7 +31,7 @@ def is_across(turn: Turn, txn_id: bytes) -> bool:
     """Whether a transaction has parts on several control partitions."""
     if control_partition_of(txn_id) != turn.settings.control_partition:
         return True
-    if turn.across.shots.get(txn_id, None) is not None:
+    if turn.across.asked_shots.get(txn_id, None) is not None:
         return True
     txn = turn.state.open.get(txn_id)
     return txn is not None and bool(txn.partitions)
@@ -67,7 +67,7 @@ def take_back(turn: Turn, txn_id: bytes) -> None:
 def _may_break(turn: Turn, waiting: bytes, txn_id: bytes) -> bool:
     """Whether a waiting commit may break a lock of a transaction.
 
-    Of one-shots the rows are compared. All other commits that write to a table with such locks count: they lose
+    The rows of one-shots are compared. All other commits that write to a table with such locks count: they lose
     nothing but a timestamp.
     """
     shot = turn.holds.shots.get(waiting)

@@ -1,13 +1,16 @@
-"""A participant's side of a transaction over several control partitions (`docs/inside/across.md`).
+"""A participant's side of a transaction over several control partitions (`docs/inside/across.md`, section 5).
 
 The part of such a transaction here is a prepared transaction: PREPARED is logged with the vote, under the id of the
-coordinator's transaction, and only the coordinator's decision ends it. `CoordinatorRow` has what was promised.
-`core.across.participant` has the table of what each message means in each state.
+coordinator's transaction, and only the coordinator's decision ends it (O2). The *promise*, `CoordinatorRow`, has
+the round of votes and the prepare timestamp; `holding` then holds the streams above that. `core.across.participant`
+has the table of what each message means in each state.
+
+`joining` opens a part (`open_part`). `receiving` brings the coordinator's messages: `on_ask_vote`, `on_decide`.
+Once in each turn it calls `advance`: votes that had to wait are tried again, and `Done` is sent for merges that
+ended.
 """
 
 from __future__ import annotations
-
-from collections.abc import Container
 
 from anabranch import errors
 from anabranch.core import parts
@@ -34,7 +37,7 @@ from anabranch.protocol.schemas import records as r
 
 
 def open_part(turn: Turn, txn_id: bytes, head: r.TxnHead) -> None:
-    """Put the rows of a transaction whose coordinator is elsewhere."""
+    """Log a transaction whose coordinator is elsewhere, as OPEN and with no promise."""
     turn.put(k.txn_key(txn_id), _row_of(turn, txn_id, head))
     turn.put(k.coordinator_key(txn_id), r.CoordinatorRow(0))
 
@@ -56,74 +59,74 @@ def _row_of(turn: Turn, txn_id: bytes, head: r.TxnHead) -> r.TxnRow:
 # -- votes ---------------------------------------------------------------------------------------------------
 
 
-def asked(turn: Turn, ask: r.AskVote, skewed: errors.ClockSkew | None) -> Action:
+def on_ask_vote(turn: Turn, ask: r.AskVote, skewed: errors.ClockSkew | None) -> Action:
     """Carry out a question of the coordinator, and answer. ``skewed``: its clock is too far ahead of this one's."""
-    row, its = turn.state.txn_row(ask.txn_id), turn.state.coordinator_row(ask.txn_id)
-    action = participant.asked(row, its, ask)
+    row, promise = turn.state.txn_row(ask.txn_id), turn.state.coordinator_row(ask.txn_id)
+    action = participant.asked(row, promise, ask)
     if row is None and turn.is_forgotten(ask.txn_id):
         return Action.PASS  # it was over, as nothing unfinished is purged
     if row is None and action is Action.REOPEN:
         return Action.PASS  # nothing was promised
     if row is None and action is Action.VOTE:
         try:
-            vote = parts_of_one_shots.open_part(
+            vote = parts_of_one_shots.first_vote(
                 turn, ask, None if skewed is None else refuse(skewed)
             )
         except errors.NotReady:
-            turn.across.asked.put(ask.txn_id, ask)
+            turn.across.waiting_asks.put(ask.txn_id, ask)
             return action
-        turn.across.asked.put(ask.txn_id, None)
+        turn.across.waiting_asks.put(ask.txn_id, None)
         turn.send(control_partition_of(ask.txn_id), vote, ask.head.secret)
         return action
     if action is not Action.PASS:
-        turn.across.asked.put(ask.txn_id, None)
+        turn.across.waiting_asks.put(ask.txn_id, None)
     if action is Action.VOTE:
-        _vote(turn, ask, None if skewed is None else refuse(skewed))
+        _try_to_vote(turn, ask, None if skewed is None else refuse(skewed))
     elif action is Action.PROMISE:
-        _promise(turn, ask, None if skewed is None else refuse(skewed))
+        _vote_yes(turn, ask, None if skewed is None else refuse(skewed))
     elif action is Action.REOPEN:
         _reopen(turn, ask)
     elif action is Action.ANSWER:
         # Only an answer in the present round of votes counts, also from a part that is aborted.
-        if its is not None and its.votes_round < ask.votes_round:
-            turn.put(k.coordinator_key(ask.txn_id), its._replace(votes_round=ask.votes_round))
-        _answer(turn, ask.txn_id, "NO")
+        if promise is not None and promise.votes_round < ask.votes_round:
+            turn.put(k.coordinator_key(ask.txn_id), promise._replace(votes_round=ask.votes_round))
+        _send_vote(turn, ask.txn_id, "NO")
     return action
 
 
-def _vote(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None = None) -> None:
+def _try_to_vote(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None = None) -> None:
     """Check whether the transaction can commit here, log the vote, and answer.
 
     A vote that has to wait is kept in memory, and tried again in each turn. A next leader does not know it, and is
     asked again.
     """
-    txn_id, its = ask.txn_id, turn.state.coordinator_row(ask.txn_id)
+    txn_id, promise = ask.txn_id, turn.state.coordinator_row(ask.txn_id)
     # Also a no is of this round of votes: a question that was overtaken must find that.
-    noted = participant.promise(its, ask._replace(asks="VOTE"), staged=True, fresh=0)
-    if noted != its:
+    noted = participant.next_promise(promise, ask._replace(asks="VOTE"), staged=True, fresh=0)
+    if noted != promise:
         turn.put(k.coordinator_key(txn_id), noted)
     try:
         if refusal is None:
             again = _prepare(turn, ask)
             if again is None:
-                _promise(turn, ask)
+                _vote_yes(turn, ask)
             else:
-                _answer(turn, txn_id, "NO", revalidate=again)
+                _send_vote(turn, txn_id, "NO", revalidate=again)
             return
     except GivesWay:
-        _answer(turn, txn_id, "AGAIN")
+        _send_vote(turn, txn_id, "AGAIN")
         return
     except (errors.ReceiptsNotCovered, errors.NotReady):
-        if turn.across.asked.get(txn_id, None) is None:
-            turn.across.asked.put(txn_id, ask)
-            _answer(turn, txn_id, "WAITING")
+        if turn.across.waiting_asks.get(txn_id, None) is None:
+            turn.across.waiting_asks.put(txn_id, ask)
+            _send_vote(turn, txn_id, "WAITING")
         return
     except errors.TooManyTransactions:
-        _answer(turn, txn_id, "AGAIN")
+        _send_vote(turn, txn_id, "AGAIN")
         return
     except (errors.FixCallError, errors.RetryError, errors.LocksBroken) as error:
         refusal = refuse(error)
-    _answer(turn, txn_id, "NO", refusal)
+    _send_vote(turn, txn_id, "NO", refusal)
 
 
 def _prepare(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
@@ -133,10 +136,10 @@ def _prepare(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
     """
     txn_id = ask.txn_id
     txn = turn.open(txn_id)
-    if gone := _gone(turn, txn):
+    if gone := _lost_streams(turn, txn):
         raise errors.StreamLost(f"{gone[0]} is lost: abort the transaction")
     kept = shot_of(turn.state, txn_id)
-    taken = () if kept is not None else _taken(turn, txn, ask)
+    taken = () if kept is not None else _receipts_taken(turn, txn, ask)
     pending = r.PendingCommitRow((), False, taken, None, None, 0, prepare=ELSEWHERE)
     ending = ending_of(txn, pending, kept)
     if not parts.check(turn, ending):
@@ -152,88 +155,84 @@ def _prepare(turn: Turn, ask: r.AskVote) -> r.Revalidate | None:
     row = turn.move(txn.row, "prepare", committed=committed, left_out=left_out)
     turn.put(k.txn_key(txn_id), row)
     turn.put(k.pending_key(txn_id), pending)
-    its = turn.state.coordinator_row(txn_id) or r.CoordinatorRow(0)
-    if its.staged != staged:
-        turn.put(k.coordinator_key(txn_id), its._replace(staged=staged))
+    promise = turn.state.coordinator_row(txn_id) or r.CoordinatorRow(0)
+    if promise.staged != staged:
+        turn.put(k.coordinator_key(txn_id), promise._replace(staged=staged))
     locking.take_back(turn, txn_id)
     return None
 
 
-def _gone(turn: Turn, txn: OpenTxn) -> list[str]:
+def _lost_streams(turn: Turn, txn: OpenTxn) -> list[str]:
     """The streams of a part that are lost, and the tables that it has locked."""
     both = txn.participants.keys() | set(turn.state.locks.of(txn.row.txn_id).tables)
     return [stream for stream in sorted(both) if is_gone(turn.state, stream)]
 
 
-def _taken(turn: Turn, txn: OpenTxn, ask: r.AskVote) -> tuple[r.Receipt, ...]:
+def _receipts_taken(turn: Turn, txn: OpenTxn, ask: r.AskVote) -> tuple[r.Receipt, ...]:
     """The receipts that the commit takes here. Raises: as `check_receipts`; WritersUnfinished."""
     check_receipts(turn, ask.txn_id, ask.receipts)
-    named = {one.writer for one in ask.receipts}
+    named = {receipt.writer for receipt in ask.receipts}
     unnamed = [] if ask.exactly else [writer for writer in txn.writers if writer not in named]
     if unnamed:
         raise errors.WritersUnfinished(
             f"not finished: writer {writers_text(unnamed)}; give the receipts to take, or let it finish"
         )
-    return _that_count(ask.receipts, txn.writers)
+    # Those of writers that wrote here, or touched a stream here.
+    return tuple(each for each in ask.receipts if each.extents or each.writer in txn.writers)
 
 
-def _that_count(receipts: tuple[r.Receipt, ...], known: Container[int]) -> tuple[r.Receipt, ...]:
-    """Receipts of writers that wrote here, or touched a stream here."""
-    return tuple(one for one in receipts if one.extents or one.writer in known)
-
-
-def _promise(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None = None) -> None:
+def _vote_yes(turn: Turn, ask: r.AskVote, refusal: r.Refusal | None = None) -> None:
     """Vote yes: log the round of votes, with a prepare timestamp if one is asked for, and answer.
 
     If a stream was lost since it was prepared, the vote says so: there is a way back until the decision (C4).
     ``refusal``: the coordinator's clock is too far ahead. Then no timestamp is given, also after the decision.
     """
-    txn_id, its = ask.txn_id, turn.state.coordinator_row(ask.txn_id)
+    txn_id, promise = ask.txn_id, turn.state.coordinator_row(ask.txn_id)
     row = turn.row(txn_id)
-    if its is not None and row.state == "COMMITTED":  # by force: its timestamp is what it has
+    if promise is not None and row.state == "COMMITTED":  # by force: its timestamp is what it has
         # The coordinator takes back a timestamp that it has not asked for, and asks again: that would never end.
         at = row.commit_timestamp if ask.asks == "TIMESTAMP" else 0
-        noted = its._replace(votes_round=ask.votes_round, prepare_timestamp=at, staged=True)
+        noted = promise._replace(votes_round=ask.votes_round, prepare_timestamp=at, staged=True)
         turn.put(k.coordinator_key(txn_id), noted)
-        _answer(turn, txn_id, "YES")
+        _send_vote(turn, txn_id, "YES")
         return
     txn = turn.open(txn_id)
-    gone = _gone(turn, txn)
+    gone = _lost_streams(turn, txn)
     if gone and txn.row.state == "PREPARED":
         refusal = refuse(errors.StreamLost(f"{gone[0]} is lost: abort it"))
-    check(its is not None, "a prepared participant has no row of its promise")
-    if its is None:
+    check(promise is not None, "a prepared participant has no row of its promise")
+    if promise is None:
         return
     if refusal is not None:
         ask = ask._replace(asks="VOTE")
     before = turn.hybrid_time
     fresh = holding.prepare_timestamp(turn)
-    after = participant.promise(its, ask, staged=its.staged, fresh=fresh)
-    if after.prepare_timestamp in (0, its.prepare_timestamp):
+    after = participant.next_promise(promise, ask, staged=promise.staged, fresh=fresh)
+    if after.prepare_timestamp in (0, promise.prepare_timestamp):
         turn.hybrid_time = before
-    if after != its:
+    if after != promise:
         turn.put(k.coordinator_key(txn_id), after)
         holding.put_entry(turn, txn_id)
-    _answer(turn, txn_id, "YES" if refusal is None else "NO", refusal)
+    _send_vote(turn, txn_id, "YES" if refusal is None else "NO", refusal)
 
 
 def _reopen(turn: Turn, ask: r.AskVote) -> None:
     """Take the promise back: the transaction is open again, and nothing of it is held."""
-    row, its = turn.row(ask.txn_id), turn.state.coordinator_row(ask.txn_id)
+    row, promise = turn.row(ask.txn_id), turn.state.coordinator_row(ask.txn_id)
     end_pending(turn, ask.txn_id, None)
     turn.put(k.txn_key(ask.txn_id), turn.move(row, "reopen", committed=0, left_out=0))
     turn.memory.written.pop(ask.txn_id, None)  # it may write more
-    turn.put(k.coordinator_key(ask.txn_id), participant.reopened(its, ask))
+    turn.put(k.coordinator_key(ask.txn_id), participant.reopened(promise, ask))
     holding.put_entry(turn, ask.txn_id)
-    _answer(turn, ask.txn_id, "NO")
+    _send_vote(turn, ask.txn_id, "NO")
 
 
-def give_up(turn: Turn, txn_id: bytes, why: str) -> None:
-    """Vote no for good without a question, so that the coordinator aborts an open transaction."""
-    _answer(turn, txn_id, "NO", refuse(errors.TransactionAborted(why)))
+def refuse_for_good(turn: Turn, txn_id: bytes, why: str) -> None:
+    """Send a *no* for good without a question, so that the coordinator aborts an open transaction (section 8)."""
+    _send_vote(turn, txn_id, "NO", refuse(errors.TransactionAborted(why)))
 
 
-def _answer(
+def _send_vote(
     turn: Turn,
     txn_id: bytes,
     answer: r.VoteAnswer,
@@ -244,12 +243,12 @@ def _answer(
     row = turn.row(txn_id)
     if error is None and answer == "NO" and revalidate is None and row.state == "ABORTED":
         error = refuse(errors.TransactionAborted(f"the transaction is aborted ({row.reason})"))
-    its = turn.state.coordinator_row(txn_id) or r.CoordinatorRow(0)
+    promise = turn.state.coordinator_row(txn_id) or r.CoordinatorRow(0)
     here = turn.settings.control_partition
     vote = participant.vote(
         txn_id,
         here,
-        its,
+        promise,
         answer,
         committed=row.committed,
         left_out=row.left_out,
@@ -262,19 +261,19 @@ def _answer(
 # -- decisions -----------------------------------------------------------------------------------------------
 
 
-def decided(turn: Turn, message: r.Decide) -> Action:
+def on_decide(turn: Turn, message: r.Decide) -> Action:
     """Carry out a decision. A merge waits until holds let it go; `advance` then says that it is done."""
     txn_id = message.txn_id
-    row, its = turn.state.txn_row(txn_id), turn.state.coordinator_row(txn_id)
+    row, promise = turn.state.txn_row(txn_id), turn.state.coordinator_row(txn_id)
     action = participant.decided(
         row,
         message,
         forgotten=turn.is_forgotten(txn_id),
-        forced=its is not None and its.forced,
-        promised=None if its is None else its.prepare_timestamp,
+        forced=promise is not None and promise.forced,
+        promised=None if promise is None else promise.prepare_timestamp,
     )
     if action is not Action.PASS:
-        turn.across.asked.put(txn_id, None)
+        turn.across.waiting_asks.put(txn_id, None)
         voted = turn.across.undecided.get(txn_id, None)
         if voted is not None and action is Action.MERGE:
             holding.note_decision(turn, turn.now_ms - voted.since_ms)
@@ -287,13 +286,13 @@ def decided(turn: Turn, message: r.Decide) -> Action:
             state="ABORTED", finished_ms=turn.wall_ms, reason=limits.cut(message.reason)
         )
         turn.put(k.txn_key(txn_id), aborted)
-        _done(turn, txn_id, aborted, message.head.secret)
+        _send_done(turn, txn_id, aborted, message.head.secret)
     elif action in (Action.STAGE, Action.MERGE):
         commit_part(turn, txn_id, message.timestamp)
     elif action is Action.ANSWER:
-        _answer(turn, txn_id, "YES")
+        _send_vote(turn, txn_id, "YES")
     elif action is Action.DONE:
-        _done(turn, txn_id, row, message.head.secret)
+        _send_done(turn, txn_id, row, message.head.secret)
     return action
 
 
@@ -320,14 +319,14 @@ def commit_part(turn: Turn, txn_id: bytes, timestamp: int) -> None:
     turn.merging.look_now(txn_id)
 
 
-def _done(turn: Turn, txn_id: bytes, row: r.TxnRow | None, secret: bytes | None) -> None:
+def _send_done(turn: Turn, txn_id: bytes, row: r.TxnRow | None, secret: bytes | None) -> None:
     """Say that a decision is carried out. ``row``: None if it is purged, so the coordinator knows the counts."""
     here = turn.settings.control_partition
     done = r.Done(txn_id, here, 0, 0, 0 if row is None else row.rejected, "")
-    its = turn.state.coordinator_row(txn_id)
+    promise = turn.state.coordinator_row(txn_id)
     if row is not None and row.state == "COMMITTED":
         done = done._replace(committed=row.committed, left_out=row.left_out, reason=row.reason)
-    elif row is not None and its is not None and its.forced:
+    elif row is not None and promise is not None and promise.forced:
         done = done._replace(reason=f"aborted at control partition {here} alone ({row.reason})")
     turn.send(control_partition_of(txn_id), done, secret)
 
@@ -341,35 +340,35 @@ def advance(turn: Turn) -> None:
     # If such transactions are switched off, coordinators are answered when they repeat their decisions.
     for txn_id in turn.ended if turn.settings.across else ():
         if control_partition_of(txn_id) != here:
-            turn.across.asked.put(txn_id, None)
+            turn.across.waiting_asks.put(txn_id, None)
             row = turn.row(txn_id)
-            _done(turn, txn_id, row, row.secret)
+            _send_done(turn, txn_id, row, row.secret)
     for txn_id in turn.ready:
-        its = turn.state.coordinator_row(txn_id)
-        if its is not None and not its.staged:
-            turn.put(k.coordinator_key(txn_id), its._replace(staged=True))
-            _answer(turn, txn_id, "YES")
-    if not turn.across.asked.is_empty:
-        for _, ask in sorted(turn.across.asked.as_dict().items()):
+        promise = turn.state.coordinator_row(txn_id)
+        if promise is not None and not promise.staged:
+            turn.put(k.coordinator_key(txn_id), promise._replace(staged=True))
+            _send_vote(turn, txn_id, "YES")
+    if not turn.across.waiting_asks.is_empty:
+        for _, ask in sorted(turn.across.waiting_asks.as_dict().items()):
             since = turn.work
-            asked_again(turn, ask)
+            _try_again(turn, ask)
             turn.owe(ask.head.owner, since)
-    if not turn.across.parts.is_empty:
-        parts_of_one_shots.expire(turn)
+    if not turn.across.waiting_parts.is_empty:
+        parts_of_one_shots.refuse_late(turn)
     if not turn.across.undecided.is_empty:
         parts_of_one_shots.ask_decisions(turn)
 
 
-def asked_again(turn: Turn, ask: r.AskVote) -> None:
+def _try_again(turn: Turn, ask: r.AskVote) -> None:
     """Try a vote again that had to wait, if it is still asked for."""
-    row, its = turn.state.txn_row(ask.txn_id), turn.state.coordinator_row(ask.txn_id)
+    row, promise = turn.state.txn_row(ask.txn_id), turn.state.coordinator_row(ask.txn_id)
     if row is None and parts_of_one_shots.waiting_here(turn, ask.txn_id) is not None:
         lane = turn.lane
-        asked(turn, ask, None)
+        on_ask_vote(turn, ask, None)
         turn.lane = lane
         return
-    if row is not None and participant.asked(row, its, ask) is Action.VOTE:
-        _vote(turn, ask)
+    if row is not None and participant.asked(row, promise, ask) is Action.VOTE:
+        _try_to_vote(turn, ask)
     after = turn.state.txn_row(ask.txn_id)
     if after is None or after.state != "OPEN":
-        turn.across.asked.put(ask.txn_id, None)
+        turn.across.waiting_asks.put(ask.txn_id, None)

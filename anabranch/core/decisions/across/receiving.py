@@ -3,14 +3,15 @@
 The controller calls `receive` for each message that it reads from `control`, before it decides commands (M4).
 `receive` checks who may have sent the message (M3, M5), and then calls the function for its type:
 
-- at the transaction's coordinator: `coordinating` (`Enlist`, `Vote`, `Done`), `parts_of_one_shots` (`AskDecision`);
+- at the transaction's coordinator: `coordinating` (`Enlist`, `Vote`, `Done`), `coordinating_one_shots`
+  (`AskDecision`);
 - at a participant: `joining` (`Enlisted`), `participating` (`AskVote`, `Decide`).
 
 A leader judges a message by its own rows, as it does a command. A message that is late, doubled, or of a former
 leader states what was logged, so it is an old fact (M2). A message that is not genuine, or of an impossible state,
 is not acted on: the round says why, and a metric counts it.
 
-`advance` is called once in each turn. It repeats what was not answered, and ends what has waited for too long;
+`advance` is called once in each turn: it repeats what was not answered, and ends what has waited for too long;
 `next_due_ms` says when the next of these things is due.
 """
 
@@ -27,7 +28,13 @@ from anabranch.core.across.messages import (
     raised,
 )
 from anabranch.core.across.participant import Action
-from anabranch.core.decisions.across import coordinating, joining, participating, parts_of_one_shots
+from anabranch.core.decisions.across import (
+    coordinating,
+    coordinating_one_shots,
+    joining,
+    participating,
+    parts_of_one_shots,
+)
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import NEVER_MS, Across
 from anabranch.errors import ClockSkew
@@ -121,15 +128,15 @@ def _has_short_names(head: r.TxnHead) -> bool:
 def _carry_out(turn: Turn, message: Message, seen: int) -> str:
     """Carry out a message that is proven. Returns "impossible" if no leader sends it in this state, else ""."""
     if isinstance(message, r.Enlist):
-        coordinating.enlist(turn, message)
+        coordinating.on_enlist(turn, message)
     elif isinstance(message, r.Enlisted):
-        joining.enlisted(turn, message)
+        joining.on_enlisted(turn, message)
     elif isinstance(message, r.Vote):
-        coordinating.voted(turn, message, seen)
+        coordinating.on_vote(turn, message, seen)
     elif isinstance(message, r.Done):
-        coordinating.done(turn, message)
+        coordinating.on_done(turn, message)
     elif isinstance(message, r.AskDecision):
-        parts_of_one_shots.asked_decision(turn, message)
+        coordinating_one_shots.on_ask_decision(turn, message)
     elif isinstance(message, r.AskVote):
         skewed = None
         try:
@@ -138,9 +145,9 @@ def _carry_out(turn: Turn, message: Message, seen: int) -> str:
             )
         except ClockSkew as error:
             skewed = error
-        if participating.asked(turn, message, skewed) is Action.IMPOSSIBLE:
+        if participating.on_ask_vote(turn, message, skewed) is Action.IMPOSSIBLE:
             return "impossible"
-    elif participating.decided(turn, message) is Action.IMPOSSIBLE:
+    elif participating.on_decide(turn, message) is Action.IMPOSSIBLE:
         return "impossible"
     return ""
 
@@ -149,13 +156,13 @@ def advance(turn: Turn) -> None:
     """Take all steps that are due, at both sides. `decide_due` calls it after the merges of the round."""
     if not turn.across.on:
         return
-    if not turn.across.early.is_empty:
+    if not turn.across.early_asks.is_empty:
         for early in parts_of_one_shots.take_early(turn):
             receive(turn, early.ask, early.payload, early.mac, early.seen)
     if turn.state.asking:
         coordinating.advance(turn)
     participating.advance(turn)
-    if not turn.across.joining.is_empty:
+    if not turn.across.waiting_commands.is_empty:
         joining.refuse_late(turn)
 
 
@@ -164,22 +171,24 @@ def next_due_ms(across: Across, now_ms: int) -> int | None:
     if not across.on or (
         across.sent.is_empty
         and across.done_ms == NEVER_MS
-        and across.joining.is_empty
+        and across.waiting_commands.is_empty
         and across.again_ms.is_empty
-        and across.parts.is_empty
+        and across.waiting_parts.is_empty
         and across.undecided.is_empty
     ):
         return None
-    shots = across.shots.as_dict()  # they wait longer for votes: until their `until_ms`
+    shots = across.asked_shots.as_dict()  # they wait longer for votes: until their `until_ms`
     held_ms = {txn_id: at for txn_id, at in across.held_ms.as_dict().items() if txn_id not in shots}
     due = [sent.next_ms for sent in across.sent.as_dict().values()]
     due += [] if across.done_ms == NEVER_MS else [across.done_ms]
     due += [at + HELD_MS for at in held_ms.values()]
     due += [at for at in across.again_ms.as_dict().values() if at > now_ms]
-    due += [part.until_ms for part in across.parts.as_dict().values()]
+    due += [part.until_ms for part in across.waiting_parts.as_dict().values()]
     due += [shot.until_ms for shot in shots.values()]
     due += [question.next_ms for question in across.undecided.as_dict().values()]
     due += [
-        command.until_ms for waiting in across.joining.as_dict().values() for command in waiting
+        command.until_ms
+        for waiting in across.waiting_commands.as_dict().values()
+        for command in waiting
     ]
     return min((max(0, at - now_ms) for at in due), default=None)
