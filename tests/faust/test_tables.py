@@ -306,7 +306,7 @@ def test_an_event_that_is_too_big_for_a_commit_is_a_dead_letter() -> None:
     app = app_of(dead_letter="s/dead")
     counts = app.Table("counts", default=int)
 
-    @app.agent(app.topic("s/a", key_type=str, value_type=Sale))  # type: ignore[untyped-decorator]
+    @app.agent(app.topic("s/a", key_type=str, value_type=Sale))
     async def count(stream: Any) -> None:
         async for event in stream.events():
             counts[event.key] += 1
