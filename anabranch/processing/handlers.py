@@ -241,6 +241,8 @@ class Handlers:
     def _room_of(self, batch: WorkBatch, pieces: Sequence[Piece]) -> int:
         """How many of these events the batch may have: of whole input commits, or of one that is too big alone."""
         room, count, size = int(self._most_events) - batch.events, 0, 0
+        if is_plain(pieces[0].stream):
+            return room  # its records are in no transaction
         for _, commit in groupby(pieces, key=_of_commit):
             if (size := _count(commit)) > room - count:
                 break

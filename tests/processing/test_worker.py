@@ -432,6 +432,26 @@ def test_batches_stay_small_until_a_slow_reader_has_input(place: Place) -> None:
     assert len(place.written()) == 16
 
 
+def test_a_batch_of_a_plain_topic_that_is_too_big_is_cut_anywhere(place: Place) -> None:
+    """Its records are in no transaction, so what was fetched together need not stay together."""
+    log = place.cluster.log("kafka")
+    log.create_topics([TopicSpec("orders", 1, {}, 1)])
+    log.produce(TopicPartition("orders", 0), [Record(0, 1, b"%d" % n, b"200") for n in range(64)])
+    (controller,) = place.controllers.values()
+    controller.settings = replace(controller.settings, chunk_bytes=2000)
+    app = Processor("nyc/p", tasks=1, commit_interval=0)
+    rows, out = app.store("rows"), app.output("nyc/out")
+
+    @app.on(app.topic("orders"))
+    def store(event: Any) -> None:
+        rows[event.key] = bytes(int(event.value))
+        out.write(b"", key=event.key)
+
+    with closing(place.worker(app)) as worker:
+        steps(worker, 20)
+    assert len(place.written()) == 64
+
+
 @pytest.mark.parametrize("how", ["dead letters", "none", "whole"])
 def test_an_event_that_is_too_big_alone_fails_by_name(place: Place, how: str) -> None:
     dead = place.with_dead_letters(whole=how == "whole")
