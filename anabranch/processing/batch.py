@@ -269,9 +269,15 @@ class BatchTooBig(BeginAgainError):
     ``error``: the refusal of its commit.
     """
 
-    def __init__(self, batch: WorkBatch, error: EventTooLarge) -> None:
-        super().__init__(str(error))
-        self.batch, self.error = batch, error
+    batch: WorkBatch
+    error: EventTooLarge
+
+    @classmethod
+    def of(cls, batch: WorkBatch, error: EventTooLarge) -> BatchTooBig:
+        """The error of a batch whose commit was refused with ``error``."""
+        made = cls(str(error))
+        made.batch, made.error = batch, error
+        return made
 
 
 class RowRefused(BatchConflict):

@@ -239,7 +239,7 @@ class Commits:
                         f"positions of tasks are not the known ones: {error}"
                     ) from error
                 if isinstance(error, EventTooLarge):
-                    raise BatchTooBig(batch, error) from error
+                    raise BatchTooBig.of(batch, error) from error
                 raise
         marks = {
             task: self.state.mark_after(task, sequence if task in state else None, ends.get(task))
