@@ -61,6 +61,7 @@ class Reading(Play):
     def safe(self, number: int, at: int | None) -> r.SafeTimeReply | None:
         leader = self.leaders[number]
         stream = f"{SCOPES[number]}/a"
+        leader.said = []  # else a leader that dies now leaves its last answer there
         self.note(leader.ask("safe", r.SafeTime(SCOPES[number], at, (), (stream,))))
         answers = [result for to, result in leader.said if to.correlation_id == b"safe"]
         return answers[0] if answers and isinstance(answers[0], r.SafeTimeReply) else None
