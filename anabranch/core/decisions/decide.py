@@ -156,7 +156,7 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
     """
     if turn.holds.in_use:
         holding.give_back(turn)
-    # Plain writes go to the active layouts, so they come before rolling commits change a stream's layout.
+    # Plain writes go to the active layouts, which are the current ones while nothing is merged.
     merge.commit_plain(turn)
     commit.advance_commits(turn)
     _decide_asked(turn)

@@ -580,7 +580,7 @@ def runs_to_stage(
 def commit_plain(turn: Turn) -> None:
     """Commit as many waiting plain writes as fit into the round, in one commit for each stream.
 
-    Call it while the current layouts of this round are still the active ones.
+    Call it before `merge_decided`, or after it has ended: then the current layouts are the active ones.
     """
     if turn.plain_waits:
         return
