@@ -36,8 +36,8 @@ from tests.sim.clients import REFUSED, beat
 from tests.sim.readers import reading_client
 from tests.sim.recorded import recorded_plain
 from tests.sim.scaling import scale_somehow
+from tests.sim.together import HOLD_S, Shared, Together
 from tests.sim.together import REFUSED as OF_POSITIONS
-from tests.sim.together import Shared, Together
 from tests.sim.world import Process, World
 from tests.sim.writers import (
     BESIDE,
@@ -462,8 +462,11 @@ class TableMachine:
         rows = self._recorded(replica)
         result = rows.transact(use, timeout=_TIMEOUT_S)
         self._noted.told = max(self._noted.told, result.commit_timestamp)
-        is_frozen = self.faults.weather.across and bool(self.ledger.troubled)
-        most_s = _HOT_S + _COMMIT_S * is_frozen
+        weather = self.faults.weather
+        is_frozen = weather.across and bool(self.ledger.troubled)
+        # It may read a row of a worker's prepared transaction, which is in the database's hands for so long.
+        is_prepared = bool(weather.prepared and weather.rows)
+        most_s = _HOT_S + _COMMIT_S * is_frozen + HOLD_S * is_prepared
         for _ in range(3):
             began = self.world.now
             self._hot(rows)
