@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import anabranch
 from anabranch.client.client import Client
 from anabranch.client.replica import Replica
+from anabranch.errors import OwnershipLost
 from anabranch.processing.worker import AllTasks, Worker
 from anabranch.protocol.defaults import CUT_BYTES
 from anabranch.protocol.legal_names import ADMIN_LANE
@@ -149,9 +150,14 @@ class LaterMachine(TableMachine):
     def _last(self, client: Client, replica: Replica) -> bool:
         """All is derived, and right; others may be at it at the same time."""
         self.world.set_clocks()  # with a wrong clock each new id may be too old, or too new
-        with self._worker(client, range(TASKS)) as worker:
-            for _ in range(6):
-                worker.step()
+        try:
+            with self._worker(client, range(TASKS)) as worker:
+                for _ in range(6):
+                    worker.step()
+        except OwnershipLost:
+            # Without a pause two processes may take tasks from each other for ever.
+            self.world.sleep(self._random.expovariate(0.3))
+            raise
         self._look(self._recorded(replica))
         with self._recorded(replica).snapshot(timeout=_SOON_S) as view:
             for kind in KINDS[:2]:
