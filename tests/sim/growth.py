@@ -80,7 +80,13 @@ class Grower:
             self._has_grown = True
         client.create_stream(NEW, STREAMS[NEW], settings_of(self._faults))
         for lane in sorted({OPEN_LANE, *self._ledger.lanes} - self._writing):
-            self._write(lane)
+            try:
+                self._write(lane)
+            except InvalidArgument as error:
+                if "there is no control partition" not in str(error):
+                    raise
+                client.add_lane(lane)  # when the cluster grew, it was blocked and without its topic
+                return
             self._writing.add(lane)
         self._ledger.streams.append(NEW)
         for worker in self._workers:
