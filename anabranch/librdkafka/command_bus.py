@@ -113,7 +113,7 @@ class Gathering:
             return self._take()
 
     def add_beside(self, command: Queued) -> None:
-        """Add a command that nothing waits for: its caller's next command takes it along, if it is not sent before."""
+        """Add a command that nothing waits for. The next command of its caller takes it along."""
         with self._lock:
             self.beside.append(command)
 

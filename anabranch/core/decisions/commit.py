@@ -84,7 +84,10 @@ def commit(turn: Turn, command: r.Commit, to: ReplyTo | None) -> None:
         return
     TRANSACTIONS.judge(row.state, "begin_commit", row.reason)
     txn = turn.open(row.txn_id)
-    validated = conflicts.validated_rows(turn, turn.state.locks.of(row.txn_id), command.validated)
+    # A coordinator whose own part is merged keeps no locks, so reports of them are passed over.
+    is_merged = txn.votes_row is not None and txn.votes_row.own_merged
+    reports = () if is_merged else command.validated
+    validated = conflicts.validated_rows(turn, turn.state.locks.of(row.txn_id), reports)
     if row.state == "PREPARED":
         _commit_prepared(turn, txn, command, to)
     elif row.state == "OPEN":

@@ -112,6 +112,9 @@ def test_a_coordinator_whose_part_is_merged_keeps_no_lock_while_a_participant_is
         assert tables.states() == ["FINALIZE_IN_PROGRESS", "COMMITTED"]
         assert tables.locked() == [0, 0]
         assert tables.shot("B", HERE, b"k") == "B COMMITTED 1"
+        report = r.Validated(tables[0].writer("w"), 1, tables[0].state.round.hybrid_time)
+        copy = tables[0].committing("A", receipts=[replace(tables.receipt("A"), sequence=1)])
+        assert not tables[0].ask("a copy", replace(copy, validated=(report,)))
 
 
 @pytest.mark.parametrize("table", [HERE, THERE])
