@@ -474,11 +474,8 @@ def timestamp_of(turn: Turn, votes: coordinator.Votes) -> int:
 
 def forget_messages(turn: Turn, txn_id: bytes) -> None:
     """Drop the votes of a transaction, and the messages that are repeated until they are answered."""
-    sent, partitions = turn.across.sent, turn.open(txn_id).partitions
-    for partition in partitions:
-        for kind in _KINDS:
-            if sent.get((txn_id, partition, kind), None) is not None:
-                sent.put((txn_id, partition, kind), None)
+    partitions = turn.open(txn_id).partitions
+    _forget_sent(turn.across, txn_id, partitions)
     _forget_votes(turn.across, txn_id, partitions)
 
 
@@ -595,12 +592,22 @@ def _send_due(turn: Turn, txn_id: bytes, txn: OpenTxn) -> int:
         sent.put(key, next_)
         until_ms = min(until_ms, next_.next_ms)
         turn.send(message.partition, _message(turn, txn, message), txn.row.secret)
-    for partition in txn.partitions:
-        for kind in _KINDS:
-            former = txn_id, partition, kind
-            if former not in due and sent.get(former, None) is not None:
-                sent.put(former, None)
+    _forget_sent(turn.across, txn_id, txn.partitions, due)
     return until_ms
+
+
+def _forget_sent(
+    across: Across,
+    txn_id: bytes,
+    partitions: Iterable[int],
+    due: Collection[tuple[bytes, int, str]] = (),
+) -> None:
+    """Send these participants no message again, except those that are ``due``."""
+    for partition in partitions:
+        for kind in _KINDS:
+            key = txn_id, partition, kind
+            if key not in due and across.sent.get(key, None) is not None:
+                across.sent.put(key, None)
 
 
 def _message(turn: Turn, txn: OpenTxn, due: coordinator.Due) -> r.AskVote | r.Decide:
