@@ -89,9 +89,8 @@ class Handlers:
         self._most_bytes = min(app.cut_bytes, FULL_BYTES)
         self.batch_bytes = min(app.first_bytes, self._most_bytes)
         self._most_events = math.inf  # of a batch; fewer after a batch that was too big
-        self._splits = (
-            False  # whether the next input commit, which was too big alone, comes in parts
-        )
+        # Whether the next input commit, which was too big alone, comes in parts.
+        self._splits = False
         # The place of an event that is too big alone, and its error.
         self._refused: tuple[_Place, EventTooLarge] | None = None
         self._left: list[Piece] = []  # input that the previous batch had no room for
@@ -187,7 +186,7 @@ class Handlers:
     def set_size(self, *, was_full: bool, was_empty: bool = False) -> None:
         """Set the size of the next batch: small while events are few, and doubled after each full batch.
 
-        After one that was too big, the limits stay until there is input: a new reader may have none at first.
+        After a batch that was too big, empty batches leave its limits as they are: a reader has no input at first.
         """
         if was_empty and not was_full and self._most_events < math.inf:
             return
@@ -198,7 +197,7 @@ class Handlers:
         self._splits = False
 
     def shrink(self, batch: WorkBatch, error: EventTooLarge) -> None:
-        """Let the next batches be smaller than one that is too big for a commit.
+        """Make the next batches smaller, as ``batch`` changes more state than one commit may.
 
         An input commit that is too big alone comes in parts. An event that is too big alone fails with the error
         when it comes again. Raises: the error, if nothing smaller can be tried.
@@ -239,7 +238,10 @@ class Handlers:
         return [*left, *later]
 
     def _room_of(self, batch: WorkBatch, pieces: Sequence[Piece]) -> int:
-        """How many of these events the batch may have: of whole input commits, or of one that is too big alone."""
+        """How many of these events fit into the batch.
+
+        They are those of whole input commits, if one fits; else a part of the first, if that may be split.
+        """
         room, count, size = int(self._most_events) - batch.events, 0, 0
         if is_plain(pieces[0].stream):
             return room  # its records are in no transaction

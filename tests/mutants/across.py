@@ -312,7 +312,7 @@ def all_that_meet_give_way() -> Planted:
 
 
 def own_locks_are_not_frozen() -> Planted:
-    """L4: the coordinator does not compare its own locks with those that it meets."""
+    """L4: the coordinator does not check its own locks against the frozen locks of other transactions."""
     return patch.object(parts, "_freezes", lambda _, ending: ending.prepare is not None)
 
 

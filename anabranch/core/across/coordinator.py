@@ -104,7 +104,7 @@ def due(
     partitions: Mapping[int, r.PartitionRow],
     votes: Votes,
 ) -> Iterator[Due]:
-    """The messages that are due, by the coordinator's rows (M1). ``votes``: those that count."""
+    """The messages that the coordinator still has to send, by its rows (M1). ``votes``: of the present round."""
     not_done = [number for number, participant in partitions.items() if not participant.done]
     if row.state in ("ABORT_IN_PROGRESS", "ABORTED"):
         yield from (Due(number, "abort") for number in not_done)

@@ -304,7 +304,7 @@ class Holds:
                 del self._waiters[stream]
 
     def shots_on(self, streams: Iterable[str]) -> list[Entry]:
-        """The one-shots that wait for these streams, without those that an entry of these streams precedes."""
+        """The one-shots that wait for these streams, and have no earlier entry there that they still wait for."""
         found = set()
         for stream in streams:
             line, waiters = self._of.get(stream, _NO_ENTRIES), self._waiters.get(stream, ())

@@ -207,7 +207,7 @@ def _decide_shots(turn: Turn) -> None:
     """Decide the one-shots again that have waited for a hold.
 
     After a broker refused a round, they are not decided: they end as `NotReady`, and their clients send them again.
-    Among commands the leader can find the one that the broker refuses.
+    When they come again as commands, the leader can find the one whose events the broker refuses.
     """
     if turn.merge_limit is not None:
         return

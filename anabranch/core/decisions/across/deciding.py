@@ -1,8 +1,9 @@
 """The coordinator's steps in a commit, or prepare, through journals (`docs/inside/across.md`, section 5).
 
-`decide_due` calls `advance` in each turn. For each commit with participants it asks for votes, looks at those that
-have come, and takes the step that follows (`core.across.coordinator.next_step`). `coordinating` keeps the votes,
-and sends the questions. A one-shot comes here when `coordinating_one_shots` has logged it as a pending commit.
+`decide_due` calls `advance` in each turn. For each commit with participants, `advance` asks for votes, looks at the
+votes that have come, and takes the step that follows (`core.across.coordinator.next_step`). `coordinating` keeps
+the votes, and sends the questions. A one-shot comes here when `coordinating_one_shots` has logged it as a pending
+commit.
 
 The coordinator's own part votes last, in the round of the decision, by the same checks as a commit within one
 control partition (`core.parts`). There are three decisions:
